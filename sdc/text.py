@@ -1,14 +1,15 @@
 """The grammar of everything that is written in a line of text: faults, kinds, latencies, methods, simulations.
 
     terms    = term { "+" term }                     where a language joins several: a letter follows the +
-    term     = a call with keywords, as in Python    bitflip(bits=30, rate=1e-4, site="fwd/attn")
-             | head { "," setting }                  the same as shorthand: bitflip,bits=30,rate=1e-4,site=fwd/attn
+    term     = head  |  a call with keywords, as in Python   bitflip(bits=30, rate=1e-4, site="fwd/attn")
+             | head { "," setting }                          shorthand: bitflip,bits=30,rate=1e-4,site=fwd/attn
     setting  = key "=" value  |  word
     value    = number | word | numbers joined by "+" | "quoted" | a text of another language
 
-Commas and `+` separate only outside of brackets and quotes; spaces around them do not matter. What a head stands for is
-a *form*: a class, whose fields are the settings and say of which type each is. Selectors are expressions, written as in
-Python (`expression`), and are values of settings like any other. docs/languages.md is the page for users.
+A term is written as a call, by `repr` of what it stands for (`write_term`). The shorthand needs no quotes in a shell.
+Its commas and `+` separate only outside of brackets and quotes; spaces around them do not matter. What a head stands
+for is a *form*: a class, whose fields are the settings and say of which type each is. Selectors are expressions,
+written as in Python (`expression`), and are values of settings like any other. docs/languages.md is the page for users.
 
 Nothing here imports JAX: a mistyped line is refused at once.
 """
@@ -17,9 +18,10 @@ import ast
 import dataclasses
 import difflib
 import json
+import numbers
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -94,7 +96,7 @@ def read_term(
             raise wrong(f"{key!r} is given twice; give it once")
         if key in known and known[key] is None:
             if equals:
-                raise wrong(f"{key!r} takes no value; write it alone, as in '{head},{key}'")
+                raise wrong(f"{key!r} takes no value; write it alone, as in '{head}({key})'")
             found[key] = None
         elif not equals or not value:
             raise wrong(f"{setting!r} is not of the form key=value; write {_pattern(head, known, forms[head])!r}")
@@ -107,7 +109,7 @@ def read_term(
                 axes = ", and name=number for a mesh axis, as in model=1" if open_ended else ""
                 raise wrong(f"unknown key {key!r}; {noun} {head} takes {', '.join(known) or 'none'}{axes}")
             other[key] = value
-        elif isinstance(known[key], Rest) and not value.startswith("("):
+        elif isinstance(known[key], Rest) and not value.endswith(")"):
             try:
                 found[key] = known[key].read(",".join([value, *settings[place + 1 :]]))
             except ValueError as error:
@@ -131,22 +133,24 @@ def read_term(
 
 def _parts(text: str) -> list[str]:
     """Head and settings of a term, which is a call with keywords, or the shorthand of it with commas."""
-    if not re.match(r"\s*\w+\s*\(", text):
+    if not (begin := re.match(r"\s*([\w:-]+)\s*(?=\()", text)):
         return [part.strip() for part in split(text, ",")]
-    call = _tree(text)
+    call = _tree(f"_{text[begin.end() :]}", DEEPEST + 2)  # which leaves a selector all of its levels
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise SyntaxError
     words = [ast.unparse(word) for word in call.args]
-    return [call.func.id, *words, *(f"{each.arg or '**'}={_argument(each.value)}" for each in call.keywords)]
+    return [begin[1], *words, *(f"{each.arg or '**'}={_argument(each.value)}" for each in call.keywords)]
 
 
 def _argument(node: ast.expr) -> str:
     """A keyword's value as the shorthand has it."""
     match node:
         case ast.Constant(str(value)):
-            return json.dumps(value, ensure_ascii=False) if value.startswith('"') else value
+            return value if value and value == value.strip() and value[0] != '"' else write_value(value)
         case ast.Constant(bool(value)):
             return str(value).lower()
+        case ast.Tuple([element]):
+            return f"{_argument(element)}+"
         case ast.Tuple(elements) | ast.List(elements):
             return "+".join(map(_argument, elements))
         case ast.Call():
@@ -156,7 +160,11 @@ def _argument(node: ast.expr) -> str:
 
 def _pattern(head: str, known: Mapping[str, Any], form: Form) -> str:
     """How a head is written, with what it needs."""
-    return ",".join([head, *(f"{key}=..." for key in form.required or [key for key in known if known[key]][:1])])
+    return _call(head, [f"{key}=..." for key in form.required or [key for key in known if known[key]][:1]])
+
+
+def _call(head: str, settings: Sequence[str]) -> str:
+    return f"{head}({', '.join(settings)})" if settings else head
 
 
 def read_value(kind: Any, text: str) -> Any:
@@ -166,7 +174,7 @@ def read_value(kind: Any, text: str) -> Any:
     that fits), a `Rest`, or a function of the text.
     """
     if isinstance(kind, Rest):
-        return kind.read(text[1:-1] if text.endswith(")") else text)
+        return kind.read(text[1:-1] if text.startswith("(") else text)
     if typing.get_origin(kind) in (typing.Union, UnionType):
         reasons = []
         for member in typing.get_args(kind):
@@ -179,7 +187,7 @@ def read_value(kind: Any, text: str) -> Any:
     if typing.get_origin(kind) is tuple:
         member = typing.get_args(kind)[0]
         try:
-            return tuple(member(number) for number in re.split(r"(?<![eE])\+", text))
+            return tuple(member(number) for number in re.split(r"(?<![eE])\+", text.removesuffix("+")))
         except ValueError:
             numbers = {int: "whole numbers joined by +, as in 0+2", float: "numbers joined by +, as in 0.1+0.2"}
             raise ValueError(f"expected {numbers[member]}") from None
@@ -229,28 +237,28 @@ def split(text: str, separator: Literal[",", "+"]) -> list[str]:
     return [text[a + 1 : b] for a, b in zip([-1, *cuts], [*cuts, len(text)], strict=True)]
 
 
-def write_term(value: Any, forms: Mapping[str, Form], more: Mapping[str, str | None] = NOTHING) -> str:
-    """The text of a value: the first head whose form it has, what differs from defaults, and `more` (None: a word)."""
+def write_term(value: Any, forms: Mapping[str, Form], more: Mapping[str, Any] = NOTHING) -> str:
+    """The call that makes a value: the first head whose form it has, what differs from defaults, and `more`."""
     for head, (make, kinds, _, fixed) in forms.items():
         # By their text: nan is nan, and -0.0 is not 0.0.
         if make is type(value) and all(repr(getattr(value, name)) == repr(given) for name, given in fixed.items()):
             default = {field.name: field.default for field in dataclasses.fields(value)}
-            given = {key: getattr(value, key) for key in kinds if getattr(value, key) != default[key]}
-            settings = {key: write_value(x) for key, x in given.items()} | dict(more)
-            return ",".join([head, *(key if x is None else f"{key}={x}" for key, x in settings.items())])
-    raise AssertionError(f"{value!r} has no text form")
+            values = {key: getattr(value, key) for key in kinds}
+            given = {key: x for key, x in values.items() if write_value(x) != write_value(default[key])}
+            for key, x in given.items():  # of several numbers that are expected, one may stand alone
+                if typing.get_origin(kinds[key]) is tuple and len(x) == 1:
+                    (given[key],) = x
+            return _call(head, [f"{key}={write_value(x)}" for key, x in {**given, **more}.items()])
+    raise AssertionError(f"{type(value)} has no text form")
 
 
 def write_value(value: Any) -> str:
-    """The text of a number, a word, a tuple of numbers, a text or what has a text form of its own."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return "+".join(map(write_value, value))
+    """A value as Python has it, texts in double quotes."""
     if isinstance(value, str):
-        plain = value.isprintable() and value == value.strip() and not set(value) & set(",+()\"'\\")
-        return value if plain and value else json.dumps(value, ensure_ascii=False)
-    return repr(value.item() if hasattr(value, "item") else value)
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, tuple):
+        return f"({', '.join(map(write_value, value))}{',' * (len(value) == 1)})"
+    return repr(value.item() if isinstance(value, numbers.Number) and hasattr(value, "item") else value)
 
 
 def expression(
@@ -291,15 +299,16 @@ def expression(
 _TOO_DEEP = f"it is nested deeper than {DEEPEST} levels, of which each operator of a chain is one: write less"
 
 
-def _tree(text: str) -> ast.expr:
+def _tree(text: str, deepest: int = DEEPEST) -> ast.expr:
     """A text as Python's parser reads it; a ValueError where it is too deep, counted level by level."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (RecursionError, MemoryError):  # of Python's parser
         raise ValueError(_TOO_DEEP) from None
     level: list[ast.AST] = [tree]
-    for _ in range(DEEPEST + 1):
-        level = [child for node in level for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+    for _ in range(deepest + 1):
+        children = (child for node in level for child in ast.iter_child_nodes(node))
+        level = [child for child in children if isinstance(child, ast.expr | ast.keyword)]
     if level:
         raise ValueError(_TOO_DEEP)
     return tree

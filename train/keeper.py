@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from sdc._lazy import np
 from sdc.settings import Flag, SettingError
-from sdc.text import Form, form, read_term
+from sdc.text import Form, form, read_term, write_term
 
 if TYPE_CHECKING:
     from sdc.checkpoints import Outlook, Recovered
@@ -30,7 +30,7 @@ TIMES = 2.0  # factor by which that cost has changed when it is logged again
 DIGITS = 4  # of speeds in the record
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class LostShards:
     """`shards`: after a step, before anything is saved, some blocks of the state are lost, and given back."""
 
@@ -48,9 +48,12 @@ class LostShards:
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction={self.fraction}: expected more than 0 and at most 1")
 
+    def __repr__(self) -> str:
+        return write_term(self, LOSSES)
+
 
 LOSSES: Mapping[str, Form] = {"shards": form(LostShards)}
-EXAMPLE = "shards,step=30,fraction=0.5,recover=partial"
+EXAMPLE = 'shards(step=30, fraction=0.5, recover="partial")'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,7 +86,7 @@ class Running:
 
     def describe(self) -> dict[str, Any]:
         """What the manifest says; where copies lie is each host's own affair."""
-        return {"fraction": self.fraction, "losses": list(self.losses)}
+        return {"fraction": self.fraction, "losses": [str(loss) for loss in self.lost]}
 
 
 class Restart(NamedTuple):

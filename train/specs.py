@@ -18,7 +18,7 @@ import sdc
 from sdc.aggregation import Aggregation, parse_aggregation
 from sdc.checksums import Mode, Profile, SchemeName, Settings
 from sdc.costs import read_options
-from sdc.faults import Fault, as_fault, parse_fault, read_hit
+from sdc.faults import Fault, as_fault, parse_fault, read_hit, write_hit
 from sdc.nodes import NODES, Load, expected_frequency, node_faults, parse_suspect, published
 from sdc.program import Direction, Selector, as_selector, direction, matching, products, scope
 from sdc.settings import LARGEST_SEED, Flag, SettingError, Within, check_fields
@@ -153,20 +153,25 @@ class Checks:
         }
 
 
-STRUCK = "bitflip,bits=30,step=3,site=fwd/attn,iteration=0+2,element=7,model=1"
+STRUCK = 'bitflip(bits=30, step=3, site="fwd/attn", iteration=(0, 2), element=7, model=1)'
 _KEYS: Mapping[str, Any] = {"step": int, "site": str, "iteration": tuple[int, ...], "element": int}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Simulation:
-    """One fault of a traced run, or none: a run of the same program without it."""
+    """One fault of a traced run, or none: a run of the same program without it. Its `repr` is its text."""
 
-    text: str  # the line it was read from
     fault: Fault | None = None  # what becomes of which elements, on which device; None for no fault
     step: int = -1  # the struck step of the run
     site: str = ""  # pattern of site names
     iteration: tuple[int, ...] = ()  # index in the enclosing loops
     element: int = 0  # flat index of the first element
+
+    def __repr__(self) -> str:
+        if self.fault is None:
+            return "none"
+        given = {key: x for key in _KEYS if (x := getattr(self, key)) != getattr(Simulation, key)}
+        return write_hit(self.fault, **given, **self.fault.at)
 
     def strike(self, sites: "Sequence[sdc.Site]", step: int) -> "sdc.Strike":
         """What happens at a step of a program with these sites."""
@@ -178,7 +183,7 @@ class Simulation:
         if len(found) != 1:
             names = ", ".join(site.name for site in found[:5])
             raise ValueError(
-                f"simulation {self.text!r}: {len(found)} of the traced sites match site={self.site}"
+                f"simulation {str(self)!r}: {len(found)} of the traced sites match site={self.site}"
                 f"{': ' + names if found else ''}; name one that is traced"
             )
         room = self.fault.pattern.size(found[0].outputs[0].shape)
@@ -188,17 +193,17 @@ class Simulation:
 
 
 def parse_simulation(text: str) -> Simulation:
-    """Reads one simulated fault of a trace: `KIND,...,step=N,site=PATTERN`, or `none`.
+    """Reads one simulated fault of a trace: `KIND(..., step=N, site=PATTERN)`, or `none`.
 
     Kinds and patterns are those of `as_fault`. Further keys: `step`; `site`; `iteration`, one number for each
     enclosing loop; `element`, the first that is hit; any other key with a whole number names the device along an axis.
     """
     if text == "none":
-        return Simulation(text)
+        return Simulation()
     fault, term = read_hit("simulation", text, STRUCK, _KEYS)
     if missing := [key for key in ("step", "site") if key not in term.common]:
         raise ValueError(f"simulation {text!r}: {missing[0]!r} is missing, as in {STRUCK!r}; or give none")
-    return Simulation(text, fault, **{key: term.common[key] for key in _KEYS if key in term.common})
+    return Simulation(fault, **{key: term.common[key] for key in _KEYS if key in term.common})
 
 
 def submodule_products(name: str) -> Selector:
@@ -373,7 +378,7 @@ class CheckedJob(Job):
         figures = published(suspect.name) if known and suspect is not None else None
         return {
             **super().manifest(config),
-            "suspect": _suspect(self.suspect or ("custom" if told else None), told),
+            "suspect": _suspect(str(suspect or "custom") if suspect or told else None, told),
             "published": figures
             and {site: {"frequency": f.frequency, "severity": f.severity} for site, f in figures.items()},
             "expected": expected_frequency(str(self.suspect), self.steps, sync=self.node_sync) if figures else None,
@@ -449,9 +454,9 @@ class Training(CheckedJob):
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         told = super().manifest(config)
         if self.running is not None:
-            told = _with_faults({**told, "running": self.running.describe()}, "losses", self.running.losses)
+            told = _with_faults({**told, "running": self.running.describe()}, "losses", list(map(str, self.running.lost)))
         if (aggregation := self.aggregation) is not None:
-            told = _with_faults({**told, "aggregate": aggregation.text}, "aggregation", aggregation.simulated)
+            told = _with_faults({**told, "aggregate": str(aggregation)}, "aggregation", aggregation.simulated)
         return told
 
 
@@ -583,7 +588,7 @@ class Tracing(Job):
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         simulation = self.simulation
-        faults = [simulation.text] if simulation is not None and simulation.fault else []
+        faults = [str(simulation)] if simulation is not None and simulation.fault else []
         return {
             **super().manifest(config),
             "where": as_selector(self.where).text,

@@ -26,7 +26,7 @@ _NORMAL = NormalDist()
 class _Written:
     """The time of a micro-batch, drawn independently for each: its mean, its variance, and samples of it.
 
-    Parameters are above 0, unless a latency says otherwise. The `str` of a latency is its text, see `parse_latency`.
+    Parameters are above 0, unless a latency says otherwise. The `repr` of a latency is its text, see `parse_latency`.
     """
 
     def __post_init__(self) -> None:
@@ -36,7 +36,7 @@ class _Written:
                     f"{name}={value}: expected a finite number above 0; a time without spread is 'constant'"
                 )
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return write_term(self, LATENCIES)
 
 
@@ -46,7 +46,7 @@ def _check_times(**times: float) -> None:
             raise ValueError(f"{name}={value}: expected a finite time in seconds, at least 0")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Constant(_Written):
     """Always the same time."""
 
@@ -67,7 +67,7 @@ class Constant(_Written):
         return jnp.full(shape, self.seconds, jnp.float32)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Normal(_Written):
     """max(0, X) with X ~ N(mu, sigma²): no time is negative, so negative draws become 0.
 
@@ -99,7 +99,7 @@ class Normal(_Written):
         return jnp.maximum(self.mu + self.sigma * jax.random.normal(key, shape, jnp.float32), 0)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class LogNormal(_Written):
     """exp(X) with X ~ N(m, s²), s² = log(1 + (std/mean)²) and m = log(mean) - s²/2."""
 
@@ -116,7 +116,7 @@ class LogNormal(_Written):
         return jnp.exp(mean + math.sqrt(variance) * jax.random.normal(key, shape, jnp.float32))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Exponential(_Written):
     """Density exp(-t/mean)/mean."""
 
@@ -130,7 +130,7 @@ class Exponential(_Written):
         return self.mean * jax.random.exponential(key, shape, jnp.float32)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Gamma(_Written):
     """Gamma distribution of scale mean/shape."""
 
@@ -145,7 +145,7 @@ class Gamma(_Written):
         return self.mean / self.shape * jax.random.gamma(key, self.shape, shape, jnp.float32)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Bernoulli(_Written):
     """Stragglers: `base`, and with a probability `extra` more."""
 
@@ -175,7 +175,7 @@ _LOG_MEAN = 4 - math.log(2) - 4.5
 _BOUND = 5.5
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class BoundedLogNormal(_Written):
     """The delay environment of DropCompute (Giladi et al., NeurIPS 2023, appendix B.1).
 
@@ -216,11 +216,11 @@ LATENCIES: Mapping[str, Form] = {model.__name__.lower(): form(model) for model i
 
 
 def parse_latency(text: str) -> Latency:
-    """A latency from a line of text: `KIND,key=value[,key=value]...`; see `sdc.text` for the grammar.
+    """A latency from a line of text, `KIND(key=value, ...)`; see `sdc.text` for the grammar.
 
-    Kinds and keys are the classes of this module and their attributes: `constant,seconds=S`, `normal,mu=M,sigma=S`,
-    `lognormal,mean=M,std=S`, `exponential,mean=M`, `gamma,mean=M,shape=K`, `bernoulli,base=B,extra=E,probability=P`,
-    `boundedlognormal,base=B`.
+    Kinds and keys are the classes of this module and their attributes: `constant(seconds=S)`, `normal(mu=M, sigma=S)`,
+    `lognormal(mean=M, std=S)`, `exponential(mean=M)`, `gamma(mean=M, shape=K)`, `bernoulli(base=B, extra=E,
+    probability=P)`, `boundedlognormal(base=B)`.
     """
-    found: Latency = read_term("latency", text, LATENCIES, example="lognormal,mean=0.1,std=0.05").value
+    found: Latency = read_term("latency", text, LATENCIES, example="lognormal(mean=0.1, std=0.05)").value
     return found

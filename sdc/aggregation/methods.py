@@ -1,11 +1,10 @@
 """Methods of aggregation, with their settings, and their text form (see `sdc.text` for the grammar).
 
-A specification joins methods with `+`: `noise,sigma=0.01+paft,max_period=50`, `dropcompute,threshold=1.2,latency=...`.
-Each has settings of its own, the fields of its class below, which are keywords of the function that does the work.
-Nothing here imports JAX: a mistyped specification is refused at once.
+A specification joins methods with `+`: `noise(sigma=0.01) + paft(max_period=50)`, or as shorthand
+`noise,sigma=0.01+paft,max_period=50`. Each has settings of its own, the fields of its class below, which are keywords
+of the function that does the work. Nothing here imports JAX: a mistyped specification is refused at once.
 """
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -13,15 +12,22 @@ from typing import Any, Literal
 
 from sdc._lazy import jax
 from sdc.settings import SettingError
-from sdc.text import Form, Rest, form, read_term, split
+from sdc.text import Form, Rest, form, read_term, split, write_term
 
 from .channels import BadLink, Channel, GilbertElliott, Independent
 from .delays import Latency, parse_latency
 from .workers import check_probability, check_some
 
 
-@dataclasses.dataclass(frozen=True)
-class Noise:
+class _Method:
+    """A method's settings. Their `repr` is their text."""
+
+    def __repr__(self) -> str:
+        return write_term(self, METHODS)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Noise(_Method):
     """`noise`: simulated wrong all-reduces, see `gradient_noise`, where a standard deviation may be traced."""
 
     sigma: float = 0.0  # standard deviation of the noise on each element of a worker's aggregated gradient
@@ -49,16 +55,16 @@ def _known(value: Any) -> bool:
     return isinstance(value, int | float) or not isinstance(value, jax.Array)
 
 
-@dataclasses.dataclass(frozen=True)
-class PaftSync:
+@dataclasses.dataclass(frozen=True, repr=False)
+class PaftSync(_Method):
     """`paft_sync`: parameters are averaged after every so many steps, see `paft_sync`."""
 
     period: int = 10  # steps
     sync_state: bool = False  # whether to average the optimizer's state too
 
 
-@dataclasses.dataclass(frozen=True)
-class Paft:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Paft(_Method):
     """`paft`: parameters are averaged beside the next step, as often as the noise asks for, see `paft`."""
 
     initial_period: int = 10  # steps, as the next two
@@ -67,14 +73,14 @@ class Paft:
     sync_state: bool = False  # whether to average the optimizer's state too
 
 
-@dataclasses.dataclass(frozen=True)
-class DropCompute:
+@dataclasses.dataclass(frozen=True, repr=False)
+class DropCompute(_Method):
     """`dropcompute`: workers stop at a compute threshold, see `dropcompute`."""
 
     # Seconds; `auto` chooses them by algorithm 2 from sampled latencies, or from the first `measure` steps on a clock.
-    threshold: float = math.inf
-    # Simulated latencies of micro-batches, such as `latency=lognormal,mean=0.1,std=0.05` (the last setting of the
-    # method, or in brackets); without it and without `replay` every process watches its own clock.
+    threshold: float | Literal["auto"] = math.inf
+    # Simulated latencies of micro-batches, such as `lognormal(mean=0.1, std=0.05)`; without them and without `replay`
+    # every process watches its own clock.
     latency: Latency | None = None
     # Parts into which a worker cuts its share of the batch; by default the configuration's microsteps.
     micro_batches: int | None = None
@@ -83,22 +89,18 @@ class DropCompute:
     measure: int = 10  # steps without a threshold, for `auto` on a real clock
     replay: str | None = None  # run folder whose decisions are repeated
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.threshold, str) and not self.threshold > 0:
+            raise ValueError(f"threshold={self.threshold:g}: expected seconds above 0, inf, or auto")
+
     @property
     def real(self) -> bool:
         """Whether processes watch their clocks."""
         return self.latency is None and self.replay is None
 
-    @property
-    def auto(self) -> bool:
-        """Whether the threshold is chosen from latencies."""
-        return self.threshold == AUTO
 
-
-AUTO = -1.0  # stands for the threshold `auto`
-
-
-@dataclasses.dataclass(frozen=True)
-class Lossy:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Lossy(_Method):
     """`lossy`: ZeRO-2 over links that lose packets, see `lossy_zero2`."""
 
     p: float = 0.0  # loss rate of gradients and parameters, where these are not given one by one
@@ -134,21 +136,23 @@ class Lossy:
         return channel(gradient), channel(parameter)
 
 
-@dataclasses.dataclass(frozen=True)
-class Shadow:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Shadow(_Method):
     """`shadow`: ranks to spare recompute the gradients of others, see `shadow`."""
 
     spares: int = 1  # how many; their share of the batch is left out
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Aggregation:
-    """The methods of a specification."""
+    """The methods of a specification. Its `repr` is its text."""
 
-    text: str  # the specification
     noise: Noise | None = None  # where gradients are made inconsistent
     dropcompute: DropCompute | None = None  # where workers stop early
     method: PaftSync | Paft | Lossy | Shadow | None = None  # what is put around the optimizer, or around the gradient
+
+    def __repr__(self) -> str:
+        return " + ".join(str(method) for method in (self.noise, self.dropcompute, self.method) if method is not None)
 
     @property
     def lossy(self) -> Lossy | None:
@@ -174,7 +178,7 @@ class Aggregation:
         """Raises SettingError where the methods do not fit numbers of ranks and the size of a batch."""
 
         def wrong(problem: str) -> SettingError:
-            return SettingError("aggregate", self.text, problem)
+            return SettingError("aggregate", str(self), problem)
 
         settings, noise = self.dropcompute, self.noise
         if data < (least := self.spares + 2):
@@ -204,9 +208,9 @@ class Aggregation:
         """What is said where processes and ranks do not fit a real clock."""
         return SettingError(
             "aggregate",
-            self.text,
+            str(self),
             f"a real clock needs one process of one device for each of the {data} data ranks; "
-            "simulate with latency=..., as in latency=lognormal,mean=0.1,std=0.05",
+            "simulate with latency=..., as in latency=lognormal(mean=0.1, std=0.05)",
         )
 
     @property
@@ -214,30 +218,20 @@ class Aggregation:
         """What of it simulates faults, delays or losses that the hardware does not have, for the run record."""
         found = []
         if self.noise is not None:
-            found.append(f"noise on aggregated gradients: {_words(self.noise)}")
+            found.append(f"noise on aggregated gradients: {self.noise}")
         if self.dropcompute is not None and not self.dropcompute.real:
-            drawn = self.dropcompute.latency
-            found.append(f"latencies of micro-batches: {self.dropcompute.replay if drawn is None else repr(drawn)}")
+            found.append(f"latencies of micro-batches: {self.dropcompute.latency or self.dropcompute.replay}")
         if self.lossy is not None:
-            found.append(f"lost packets: {_words(self.lossy)}")
+            found.append(f"lost packets: {self.lossy}")
         return found
-
-
-def _seconds(text: str) -> float:
-    if text == "auto":
-        return AUTO
-    with contextlib.suppress(ValueError):
-        if (seconds := float(text)) > 0:
-            return seconds
-    raise ValueError("expected seconds above 0, inf, or auto")
 
 
 METHODS: Mapping[str, Form] = {
     "noise": form(Noise), "paft_sync": form(PaftSync), "paft": form(Paft),
-    "dropcompute": form(DropCompute, read={"threshold": _seconds, "latency": Rest(parse_latency)}),
+    "dropcompute": form(DropCompute, read={"latency": Rest(parse_latency)}),
     "lossy": form(Lossy), "shadow": form(Shadow),
 }  # fmt: skip
-EXAMPLE = "noise,sigma=0.01+paft,max_period=50"
+EXAMPLE = "noise(sigma=0.01) + paft(max_period=50)"
 
 
 def parse_aggregation(text: str) -> Aggregation:
@@ -256,7 +250,7 @@ def parse_aggregation(text: str) -> Aggregation:
                 "lossy and shadow, and each method once"
             )
         found[place] = settings
-    aggregation = Aggregation(text, **found)
+    aggregation = Aggregation(**found)
     if isinstance(aggregation.method, Shadow) and len(found) > 1:
         raise wrong(
             "shadow compares replicas that are bitwise equal, and gradients of whole batches; give it alone, and "
@@ -268,9 +262,3 @@ def parse_aggregation(text: str) -> Aggregation:
             "with paft or paft_sync"
         )
     return aggregation
-
-
-def _words(settings: Any) -> str:
-    """The settings that differ from their defaults."""
-    fields = {field.name: field.default for field in dataclasses.fields(settings)}
-    return ", ".join(f"{name} {value}" for name, value in vars(settings).items() if value != fields[name])

@@ -412,7 +412,7 @@ def _single(fault: Fault | What | str) -> tuple[str, Fault]:
             "a campaign chooses site, iteration, device and step itself; give kind and pattern, and sites with where=",
         )
     found.check_moves()
-    return (fault if isinstance(fault, str) else str(found)), found
+    return str(found), found
 
 
 def _total(events: Any) -> Events:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:  # for the other packages of this project
     from ._inject import NUMBERS as NUMBERS, strikable as strikable
-    from .fault import read_hit as read_hit
+    from .fault import read_hit as read_hit, write_hit as write_hit
     from .kinds import SMALLEST as SMALLEST, field_bits as field_bits, field_of as field_of
 
 __getattr__, __dir__, __all__ = facade(__name__)

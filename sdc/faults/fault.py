@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -41,10 +42,10 @@ class One:
             if size < 1:
                 raise ValueError(f"{'run' if name == 'length' else name}={size}: expected at least 1")
 
-    def setting(self) -> dict[str, str | None]:
-        """How a fault's text names the pattern: its name and its sizes, or None where it has none."""
-        sizes = "x".join(str(getattr(self, field.name)) for field in dataclasses.fields(self))
-        return {} if type(self) is One else {type(self).__name__.lower(): sizes or None}
+    def setting(self) -> dict[str, Any]:
+        """How a fault's text names the pattern: its name and its sizes, or True where it has none."""
+        sizes = dataclasses.astuple(self)
+        return {type(self).__name__.lower(): sizes[0] if len(sizes) == 1 else sizes or True}
 
     def size(self, shape: tuple[int, ...]) -> int:
         """Elements hit together, in a tensor of this shape, at most."""
@@ -86,8 +87,8 @@ class Stride(One):
     step: int
     align: int = 1
 
-    def setting(self) -> dict[str, str | None]:
-        return {"stride": f"{self.count}x{self.step}" + (f"x{self.align}" if self.align != self.step else "")}
+    def setting(self) -> dict[str, Any]:
+        return {"stride": (self.count, self.step, self.align)[: 2 if self.align == self.step else 3]}
 
     def size(self, shape: tuple[int, ...]) -> int:
         return self.count
@@ -152,7 +153,7 @@ Pattern: TypeAlias = One | Run | Stride | Tile | Row | Whole
 
 
 def _numbers(text: str, example: str, counts: tuple[int, ...]) -> list[int]:
-    numbers = text.split("x")
+    numbers = re.split("[x+]", text)
     if len(numbers) not in counts or not all(number.strip().isdecimal() for number in numbers):
         raise ValueError(f"expected {' or '.join(map(str, counts))} numbers, as in {example}")
     return [int(number) for number in numbers]
@@ -269,13 +270,13 @@ class When:
         return jnp.where(hit, on / self.spike, 0.0).astype(jnp.float32)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Fault:
     """A fault of simulated hardware: what happens to an element, where, when and how often.
 
     `inject` brings it into a step again and again, as often as its rate says; `strike_on` and `campaign` let it hit
-    once, where their arguments say, and need no rate. Its `str` is its text, which `parse_fault` reads (without a rate,
-    `as_fault`).
+    once, where their arguments say, and need no rate. Its `repr` is its text, which `parse_fault` reads (without a
+    rate, `as_fault`).
 
     Attributes:
         what: what happens to an element that is hit.
@@ -295,8 +296,8 @@ class Fault:
     Example:
         >>> from sdc.faults import BitFlip, Fault, Run
         >>> fault = Fault(BitFlip(bits=(30,)), rate=1e-4, site='primitive("dot_general")', at={"fsdp": 1})
-        >>> str(fault)
-        'bitflip,bits=30,rate=0.0001,where=primitive("dot_general"),fsdp=1'
+        >>> fault
+        bitflip(bits=30, rate=0.0001, where=primitive("dot_general"), fsdp=1)
     """
 
     what: What
@@ -335,20 +336,11 @@ class Fault:
         pattern = str(self.site)
         return Selector(pattern, lambda site: probes(site) and fnmatchcase(site.name.partition("#")[0], pattern))
 
-    def __str__(self) -> str:
-        settings = self.pattern.setting()
-        if self.rate is not None:
-            settings["rate"] = write_value(self.rate)
-        if not self.by_name:
-            settings["where"] = self.selector.text
-        elif self.site != "*":
-            settings["site"] = write_value(self.site)
-        if self.layer is not None:
-            settings["layer"] = str(self.layer)
-        settings |= {axis: str(index) for axis, index in self.at.items()}
-        changes = {field.name: getattr(self.when, field.name) for field in dataclasses.fields(When)}
-        settings |= {name: write_value(x) for name, x in changes.items() if x != getattr(When, name)}
-        return write_term(self.what, KINDS, settings)
+    def __repr__(self) -> str:
+        site = {"site": self.site if self.site != "*" else None} if self.by_name else {"where": self.selector}
+        when = {name: x for name in form(When).types if (x := getattr(self.when, name)) != getattr(When, name)}
+        own = {"rate": self.rate, **site, "layer": self.layer, **self.at, **when}
+        return write_hit(self, **{name: x for name, x in own.items() if x is not None})
 
     def describe(self) -> str:
         """One readable line, for a log or a report."""
@@ -408,11 +400,11 @@ _OWN = {
     "rate": float | tuple[float, ...], "site": str, "where": lambda text: as_selector(text).text, "layer": int,
     "step": int, **form(When).types,
 }  # fmt: skip
-EXAMPLE = "bitflip,bits=30,rate=1e-4,site=fwd/attn"
+EXAMPLE = 'bitflip(bits=30, rate=1e-4, site="fwd/attn")'
 
 
 def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
-    """A fault from a line of text: `KIND,rate=R[,key=value]...`.
+    """A fault from a line of text: `KIND(rate=R, key=value, ...)`, or the shorthand `KIND,rate=R,key=value`.
 
     Kinds and patterns are those of `as_fault`. Further keys: `rate`; `site`, a pattern of names of probes, or
     `where`, a selector; `layer`; the time: `onset`, `end`, `spike`, `burst`, `decay`, `gamma`, or `step` for one step
@@ -427,15 +419,15 @@ def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
 
     Example:
         >>> from sdc.faults import parse_fault
-        >>> parse_fault("bitflip,bits=30,rate=1e-4,site=fwd/attn,onset=3").when.onset
+        >>> parse_fault('bitflip(bits=30, rate=1e-4, site="fwd/attn", onset=3)').when.onset
         3
-        >>> parse_fault("nan,rate=1e-4,fsdp=1,expert=3").at
-        {'fsdp': 1, 'expert': 3}
+        >>> parse_fault("nan,rate=1e-4,fsdp=1,expert=3")
+        nan(rate=0.0001, fsdp=1, expert=3)
     """
     hit, term = read_hit("fault", text, EXAMPLE, _OWN)
     given = term.common
     if "rate" not in given:
-        raise ValueError(f"fault {text!r}: 'rate' is missing, as in '{term.head},rate=1e-4'")
+        raise ValueError(f"fault {text!r}: 'rate' is missing, as in '{term.head}(rate=1e-4)'")
     for one, other in (("site", "where"), ("step", "onset"), ("step", "end")):
         if one in given and other in given:
             raise ValueError(f"fault {text!r}: {one!r} and {other!r} exclude each other; give one of them")
@@ -450,13 +442,13 @@ def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
 
 
 def as_fault(fault: Fault | What | str) -> Fault:
-    """A fault without a rate, which hits once: from its kind, from a text `KIND[,key=value]...[,PATTERN]`, or itself.
+    """A fault without a rate, which hits once: from its kind, from a text `KIND(key=value, ..., PATTERN)`, or itself.
 
-    Kinds: `bitflip[,bits=30+31][,field=exponent][,count=2]`, `stuck0` and `stuck1` (with `bits` or `field`), `sign`,
-    `scale,factor=F`, `add,value=V`, `relative,severity=S`, `tailed,severity=S[,tail=T][,few=F]`, `gaussian,sigma=S`,
-    `stuck,value=V`, `zero`, `nan`, `inf`, `mixed[,zero=S][,special=S][,flips=S+S]`, `swap`, `rotate[,by=N]`. Patterns:
-    `run=N`, `stride=COUNTxSTEP` (aligned to the step, or to a third number), `tile=ROWSxCOLUMNS`, `row`, `whole`; one
-    element without.
+    Kinds: `bitflip(bits=(30, 31))` (or `field="exponent"`, `count=2`), `stuck0` and `stuck1` (with `bits` or `field`),
+    `sign`, `scale(factor=F)`, `add(value=V)`, `relative(severity=S)`, `tailed(severity=S, tail=T, few=F)`,
+    `gaussian(sigma=S)`, `stuck(value=V)`, `zero`, `nan`, `inf`, `mixed(zero=S, special=S, flips=(S, S))`, `swap`,
+    `rotate(by=N)`. Patterns: `run=N`, `stride=(COUNT, STEP)` (aligned to the step, or to a third number),
+    `tile=(ROWS, COLUMNS)`, `row=True`, `whole=True`; one element without. In the shorthand: `bitflip,bits=30+31,row`.
 
     Raises:
         ValueError: it is none of these, or the text cannot be understood.
@@ -465,10 +457,10 @@ def as_fault(fault: Fault | What | str) -> Fault:
         >>> from sdc.faults import as_fault
         >>> fault = as_fault("bitflip,field=exponent,run=8")
         >>> fault.what, fault.pattern
-        (BitFlip(bits=(), field='exponent', count=1), Run(length=8))
+        (bitflip(field="exponent"), Run(length=8))
     """
     if isinstance(fault, str):
-        return read_hit("fault", fault, "bitflip,field=exponent,run=8")[0]
+        return read_hit("fault", fault, 'bitflip(field="exponent", run=8)')[0]
     return fault if isinstance(fault, Fault) else Fault(fault)
 
 
@@ -484,6 +476,12 @@ def read_hit(noun: str, text: str, example: str, own: Mapping[str, Any] = NOTHIN
         hit = Fault(term.value, at={axis: int(index) for axis, index in term.other.items()}, pattern=pattern)
         hit.check_moves()
     return hit, term
+
+
+def write_hit(fault: Fault, **own: Any) -> str:
+    """The text of what happens to which elements, with settings of one's own; `read_hit` reads it."""
+    pattern = {} if fault.pattern == One() else fault.pattern.setting()
+    return write_term(fault.what, KINDS, {**pattern, **own})
 
 
 @contextlib.contextmanager

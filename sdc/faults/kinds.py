@@ -127,7 +127,7 @@ def held_bits(value: float, dtype: Any) -> int:
             fits = math.isfinite(value) and value == int(value) and info.min <= value <= info.max
             held = np.asarray(int(value) if fits else 0, dtype)
     if not fits:
-        raise ValueError(f"{name} holds no {value:g}; choose another number (nan is stuck,value=nan)")
+        raise ValueError(f"{name} holds no {value:g}; choose another number (nan is stuck(value=nan))")
     return int(held.view(f"u{held.dtype.itemsize}"))
 
 
@@ -140,11 +140,11 @@ def by_layer(value: float | tuple[float, ...], layer: Int[Array, ""]) -> Float32
 
 
 class FaultKind(abc.ABC):
-    """What every kind of fault can do: make changes, and carry them out. Its `str` is its text, see `as_fault`."""
+    """What every kind of fault can do: make changes, and carry them out. Its `repr` is its text, see `as_fault`."""
 
     draws: ClassVar[bool] = False  # whether something is drawn for each step and layer
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return write_term(self, KINDS)
 
     @abc.abstractmethod
@@ -216,7 +216,7 @@ def _words(bit: Int[Array, "*n"]) -> UInt32[Array, "*n 2"]:
     return jnp.stack([low, high], axis=-1).astype(jnp.uint32)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class BitFlip(FaultKind):
     """Bits of the element are inverted.
 
@@ -251,7 +251,7 @@ class BitFlip(FaultKind):
         return neutral()._replace(flip=lax.reduce(words, jnp.uint32(0), lax.bitwise_or, (words.ndim - 2,)))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class StuckBit(FaultKind):
     """One bit of the element always reads 0, or always 1: a permanent fault of a latch or a line.
 
@@ -278,7 +278,7 @@ class StuckBit(FaultKind):
         return neutral()._replace(set=mask) if self.value else neutral()._replace(keep=~mask)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Sign(FaultKind):
     """The sign bit of the element is inverted: the part of `BitFlip` that no bound on magnitudes can see."""
 
@@ -286,7 +286,7 @@ class Sign(FaultKind):
         return BitFlip(field="sign").change(key, (), dtype, layer)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Scale(FaultKind):
     """The element is multiplied by a factor.
 
@@ -301,7 +301,7 @@ class Scale(FaultKind):
         return neutral()._replace(factor=jnp.float32(self.factor))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Add(FaultKind):
     """A number is added to the element: what one wrong term does to a sum."""
 
@@ -311,7 +311,7 @@ class Add(FaultKind):
         return neutral()._replace(addend=jnp.float32(self.value))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Relative(FaultKind):
     """The element x becomes x (1 + s u) with a random sign s and u uniform in (0, 1] times `severity`.
 
@@ -348,7 +348,7 @@ class Relative(FaultKind):
         return select((x == 0) | ~jnp.asarray(finite), x, changed)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Tailed(Relative):
     """`Relative` with a severity that is drawn anew in each step and layer, from a distribution with a heavy tail.
 
@@ -407,7 +407,7 @@ class Tailed(Relative):
         return self.on(self.draw(own), layer).change(elements, shape, dtype, layer)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Gaussian(FaultKind):
     """Noise from N(0, sigma^2) is added to the element: not a measured fault, but a control for what training bears."""
 
@@ -417,7 +417,7 @@ class Gaussian(FaultKind):
         return neutral()._replace(addend=self.sigma * jax.random.normal(key, shape))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Stuck(FaultKind):
     """The element becomes a given value: zero, a stuck number, NaN or an infinity.
 
@@ -433,7 +433,7 @@ class Stuck(FaultKind):
         return neutral()._replace(keep=np.zeros(2, np.uint32), set=words)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Mixed(FaultKind):
     """One of several things happens to the element: it becomes zero, or no number, or some of its bits are inverted.
 
@@ -520,7 +520,7 @@ class Mixed(FaultKind):
         return found
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Rotate(FaultKind):
     """Elements that are hit together take each other's values: wrong addresses rather than wrong numbers.
 

@@ -14,11 +14,12 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from sdc._lazy import np
-from sdc.text import form, read_term
+from sdc.text import form, read_term, write_term
 
 from ..faults import Fault, Relative, Tailed, When
 from ..program import Where
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float64
 
 HEALTHY = "healthy"
-UNIFORM = "uniform"
+TAILED, UNIFORM = "tailed", "uniform"
 # What is synchronized, and so how hard a node works: computation, parameters, or nothing.
 Load: TypeAlias = Literal["compute", "params", "none"]
 
@@ -51,13 +52,21 @@ _BURST = {10: (4.0, 5.0), 11: (4.0, 5.0)}
 _SPIKE = {7: 1 / 50, 14: 1 / STEPS}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class SuspectName:
-    """A simulated suspect as its name has it: `node11`, `node11:uniform`, `node4,times=1e6`."""
+    """A simulated suspect, as its name has it: `node11`, `node11:uniform`, `node4(times=1e6)`. `repr` writes it."""
 
     name: str  # `healthy`, a node, or a profile of silicon
-    model: str = "tailed"  # `tailed`, or `uniform`
+    model: str = TAILED  # or `UNIFORM`
     times: float = 1.0  # what the rates are multiplied by; 1 for the published ones
+
+    def __post_init__(self) -> None:
+        if not 0 < self.times < math.inf:
+            raise ValueError(f"times={self.times:g}: expected a positive number")
+
+    def __repr__(self) -> str:
+        head = self.name if self.model == TAILED else f"{self.name}:{self.model}"
+        return write_term(self, {head: form(SuspectName, name=self.name, model=self.model)})
 
     def departs(self) -> str:
         """What a rate that was not published is, in words; empty for published ones."""
@@ -71,36 +80,27 @@ class SuspectName:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Settings:
-    times: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.times < math.inf:
-            raise ValueError(f"times={self.times:g}: expected a positive number")
-
-
 def parse_suspect(text: str) -> SuspectName:
     """A suspect from its name."""
-    head = text.partition(",")[0].strip()
+    head = re.split(r"[,(]", text)[0].strip()
     name, colon, model = head.partition(":")
     if name == "silicon":
         silicon_frequency(head)  # refuses a profile that does not exist
-        name, model = head, "tailed"
+        name, model = head, TAILED
     elif name != HEALTHY and name not in NODES:
         raise ValueError(
             f"unknown suspect {name!r}; expected {HEALTHY}, one of {NODES[0]} ... {NODES[-1]}, or {', '.join(SILICON)}"
             f"{' (in small letters, without spaces)' if ''.join(name.lower().split()) in NODES else ''}"
         )
-    elif colon and (name == HEALTHY or model not in (UNIFORM, "tailed")):
+    elif colon and (name == HEALTHY or model not in (UNIFORM, TAILED)):
         raise ValueError(
             f"suspect {head!r}: no model {model!r}; a node has one besides its own, as in node11:{UNIFORM}"
         )
-    forms = {head: form(_Settings)}
-    settings = read_term("suspect", text.strip(), forms, example="node4,times=1e6", noun="suspect")
-    if name == HEALTHY and "," in text:
+    forms = {head: form(SuspectName, name=name, model=model or TAILED)}
+    suspect: SuspectName = read_term("suspect", text.strip(), forms, example="node4(times=1e6)", noun="suspect").value
+    if name == HEALTHY and text.strip() != HEALTHY:
         raise ValueError(f"suspect {text!r}: a healthy device has no rates to multiply")
-    return SuspectName(name, model or "tailed", settings.value.times)
+    return suspect
 
 
 def node_faults(
@@ -114,7 +114,7 @@ def node_faults(
     """The faults of a simulated node.
 
     Args:
-        name: `node1` to `node15`, such a name with `:uniform` or `,times=X` (see `parse_suspect`), a profile of
+        name: `node1` to `node15`, such a name with `:uniform` or `(times=X)` (see `parse_suspect`), a profile of
             `SILICON`, or `healthy`.
         layers: number of layers of the model that it will run.
         at: the device that is the node, such as `{"twin": 1}`; by default every device.

@@ -4,13 +4,13 @@ import contextlib
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given, strategies as st
 
 import sdc
-from sdc.aggregation import parse_aggregation
 from sdc.aggregation.delays import (
     Bernoulli,
     BoundedLogNormal,
@@ -22,10 +22,23 @@ from sdc.aggregation.delays import (
     Normal,
     parse_latency,
 )  # fmt: skip
+from sdc.aggregation.methods import (
+    Aggregation,
+    DropCompute,
+    Lossy,
+    Noise,
+    Paft,
+    PaftSync,
+    Shadow,
+    parse_aggregation,
+)  # fmt: skip
 from sdc.faults.fault import Fault, One, Pattern, Row, Run, Stride, Tile, When, Whole, as_fault, parse_fault
-from sdc.faults.kinds import Add, BitFlip, FaultKind, Gaussian, Relative, Rotate, Scale, Sign, Stuck, StuckBit
+from sdc.faults.kinds import Add, BitFlip, Gaussian, Mixed, Relative, Rotate, Scale, Sign, Stuck, StuckBit, Tailed
+from sdc.nodes.simulated_nodes import SuspectName, parse_suspect
+from sdc.program import as_selector
 from sdc.text import Rest, read_value, split
-from sdc.train.specs import parse_simulation
+from sdc.train.keeper import LostShards, Running
+from sdc.train.specs import Simulation, parse_simulation
 
 POSITIVE = st.floats(1e-30, 1e30)
 PROBABILITY = st.floats(0, 1)
@@ -37,7 +50,7 @@ CHOICE = st.one_of(st.fixed_dictionaries({"bits": BITS}), st.fixed_dictionaries(
 
 
 def several(numbers: st.SearchStrategy[float]) -> st.SearchStrategy[Any]:
-    return st.one_of(numbers, st.lists(numbers, min_size=2, max_size=4).map(tuple))
+    return st.one_of(numbers, st.lists(numbers, min_size=1, max_size=4).map(tuple))
 
 
 def kinds() -> st.SearchStrategy[Any]:
@@ -123,8 +136,98 @@ def test_calls_nest() -> None:
 
 @pytest.mark.parametrize("text", ["bitflip(bits=30", "bitflip(bits=30)x", "bitflip(rate=1, row)", "bitflip()()"])
 def test_a_call_that_python_cannot_read(text: str) -> None:
-    with pytest.raises(ValueError, match="cannot be read; write it as in Python, as in 'bitflip,"):
+    with pytest.raises(ValueError, match="cannot be read; write it as in Python, as in 'bitflip"):
         parse_fault(text)
+
+
+# One of everything that a text stands for, its text, and what reads it.
+WRITTEN: list[tuple[Any, str, Callable[[str], Any]]] = [
+    *[(kind, text, lambda text: as_fault(text).what) for kind, text in [
+        (BitFlip(), "bitflip"),
+        (StuckBit(1, (3,)), "stuck1(bits=3)"),
+        (Stuck(math.nan), "nan"),
+        (Stuck(-math.inf), "stuck(value=-inf)"),
+        (BitFlip(bits=(30,)), "bitflip(bits=30)"),
+        (BitFlip(field="exponent", count=2), 'bitflip(field="exponent", count=2)'),
+        (StuckBit(0), "stuck0"),
+        (StuckBit(1, (3, 5)), "stuck1(bits=(3, 5))"),
+        (Sign(), "sign"),
+        (Scale(2.0), "scale(factor=2.0)"),
+        (Add(-1e-9), "add(value=-1e-09)"),
+        (Relative((0.5,)), "relative(severity=(0.5,))"),
+        (Tailed((0.5, 1e20), tail=1.0), "tailed(severity=(0.5, 1e+20), tail=1.0)"),
+        (Gaussian(0.1), "gaussian(sigma=0.1)"),
+        (Stuck(0.0), "zero"),
+        (Stuck(math.inf), "inf"),
+        (Stuck(-0.0), "stuck(value=-0.0)"),
+        (Mixed(zero=0.5, flips=(0.25, 0.75)), "mixed(zero=0.5, flips=(0.25, 0.75))"),
+        (Rotate(), "swap"),
+        (Rotate(3), "rotate(by=3)"),
+    ]],
+    *[(Fault(BitFlip(), pattern=pattern), text, as_fault) for pattern, text in [
+        (One(), "bitflip"),
+        (Run(8), "bitflip(run=8)"),
+        (Stride(4, 32, 32), "bitflip(stride=(4, 32))"),
+        (Stride(4, 32), "bitflip(stride=(4, 32, 1))"),
+        (Tile(4, 32), "bitflip(tile=(4, 32))"),
+        (Row(), "bitflip(row=True)"),
+        (Whole(), "bitflip(whole=True)"),
+    ]],
+    *[(fault, text, parse_fault) for fault, text in [
+        (Fault(Stuck(0.0), 0.5, "fwd/a,b", 2, {"fsdp": 1}),
+         'zero(rate=0.5, site="fwd/a,b", layer=2, fsdp=1)'),
+        (Fault(Sign(), (0.5,), 'primitive("a", "b") & ~direction("bwd")', pattern=Row()),
+         'sign(row=True, rate=(0.5,), where=primitive("a", "b") & ~direction("bwd"))'),
+        (Fault(Sign(), 1e-4, '\n"" ', when=When(onset=3, end=4, gamma=0.5)),
+         'sign(rate=0.0001, site="\\n\\"\\" ", onset=3, end=4, gamma=0.5)'),
+        (Fault(Sign(), 1e-4, " & ".join(["probes"] * 100)), f"sign(rate=0.0001, where={' & '.join(['probes'] * 100)})"),
+    ]],
+    *[(latency, text, parse_latency) for latency, text in [
+        (Constant(0.5), "constant(seconds=0.5)"),
+        (Normal(1.0, 2.0), "normal(mu=1.0, sigma=2.0)"),
+        (LogNormal(0.1, 0.05), "lognormal(mean=0.1, std=0.05)"),
+        (Exponential(2.0), "exponential(mean=2.0)"),
+        (Gamma(2.0, 3.0), "gamma(mean=2.0, shape=3.0)"),
+        (Bernoulli(1.0, 2.0, 0.5), "bernoulli(base=1.0, extra=2.0, probability=0.5)"),
+        (BoundedLogNormal(1.0), "boundedlognormal(base=1.0)"),
+    ]],
+    *[(Aggregation(**methods), text, parse_aggregation) for methods, text in [
+        ({"noise": Noise(0.1, workers=(0, 2)), "method": Paft(max_period=50)},
+         "noise(sigma=0.1, workers=(0, 2)) + paft(max_period=50)"),
+        ({"method": PaftSync(sync_state=True)}, "paft_sync(sync_state=True)"),
+        ({"dropcompute": DropCompute("auto", Gamma(2.0, 3.0), correction="count"), "method": Lossy(0.25, replay="a+b")},
+         'dropcompute(threshold="auto", latency=gamma(mean=2.0, shape=3.0), correction="count")'
+         ' + lossy(p=0.25, replay="a+b")'),
+        ({"method": Shadow()}, "shadow"),
+    ]],
+    (Simulation(Fault(BitFlip((30,)), at={"pipe": 1}, pattern=Run(4)), 3, "fwd/attn", (0, 2), 7),
+     'bitflip(bits=30, run=4, step=3, site="fwd/attn", iteration=(0, 2), element=7, pipe=1)', parse_simulation),
+    (Simulation(Fault(Sign()), 3, "a*", (1,)), 'sign(step=3, site="a*", iteration=(1,))', parse_simulation),
+    (Simulation(), "none", parse_simulation),
+    (SuspectName("healthy"), "healthy", parse_suspect),
+    (SuspectName("node4", times=1e6), "node4(times=1000000.0)", parse_suspect),
+    (SuspectName("node11", "uniform", 0.5), "node11:uniform(times=0.5)", parse_suspect),
+    (SuspectName("silicon:tensor-core", times=2.0), "silicon:tensor-core(times=2.0)", parse_suspect),
+    (LostShards(step=3, optimizer="zeroed"), 'shards(step=3, optimizer="zeroed")',
+     lambda text: Running(losses=[text]).lost[0]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "text", "read"), WRITTEN, ids=[text[:40] for _, text, _ in WRITTEN])
+def test_everything_is_written_as_the_call_that_makes_it(value: Any, text: str, read: Callable[[str], Any]) -> None:
+    assert str(value) == repr(value) == text
+    assert read(text) == value
+    assert repr(read(text)) == text  # -0.0 equals 0.0
+
+
+@pytest.mark.parametrize("chosen", ['primitive("a", "b") & ~direction("bwd")', "probes | iteration(1, loop=0)"])
+def test_a_selector_is_written_as_the_expression_that_makes_it(chosen: str) -> None:
+    assert str(as_selector(chosen)) == repr(as_selector(chosen)) == chosen
+
+
+def test_a_call_may_be_a_value_of_the_shorthand() -> None:
+    found = parse_aggregation("dropcompute,latency=gamma(mean=2.0, shape=3.0),micro_batches=3").dropcompute
+    assert found == DropCompute(latency=Gamma(2.0, 3.0), micro_batches=3)
 
 
 @given(LATENCIES)
@@ -136,24 +239,6 @@ def test_latencies_are_read_as_they_are_written(latency: Latency) -> None:
     last = parse_aggregation(f"noise + dropcompute , micro_batches = 3 , latency = {latency}").dropcompute
     assert last is not None
     assert (last.latency, last.micro_batches) == (latency, 3)
-
-
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        (Stuck(0.0), "zero"),
-        (Stuck(-0.0), "stuck,value=-0.0"),
-        (Stuck(math.nan), "nan"),
-        (Stuck(-math.inf), "stuck,value=-inf"),
-        (Rotate(), "swap"),
-        (Rotate(3), "rotate,by=3"),
-        (StuckBit(1, (3, 5)), "stuck1,bits=3+5"),
-        (BitFlip(), "bitflip"),
-    ],
-)
-def test_a_kind_has_one_text(kind: FaultKind, text: str) -> None:
-    assert str(kind) == text
-    assert repr(as_fault(text).what) == repr(kind)
 
 
 def test_any_other_key_with_a_number_names_a_mesh_axis() -> None:
@@ -253,7 +338,8 @@ from sdc.faults import as_fault, parse_fault
 from sdc.nodes import NODES, node_faults
 from sdc.program import as_selector
 from sdc.checksums import Profile, Rounding, Settings
-from sdc.train.specs import parse_simulation
+from sdc.train.keeper import LostShards, Running
+from sdc.train.specs import Simulation, parse_simulation
 from sdc.train.programs.config import check, get_config
 from sdc.aggregation.methods import parse_aggregation
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sdc.aggregation.methods import AUTO, parse_aggregation
+from sdc.aggregation.methods import parse_aggregation
 from sdc.train import Training
 from tests.tools.command import lines, several, summary
 from tests.train.runs import WORKLOAD, execute
@@ -42,7 +42,7 @@ def test_specifications() -> None:
     assert found.noise is not None
     assert found.noise.workers == (0, 2)
     assert found.dropcompute is not None
-    assert (found.dropcompute.threshold, found.dropcompute.latency.std) == (AUTO, 2.0)  # type: ignore[union-attr]
+    assert (found.dropcompute.threshold, found.dropcompute.latency.std) == ("auto", 2.0)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

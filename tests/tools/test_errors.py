@@ -66,7 +66,7 @@ CASES: dict[str, tuple[str, str]] = {
     "profile by its flag": ("train --abft --abft-profile {folder}/none.json", "error: --abft-profile "),
     "too few data ranks": (
         "train --aggregate noise,sigma=0.1 --model 2 --coordinator 127.0.0.1:1 --processes 2 --process 1",
-        "--aggregate noise,sigma=0.1: expected 2 data ranks or more, not 1",
+        "--aggregate noise(sigma=0.1): expected 2 data ranks or more, not 1",
     ),
     "real clock and model ranks": (
         "train --aggregate dropcompute,threshold=1 --data 2 --model 2",

@@ -278,8 +278,9 @@ def make_replicas(
         if settings is not None and settings.replay is not None:
             completed = completed_log(settings.replay, data, steps, micro)
         elif settings is not None:
-            threshold = settings.threshold
-            if settings.auto and settings.latency is not None:
+            if not isinstance(settings.threshold, str):
+                threshold = settings.threshold
+            elif settings.latency is not None:
                 sampled = settings.latency.sample(jax.random.key(seed), (SAMPLED, data, micro))
                 threshold = select_threshold(np.asarray(sampled), settings.serial).threshold
         if lossy is not None and lossy.replay is not None:
@@ -289,7 +290,7 @@ def make_replicas(
     except SettingError:
         raise
     except ValueError as error:
-        raise SettingError("aggregate", aggregation.text, str(error)) from error
+        raise SettingError("aggregate", str(aggregation), str(error)) from error
     if aggregation.clocked and jax.process_count() != data:
         raise aggregation.no_clock(data)
     return replicas
@@ -412,11 +413,12 @@ class _Clock:
         self.replicas, self.mesh = replicas, placement.mesh
         assert replicas.aggregation.dropcompute is not None
         self.settings = replicas.aggregation.dropcompute
-        self.measuring = self.settings.auto
+        threshold = self.settings.threshold
+        self.measuring = isinstance(threshold, str)
         # The model's collectives need their axis, also where it has one rank.
         here = Mesh(np.asarray(jax.local_devices()[:1]), (MODEL,))
         work = jax.shard_map(replicas.work, mesh=here, in_specs=P(), out_specs=P(), check_vma=False)
-        self.watch = Stopwatch(work, math.inf if self.measuring else self.settings.threshold)
+        self.watch = Stopwatch(work, math.inf if isinstance(threshold, str) else threshold)
         self.compiled = self.joined = False
         self.latencies: list[Any] = []
         self.serial: list[float] = []

@@ -588,7 +588,7 @@ def find_node(node: str, steps: int, *, twins: int = 2, config: str | TrainConfi
     """Runs the first stage of a pair or a pool of which the last host is a simulated node, until it is found.
 
     All twins lie on one device. The program is compiled once for a node, which takes seconds, whatever the steps.
-    See `sdc.nodes.parse_suspect` for names of nodes; `node4,times=1e6` has a million times the rates. Two twins are a
+    See `sdc.nodes.parse_suspect` for names of nodes; `node4(times=1e6)` has a million times the rates. Two twins are a
     pair, more a pool.
     """
     workload = Workload(config=config, seed=seed)

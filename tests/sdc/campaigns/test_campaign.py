@@ -197,7 +197,7 @@ def test_a_step_that_does_not_repeat_itself_is_refused() -> None:
         ({"faults": "bitflip"}, "faults=bitflip: expected several faults, such as a list of one text"),
         ({"faults": 3}, "faults=3: expected several faults"),
         ({"faults": ("meteor",)}, "unknown kind 'meteor'"),
-        ({"faults": [sdc.Fault(BitFlip(), 0.1)]}, "faults=bitflip,rate=0.1: a campaign chooses site"),
+        ({"faults": [sdc.Fault(BitFlip(), 0.1)]}, r"faults=bitflip\(rate=0.1\): a campaign chooses site"),
         ({"faults": [sdc.Fault(BitFlip(), when=When(onset=3))]}, "a campaign chooses site"),
         ({"faults": [Rotate()]}, "leaves 1 element in place"),
         ({"where": named("fwd/nothing")}, "hits none of the step's"),

@@ -258,7 +258,7 @@ def test_the_text_is_read_as_it_is_written(fault: sdc.Fault) -> None:
 
 
 def test_one_text() -> None:
-    text = "tailed,severity=0.5,tail=1.17,few=1.7,rate=0.001,site=fwd/attn"
+    text = 'tailed(severity=0.5, tail=1.17, few=1.7, rate=0.001, site="fwd/attn")'
     fault = parse_fault(text)
     assert str(fault) == text
     assert fault.what == Tailed(0.5, 1.17, 1.7)

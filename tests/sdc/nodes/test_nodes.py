@@ -290,7 +290,7 @@ def test_layers_are_whole(layers: Any) -> None:
         ("node11:uniform,times=0", "suspect 'node11:uniform,times=0': times=0: expected a positive number"),
         ("silicon:gpu,times=nan", "times=nan: expected a positive number"),
         ("node4,times=-1", "times=-1: expected a positive number"),
-        ("node4,times", "'times' is not of the form key=value; write 'node4,times=...'"),
+        ("node4,times", "'times' is not of the form key=value; write 'node4(times=...)'"),
     ],
 )
 def test_what_a_suspect_cannot_be(name: str, said: str) -> None:

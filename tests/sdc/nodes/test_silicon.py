@@ -226,12 +226,12 @@ def test_the_kind_is_read_as_it_is_written(zero: float, special: float, weights:
 
 
 def test_one_text() -> None:
-    text = "mixed,zero=0.5068,special=0.0101,flips=0.39+0.28+0.19+0.14"
+    text = "mixed(zero=0.5068, special=0.0101, flips=(0.39, 0.28, 0.19, 0.14))"
     [fault, *_] = silicon.silicon_faults("silicon:gpu", layers=1)
     assert str(fault.what) == text
     assert as_fault("mixed") == sdc.Fault(Mixed())
     [told] = [fault.describe()]
-    assert told.startswith("mixed zero 0.507 special 0.0101 flips 0.39+0.28+0.19+0.14, stride count 16 step 2 align")
+    assert told.startswith("mixed zero 0.507 special 0.0101 flips (0.39, 0.28, 0.19, 0.14), stride count 16 step 2 align")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float8_e5m2"])
