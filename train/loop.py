@@ -445,11 +445,12 @@ def run_campaign(
     placement = place(twins=None, data=job.data, model=job.model, devices=devices)
     check_deterministic(environment())
     runner = make_campaign(job, loaded, placement)
+    faults = [str(fault) for fault in runner.faults]
     manifest = {
         **planned(job, loaded, placement, command),
         "injections": job.injections,
         "where": runner.where.text,
-        "faults": list(job.faults),
+        "faults": faults,
         "follow": job.follow,
         "batch": runner.batch,
         "sites": len(runner.sites),
@@ -461,7 +462,7 @@ def run_campaign(
             "gradient_norm": [step.gradient_norm for step in runner.clean],
             "digest": [f"{step.digest[0]:08x}{step.digest[1]:08x}" for step in runner.clean],
         },
-        "suspect": {"name": "campaign", "simulated": True, "faults": list(job.faults)},
+        "suspect": {"name": "campaign", "simulated": True, "faults": faults},
     }
     if job.resume:
         old = read_manifest(folder, job.kind)

@@ -178,12 +178,12 @@ class Campaign:
         self.sites = sites(step, state, batches[0], where=where)
         # Every kind of fault must suit the numbers of every site, before hours are spent on the others.
         for dtype, name in {x.dtype: site.name for site in self.sites for x in site.outputs if strikable(x)}.items():
-            for text, fault in self.faults:
+            for fault in self.faults:
                 try:
                     fault.what.change(jax.random.key(0), (), dtype, jnp.int32(0))
                 except ValueError as error:
                     raise ValueError(
-                        f"fault {text!r} does not suit a selected site, {name!r}: {error}; or leave "
+                        f"fault {str(fault)!r} does not suit a selected site, {name!r}: {error}; or leave "
                         f"the site out, as with ~named({name!r})"
                     ) from error
         struck = strike(step, where)
@@ -211,7 +211,7 @@ class Campaign:
 
         self._axes = sorted({axis for site in self.sites for axis, _ in site.mesh})
         shapes = [x.shape for site in self.sites for x in site.outputs]
-        room = max(fault.pattern.size(shape) for _, fault in self.faults for shape in shapes)
+        room = max(fault.pattern.size(shape) for fault in self.faults for shape in shapes)
         self._room = min(room, max(map(math.prod, shapes)))
         self._strike = jax.jit(with_strike if batch == 1 else jax.vmap(with_strike))
         self._plain = jax.jit(plain if batch == 1 else jax.vmap(plain))
@@ -243,7 +243,7 @@ class Campaign:
         u = _kronecker(number, self.seed)
         step = int(next(u) * (len(self.batches) - self.follow))
         site = self.sites[int(next(u) * len(self.sites))]
-        text, fault = self.faults[int(next(u) * len(self.faults))]
+        fault = self.faults[int(next(u) * len(self.faults))]
         what = fault.what
         outputs = [output for output, x in enumerate(site.outputs) if strikable(x)]
         output = outputs[int(next(u) * len(outputs))]
@@ -279,7 +279,7 @@ class Campaign:
             "layer": iteration[-1] if iteration and innermost else None,
             "device": device,
             "step": step,
-            "fault": text,
+            "fault": str(fault),
             "bits": bits,
             "field": None if bits is None else field_of(dtype, bits[0]),
         }
@@ -402,8 +402,8 @@ def _kronecker(number: int, seed: int) -> Iterator[float]:
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
 
 
-def _single(fault: Fault | What | str) -> tuple[str, Fault]:
-    """A fault that the campaign places, and its text."""
+def _single(fault: Fault | What | str) -> Fault:
+    """A fault that the campaign places."""
     found = as_fault(fault)
     if found != Fault(found.what, pattern=found.pattern):
         raise SettingError(
@@ -412,7 +412,7 @@ def _single(fault: Fault | What | str) -> tuple[str, Fault]:
             "a campaign chooses site, iteration, device and step itself; give kind and pattern, and sites with where=",
         )
     found.check_moves()
-    return str(found), found
+    return found
 
 
 def _total(events: Any) -> Events:

@@ -471,16 +471,20 @@ def read_hit(noun: str, text: str, example: str, own: Mapping[str, Any] = NOTHIN
     with _named(noun, text):
         if len(given) > 1:
             raise ValueError("several patterns; give one")
-        # Values that move need another place to go to.
-        pattern: Pattern = given[0] if given else Run(2) if term.head in ("swap", "rotate") else One()
+        pattern = given[0] if given else _least(term.value)
         hit = Fault(term.value, at={axis: int(index) for axis, index in term.other.items()}, pattern=pattern)
         hit.check_moves()
     return hit, term
 
 
+def _least(what: What) -> Pattern:
+    """What is hit where no pattern is named: values that move need another place to go to."""
+    return Run(2) if isinstance(what, Rotate) else One()
+
+
 def write_hit(fault: Fault, **own: Any) -> str:
     """The text of what happens to which elements, with settings of one's own; `read_hit` reads it."""
-    pattern = {} if fault.pattern == One() else fault.pattern.setting()
+    pattern = {} if fault.pattern in (One(), _least(fault.what)) else fault.pattern.setting()
     return write_term(fault.what, KINDS, {**pattern, **own})
 
 

@@ -173,6 +173,8 @@ WRITTEN: list[tuple[Any, str, Callable[[str], Any]]] = [
         (Row(), "bitflip(row=True)"),
         (Whole(), "bitflip(whole=True)"),
     ]],
+    (Fault(Rotate(), pattern=Run(2)), "swap", as_fault),
+    (Fault(Rotate(), pattern=Run(3)), "swap(run=3)", as_fault),
     *[(fault, text, parse_fault) for fault, text in [
         (Fault(Stuck(0.0), 0.5, "fwd/a,b", 2, {"fsdp": 1}),
          'zero(rate=0.5, site="fwd/a,b", layer=2, fsdp=1)'),

@@ -74,7 +74,7 @@ def test_logs_survive_their_text() -> None:
         ("dropcompute,micro_batches=3,latency=constant,seconds=1", "choose a divisor of 2"),
         ("noise,sigma=1,workers=4", "expected numbers from 0 to 3"),
         ("shadow,spares=3", "expected 5 data ranks or more"),
-        ("lossy,parity=0", "aggregate=lossy,parity=0: parity=0"),
+        ("lossy,parity=0", r"aggregate=lossy\(parity=0\): parity=0"),
         ("paft,max_period=99999999999", "expected at most"),
         ("lossy,replay=nowhere", "nowhere is no run folder"),
     ],
