@@ -15,7 +15,7 @@ more make a majority, which decides in the very step, and from which the mean is
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int32, Shaped, UInt32
 
 from sdc.bits import select
+from sdc.verdict import Verdict
 
 from ..program import Values, bound_axes, collectives, substitute
 from ..twins import LARGEST, Difference, difference, from_reference, gather_twins, merge, no_difference, tree_digest
@@ -290,7 +291,7 @@ class ShadowVerdict(NamedTuple):
         reason: one sentence.
     """
 
-    verdict: Literal["clean", "corrupt", "inconclusive"]
+    verdict: Verdict
     suspects: tuple[int, ...]
     undecided: tuple[tuple[int, int], ...]
     comparisons: int
@@ -337,15 +338,14 @@ def judge(state: ShadowState) -> ShadowVerdict:
     named = [int(rank) for rank in np.flatnonzero(suspects)]
     unseen = [int(rank) for rank in np.flatnonzero(per_rank == 0)]
 
-    verdict: Literal["clean", "corrupt", "inconclusive"]
     if differences:
-        verdict = "corrupt"
+        verdict = Verdict.CORRUPT
         wrong = [f"rank {rank} was wrong" for rank in named] + [f"rank {a} or rank {b} was wrong" for a, b in pairs]
         reason = f"{differences} of {comparisons} comparisons differed, {repeated} on a re-check; {', '.join(wrong)}"
     elif unseen:
-        verdict = "inconclusive"
+        verdict = Verdict.INCONCLUSIVE
         reason = f"no difference in {comparisons} comparisons, but rank {', '.join(map(str, unseen))} was in none"
     else:
-        verdict, reason = "clean", f"no difference in {comparisons} comparisons, which included every rank"
+        verdict, reason = Verdict.CLEAN, f"no difference in {comparisons} comparisons, which included every rank"
     found = tuple(shares.tolist())
     return ShadowVerdict(verdict, tuple(named), tuple(pairs), comparisons, differences, repeated, found, reason)

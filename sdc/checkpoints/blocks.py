@@ -72,6 +72,10 @@ class Cut(NamedTuple):
         """First row of a block, and the one behind its last."""
         return number * self.rows, min((number + 1) * self.rows, self.shape[0])
 
+    def differing(self, digests: np.ndarray, others: np.ndarray) -> tuple[tuple[int, int], ...]:
+        """First and behind the last row of each block whose digests differ."""
+        return tuple(self.block(int(number)) for number in np.flatnonzero((digests != others).any(axis=1)))
+
 
 def cut_of(array: Any) -> Cut:
     """Cuts an array into at most `MOST` blocks of at least `LEAST` bytes; rows are a power of two."""

@@ -337,9 +337,8 @@ def compare(certificate: Certificate, leaves: Mapping[str, Any]) -> list[Wrong]:
     for name in found.names:
         if name in found.arrays:
             entry, expected = found.arrays[name], certificate.arrays[name]
-            blocks = np.flatnonzero((entry.total() != expected.total()).any(axis=1))
-            if blocks.size:
-                wrong.append(Wrong(name, "differs", tuple(expected.cut.block(int(block)) for block in blocks)))
+            if rows := expected.cut.differing(entry.total(), expected.total()):
+                wrong.append(Wrong(name, "differs", rows))
         elif any(part.values[name] != certificate.values[name] for part in parts):
             wrong.append(Wrong(name, "differs"))
     return list(dict.fromkeys(wrong))

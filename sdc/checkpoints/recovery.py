@@ -424,13 +424,8 @@ def differing(state: Any, reference: Any) -> list[Wrong]:
         if here != there:
             raise CertificateError(f"{name} is {here} in one state and {there} in the other")
     digests = [{name: total(shares) for name, shares in take(one)()[0].items()} for one in (first, second)]
-    wrong = []
-    for name, leaf in first.items():
-        cut = cut_of(leaf)
-        blocks = np.flatnonzero((digests[0][name] != digests[1][name]).any(axis=1))
-        if blocks.size:
-            wrong.append(Wrong(name, "differs", tuple(cut.block(int(block)) for block in blocks)))
-    return wrong
+    rows = {name: cut_of(leaf).differing(*(one[name] for one in digests)) for name, leaf in first.items()}
+    return [Wrong(name, "differs", several) for name, several in rows.items() if several]
 
 
 def repair(state: State, wrong: Sequence[Wrong], sources: Sequence[RowSource]) -> Repaired[State]:
