@@ -454,7 +454,8 @@ class Training(CheckedJob):
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         told = super().manifest(config)
         if self.running is not None:
-            told = _with_faults({**told, "running": self.running.describe()}, "losses", list(map(str, self.running.lost)))
+            running = self.running.describe()
+            told = _with_faults({**told, "running": running}, "losses", running["losses"])
         if (aggregation := self.aggregation) is not None:
             told = _with_faults({**told, "aggregate": str(aggregation)}, "aggregation", aggregation.simulated)
         return told
