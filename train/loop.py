@@ -179,10 +179,9 @@ def run(
             keeper, state = _keeper(job, job.keeping, folder, str(then.get("created")), program)
             state, start = _restarted(job, folder, program, checkpoints, source, keeper, state)
         if first:
-            resumed = job.resume
             record = (
                 Record.resume(folder, manifest, at=start, expected=start)
-                if resumed
+                if job.resume
                 else Record.create(folder, manifest)
             )
             for name, content in program.files().items():
