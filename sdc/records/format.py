@@ -251,19 +251,21 @@ class Format(Generic[T]):
         format, schema, writer = found.get("format"), found.get("schema"), found.get("version")
         if format != self.name and (format is not None or "schema" not in found):
             raise RecordError(f"{place} is no {self.noun} (its format is {format!r}); {self.remedy}")
+        known = isinstance(writer, str) and writer != package_version("jax-sdc")
+        wrote = f"jax-sdc {writer}, which" if known else "the version of jax-sdc that"
+        back = f"read it with {wrote} wrote it, or {self.remedy}"
         if type(schema) is not int or schema != self.version:
-            known = isinstance(writer, str) and writer != package_version("jax-sdc")
-            wrote = f"jax-sdc {writer}, which" if known else "the version of jax-sdc that"
-            raise RecordError(
-                f"{place} has layout {schema!r}, this version of jax-sdc reads {self.version}; read it with {wrote} "
-                f"wrote it, or {self.remedy}"
-            )
+            raise RecordError(f"{place} has layout {schema!r}, this version of jax-sdc reads {self.version}; {back}")
         if format is None:
             raise RecordError(f"{place} is no {self.noun} (its format is None); {self.remedy}")
+        sealed = FIELD in found
         missing = [f"object missing required field {name}" for name in ("version", "host") if name not in found]
-        wrong = ["its checksum is wrong"] if FIELD in found and not is_sound(content) else []
-        unsealed = ["it has no checksum"] if self.sealed and FIELD not in found else []
-        if problem := next(filter(None, (*wrong, *missing, misfit(found, self.type), *unsealed)), None):
+        wrong = ["its checksum is wrong"] if sealed and not is_sound(content) else []
+        unsealed = ["it has no checksum"] if self.sealed and not sealed else []
+        unfit = misfit(found, self.type)
+        if problem := next(filter(None, (*wrong, *missing, unfit, *unsealed)), None):
+            if problem == unfit and sealed:  # as it was written
+                raise RecordError(f"{place} has other fields than this version of jax-sdc reads ({problem}); {back}")
             raise RecordError(f"{place} is damaged ({problem}); {self.remedy}")
         found.pop(FIELD, None)
         return found

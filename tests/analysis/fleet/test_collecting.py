@@ -36,7 +36,7 @@ def reseal(path: Path, old: str, new: str) -> None:
         ('"seconds": 2.0', '"seconds": -2.0', "expected float >= 0"),
         ('"seconds": 2.0', '"seconds": "Infinity"', "inf seconds"),
         ('"work": 1000000000000.0', '"work": "Infinity"', "throughput of inf"),
-        ('"devices": [', '"devices": 5, "x": [', "damaged"),
+        ('"devices": [', '"devices": 5, "x": [', "has other fields"),
         ('"notes": [', '"x": ' + 200 * "[" + 200 * "]" + ', "notes": [', "nested deeper"),
     ],
 )

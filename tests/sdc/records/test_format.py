@@ -73,9 +73,12 @@ def test_numbers_that_json_has_no_word_for(tmp_path: Path) -> None:
         (text_of(lambda body: body.pop("host")), "is damaged (object missing required field host)"),
         (
             text_of(lambda body: body.update(values=["NaN", "much"])),
-            "is damaged (field values[1]: expected float, got str)",
+            "has other fields than this version of jax-sdc reads (field values[1]: expected float, got str); read",
         ),
-        (text_of(lambda body: body.update(values=[None])), "is damaged (field values[0]: expected float, got null)"),
+        (
+            text_of(lambda body: body.update(values=[None])),
+            "has other fields than this version of jax-sdc reads (field ",
+        ),
         (text_of(lambda body: body.update(name="bad")), "contradicts itself: it is bad; make it again"),
         (SAMPLE.encode(GOOD).replace(b"1.5", b"1.6"), "is damaged (its checksum is wrong); make it again"),
         (SAMPLE.encode(GOOD).replace(b"checksum", b"chequesum"), "is damaged (it has no checksum); make it again"),

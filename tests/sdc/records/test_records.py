@@ -112,8 +112,16 @@ def sealed(format: str, **fields: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (kinds.MANIFEST, sealed("jax-sdc record", kind="twin", twins="two"), "is damaged (field twins: "),
-        (kinds.SUMMARY, sealed("jax-sdc record summary", steps=[]), "is damaged (field steps: "),
+        (
+            kinds.MANIFEST,
+            sealed("jax-sdc record", kind="twin", twins="two"),
+            "has other fields than this version of jax-sdc reads (field twins: ",
+        ),
+        (
+            kinds.SUMMARY,
+            sealed("jax-sdc record summary", steps=[]),
+            "has other fields than this version of jax-sdc reads (field steps: ",
+        ),
         (kinds.STEPS, Path.mkdir, "cannot be read (Is a directory); mend that and try again"),
         (kinds.MANIFEST, Path.mkdir, "is a folder, expected a file; name the file itself, or put it in its place"),
         (kinds.SUMMARY, "", "is damaged (it is empty); "),
