@@ -14,7 +14,7 @@ import msgspec
 
 from sdc import schema
 from sdc.records import Contents
-from sdc.schema import MismatchRow, RunManifest, RunSummary, StepRow
+from sdc.schema import MismatchRow, Number, RunManifest, RunSummary, StepRow
 from sdc.verdict import Verdict
 
 from .run_verdict import COUNTS, PRODUCTS, Judgement, final_states, graver, inconclusive, is_apart, judge, what_differs
@@ -148,9 +148,10 @@ def _products(lines: Sequence[tuple[int, schema.ProductRow]]) -> schema.ProductT
     if not lines:
         return None
 
-    def add(found: Sequence[schema.ProductCounts]) -> dict[str, Any]:
-        counts = {name: sum(whole(getattr(one, name)) or 0 for one in found) for name in PRODUCTS}
-        return counts | {name: worst([0.0, *(getattr(one, name) for one in found)]) for name in MARGINS}
+    def add(found: Sequence[schema.ProductCounts]) -> schema.ProductCounts:
+        counts: dict[str, Number] = {name: sum(whole(getattr(one, name)) or 0 for one in found) for name in PRODUCTS}
+        margins = {name: worst([0.0, *(getattr(one, name) for one in found)]) for name in MARGINS}
+        return schema.ProductCounts(**counts, **margins)
 
     sites: dict[str, list[schema.ProductCounts]] = defaultdict(list)
     flagged, confirmed = Counter[tuple[Any, ...]](), Counter[tuple[Any, ...]]()
@@ -161,9 +162,9 @@ def _products(lines: Sequence[tuple[int, schema.ProductRow]]) -> schema.ProductT
             place = tuple(getattr(row, name) for name in PLACE)
             flagged[place] += whole(row.flagged) or 0
             confirmed[place] += whole(row.confirmed) or 0
-    totals = {name: schema.ProductCounts(**add(found)) for name, found in sites.items()}
+    totals = {name: add(found) for name, found in sites.items()}
     return schema.ProductTotals(
-        **add(list(totals.values())),
+        **msgspec.structs.asdict(add(list(totals.values()))),
         first_step=next((step for step, line in lines if whole(line.flagged)), None),
         coverage=min((share for _, line in lines if (share := real(line.coverage)) is not None), default=None),
         skipped=lines[-1][1].skipped,

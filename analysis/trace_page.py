@@ -74,9 +74,11 @@ def describe_difference(a: Trace, b: Trace, found: TraceDifference) -> TraceComp
         guilty = guilty_scope(as_selector(str(result.where)), first)
     except ValueError:  # a selector made in Python, of a trace of somebody's own step
         guilty = None
-    said = {"verdict": Verdict.CORRUPT, "reason": f"the traces part at step {found.step}: {first}"}
+    known = msgspec.structs.asdict(result)
+    known.update(verdict=Verdict.CORRUPT, reason=f"the traces part at step {found.step}: {first}")
+    known.update(first=first.describe(found.step))
     return PartedTraces(
-        **{**msgspec.structs.asdict(result), **said, "first": first.describe(found.step)},
+        **known,
         agreeing=digests * (len(found.steps) - 1) + first.agreeing,
         before=[describe_place(site, iteration) for site, iteration in first.before],
         narrow=None if guilty is None else f'inside("{guilty[0]}")' if guilty[0] else "everything",

@@ -483,7 +483,8 @@ class PartRow(Fields, kw_only=True):
     @property
     def failed(self) -> str | None:
         """Why nothing was found, if so."""
-        return self.found.get("failed")
+        failed: str | None = self.found.get("failed")
+        return failed
 
     def read(self, type: type[T]) -> T:
         """What was found, as the type that its experiment has."""
@@ -795,6 +796,7 @@ class StudyManifest(Manifest, kw_only=True):
     workers: Annotated[Any, about("number of workers")] = None
     workloads: Annotated[dict[str, str] | None, about("for each workload the source of its data")] = None
     parts: Annotated[int | None, about("number of parts, of a study that has lines")] = None
+    settings: Annotated[Any, about("what was asked for")] = None
 
 
 class ProductsManifest(StudyManifest, kw_only=True):

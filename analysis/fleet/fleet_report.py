@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from sdc.verdict import Verdict
 
 from ..report import NOT_MEASURED, Banner, Facts, Items, Part, Report, Section, Table, Text, show, write_page
 from .fleet_summary import DeviceSheetRow, FleetSummary
+from .pair_schedule import Named
 from .suspects import SuspectRow
 
 PAGE, SUSPECTS_SHEET, DEVICES_SHEET = "index.html", "suspects.csv", "devices.csv"
@@ -212,19 +213,19 @@ def _more(rows: Sequence[Any], file: str = "") -> str:
     return f"{len(rows) - MOST:,} more are left out{f'; {file} has all' if file else ''}."
 
 
-def simulation_table(result: Mapping[str, Any]) -> list[Part]:
+def simulation_table(rounds: Sequence[Named], hosts: int, bad: int, probability: float) -> list[Part]:
     """What a terminal shows of a simulation of pairs."""
     header = ("rounds", "named exactly", "95 % interval", "named wrongly", "undecided")
     rows = tuple(
         (
-            str(row["rounds"]), f"{row['share']:.1%}", f"{row['low']:.1%} to {row['high']:.1%}",
-            f"{row['wrong'] / row['trials']:.1%}", f"{row['undecided'] / row['trials']:.1%}",
+            str(row.rounds), f"{row.share:.1%}", f"{row.low:.1%} to {row.high:.1%}", f"{row.wrong / row.trials:.1%}",
+            f"{row.undecided / row.trials:.1%}",
         )
-        for row in result["rounds"]
+        for row in rounds
     )  # fmt: skip
-    about = f"{result['bad']} bad among {result['hosts']} hosts, a pair differs with {result['probability']:g}"
+    about = f"{bad} bad among {hosts} hosts, a pair differs with {probability:g}"
     rule = "named: the only smallest set of hosts with a member in every pair that differed"
-    return [Table(f"{about} (SIMULATED, {result['trials']:,} fleets)", header, rows), Text(rule)]
+    return [Table(f"{about} (SIMULATED, {rounds[0].trials:,} fleets)", header, rows), Text(rule)]
 
 
 def cell(value: Any) -> str:

@@ -261,7 +261,7 @@ def device_rows(
     rows = []
     for (name, simulated), (result, part) in sorted(latest.items(), key=lambda item: item[0]):
         row = DeviceSheetRow(
-            **named_device(result, part, simulated),
+            **msgspec.structs.asdict(named_device(result, part, simulated)),
             suspect=standing.get((name, simulated), ""), agrees_with_other_hosts=name in votes.agreed,
         )  # fmt: skip
         account = whole.devices.get(name) if simulated == whole.simulated else None

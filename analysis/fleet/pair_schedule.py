@@ -201,7 +201,8 @@ def _jobset(number: int, place: int, pair: tuple[str, str], run: str, image: str
     name = f"pair-{number}-{place}"
     coordinator = f"{name}-first-0-0.{name}:{PORT}"
 
-    def job(role: str, process: int) -> dict[str, Any]:
+    jobs = []
+    for process, role in enumerate(("first", "second")):
         flags = ["--run", run, "--coordinator", coordinator, "--processes", "2", "--process", str(process)]
         pod = {
             "restartPolicy": "Never",
@@ -209,8 +210,7 @@ def _jobset(number: int, place: int, pair: tuple[str, str], run: str, image: str
             "containers": [{"name": "pair", "image": image, "command": ["sdc", "pair", *flags]}],
         }
         spec = {"backoffLimit": 0, "parallelism": 1, "completions": 1, "template": {"spec": pod}}
-        return {"name": role, "replicas": 1, "template": {"spec": spec}}
-
+        jobs.append({"name": role, "replicas": 1, "template": {"spec": spec}})
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
@@ -219,7 +219,7 @@ def _jobset(number: int, place: int, pair: tuple[str, str], run: str, image: str
             "suspend": number > 1,
             "network": {"enableDNSHostnames": True, "subdomain": name},
             "failurePolicy": {"maxRestarts": 0},
-            "replicatedJobs": [job("first", 0), job("second", 1)],
+            "replicatedJobs": jobs,
         },
     }
 

@@ -29,7 +29,7 @@ group of devices is accused of counts half.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -234,10 +234,11 @@ class SuspectRow(NamedDevice, kw_only=True):
     next: list[str]  # what to do, as sentences and commands
 
 
-def named_device(result: HostResult, part: DeviceResult, simulated: bool) -> dict[str, Any]:
-    """The fields of a `NamedDevice`."""
-    found = {name: getattr(part, name) for name in ("identity", "kind", "serial", "uuid", "bus", "driver")}
-    return {"host": result.host.name, "device": part.index, "simulated": simulated, **found}
+def named_device(result: HostResult, part: DeviceResult, simulated: bool) -> NamedDevice:
+    return NamedDevice(
+        host=result.host.name, device=part.index, identity=part.identity, kind=part.kind, serial=part.serial,
+        uuid=part.uuid, bus=part.bus, driver=part.driver, simulated=simulated,
+    )  # fmt: skip
 
 
 def find_suspects(
@@ -340,7 +341,7 @@ def _suspect(
     times = sorted([*(each.created for each in sightings), *(each.created for each in past.values())])
     ordered = sorted(sightings, key=lambda each: each.created)
     return SuspectRow(
-        **named_device(result, part, simulated),
+        **msgspec.structs.asdict(named_device(result, part, simulated)),
         confidence=confidence, points=points if alone else points / 2, kinds=kinds,
         workloads=list(dict.fromkeys(each.workload for each in sightings)),
         wrong_runs=sum(count for count, _ in wrong.values()), runs=sum(count for _, count in wrong.values()),

@@ -199,8 +199,9 @@ class Conclusion:
     @property
     def ended(self) -> bool:
         """Whether nothing is to come: the summary is on record, or of all that was planned."""
-        planned = isinstance(self.summary, CampaignSummary | StudySummary)
-        return self.record.ended or (planned and bool(self.summary.complete))
+        summary = self.summary
+        planned = isinstance(summary, CampaignSummary | StudySummary) and bool(summary.complete)
+        return self.record.ended or planned
 
     @property
     def contents(self) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """What a step and its tools cost on chips that are not here: ratios to the first of them, and a report."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -45,16 +44,6 @@ def summarize_estimates(programs: Iterable[ProgramEstimate]) -> EstimateSummary:
             row = msgspec.structs.replace(row, ratio=row.cost / first[row.target])
         rows.append(row)
     return EstimateSummary(reason="an estimate tests no device", programs=rows)
-
-
-def contents_of(summary: EstimateSummary) -> dict[str, Any]:
-    """What `summary.json` says; of a program that does not fit, nothing else."""
-    rows = []
-    for row in summary.programs:
-        fits = row.does_not_fit is None
-        names = set(row.__struct_fields__) - {"does_not_fit"} if fits else {"tool", "target", "does_not_fit", "ratio"}
-        rows.append({name: value for name, value in msgspec.to_builtins(row).items() if name in names})
-    return {"verdict": None, "reason": summary.reason, "programs": rows}
 
 
 def build(record: Contents, summary: EstimateSummary) -> Report:

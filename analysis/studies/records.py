@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from sdc.records import SUMMARY, Contents, Record, RecordError, environment, read_record, to_json
-from sdc.schema import EstimateSummary, Fields, ProductsSummary, ProgramEstimate
+from sdc.records import SUMMARY, Contents, Given, Record, RecordError, environment, read_record, to_json
+from sdc.schema import EstimateSummary, ProductsSummary, ProgramEstimate
 from sdc.train.studies import Measured, NodesMeasured, ProductsMeasured
 
 from ..report import PAGE, Conclusion, Finding, Findings, StudyFindings, study_page, summarize_findings, write_page
@@ -54,17 +54,13 @@ def conclude_study(record: Contents) -> Conclusion:
     return Conclusion(record, found, stored, study_page(record, found))
 
 
-def write_study(
-    folder: Path,
-    measured: Measured | NodesMeasured | ProductsMeasured,
-    manifest: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+def write_study(folder: Path, measured: Measured | NodesMeasured | ProductsMeasured, **manifest: Any) -> dict[str, Any]:
     """Writes the record and the report of a study.
 
     Args:
         folder: a new one.
         measured: what `sdc.train.studies.study` returned, or what `NodesStudy` or `ProductsStudy` measured.
-        manifest: what else the manifest is to say, such as the command and the name of the profile.
+        **manifest: what else the manifest is to say, such as the command and the name of the profile.
 
     Returns:
         The summary, with what `conclude` adds: `sentence`, and the paths `run` (the folder) and `report` (the page).
@@ -73,37 +69,32 @@ def write_study(
         RecordError: the folder exists already, or cannot be written.
     """
     study = measured.study
-    about: Mapping[str, Any]
     if isinstance(measured, ProductsMeasured):
-        about = {
+        shares = products.summarize_products(measured.counts, measured.magnitudes)
+        own = {
             "kind": products.STUDY,
             "config": dict(measured.config),
-            "steps": study.steps,
             "marked_steps": list(measured.study.marked),
             "where": measured.study.where,
-            "seed": study.seed,
             "arithmetic": dataclasses.asdict(measured.rounding),
             "departs": list(measured.departs),
             "magnitudes": list(measured.magnitudes),
         }
-        shares = products.summarize_products(measured.counts, measured.magnitudes)
-        return _write(folder, {**about, **(manifest or {})}, shares)
-    about = {"kind": _nodes.STUDY, "study": study.name, "seed": study.seed}
+        return _write(folder, shares, **{**own, "steps": study.steps, "seed": study.seed, **manifest})
+    own = {"kind": _nodes.STUDY, "study": study.name, "seed": study.seed}
     if isinstance(measured, Measured):
-        own = {"workers": measured.study.workers, "steps": study.steps, "workloads": dict(measured.sources)}
-        about = {**about, "kind": STUDY, **own}
-    return _write(folder, {**about, **(manifest or {})}, summarize_findings(study.name, findings_of(measured)))
+        own |= {"kind": STUDY, "workers": measured.study.workers, "workloads": dict(measured.sources)}
+        own["steps"] = study.steps
+    return _write(folder, summarize_findings(study.name, findings_of(measured)), **{**own, **manifest})
 
 
-def write_estimate(
-    folder: Path, programs: Iterable[ProgramEstimate], manifest: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def write_estimate(folder: Path, programs: Iterable[ProgramEstimate], **manifest: Any) -> dict[str, Any]:
     """Writes the record and the report of what programs cost on chips that are not here.
 
     Args:
         folder: a new one.
         programs: what each costs, without its ratio to the first.
-        manifest: what else the manifest is to say, such as the command.
+        **manifest: what else the manifest is to say, such as the command.
 
     Returns:
         The same as `write_study`.
@@ -111,11 +102,16 @@ def write_estimate(
     Raises:
         RecordError: the folder exists already, or cannot be written.
     """
-    summary = estimates.summarize_estimates(programs)
-    return _write(folder, {"kind": estimates.STUDY, **(manifest or {})}, estimates.contents_of(summary))
+    summary, rows = estimates.summarize_estimates(programs), []
+    for row in summary.programs:  # of a program that does not fit, the file says nothing else
+        fits = row.does_not_fit is None
+        names = set(row.__struct_fields__) - {"does_not_fit"} if fits else {"tool", "target", "does_not_fit", "ratio"}
+        rows.append({name: value for name, value in msgspec.to_builtins(row).items() if name in names})
+    contents = {"verdict": None, "reason": summary.reason, "programs": rows}
+    return _write(folder, contents, kind=estimates.STUDY, **manifest)
 
 
-def _write(folder: Path, manifest: Mapping[str, Any], summary: Fields | Mapping[str, Any]) -> dict[str, Any]:
+def _write(folder: Path, summary: Given, **manifest: Any) -> dict[str, Any]:
     with Record.create(folder, {"environment": environment(), **manifest}) as record:
         record.finish(summary)
     found = conclude_study(read_record(folder))

@@ -189,7 +189,7 @@ def test_shadow() -> None:
 
 def test_the_record_and_the_report_hold_what_was_found(tmp_path: Path) -> None:
     measured = lossy({0.4: pair_drift(0.4)}, (10.0, 10.4, 9.9))
-    summary = write_study(tmp_path / "run", measured, {"command": ["sdc", "study", "lossy"], "seconds": 3})
+    summary = write_study(tmp_path / "run", measured, command=["sdc", "study", "lossy"], seconds=3)
     run = read_record(tmp_path / "run")
     assert (run.manifest["study"], run.manifest["workers"], run.manifest["workloads"]) == ("lossy", 4, SOURCES)
     added = ("sentence", "run", "report")

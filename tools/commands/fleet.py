@@ -178,7 +178,8 @@ def _simulate(options: SimulateCommand) -> int:
         asked = {name: getattr(options, name) for name in ("hosts", "bad", "probability", "trials", "seed")}
         rows = simulate_naming(**asked, rounds=options.rounds)
     result = {"simulated": True, **asked, "rounds": [row._asdict() for row in rows]}
-    show(result, simulation_table(result), as_json=options.json)
+    table = simulation_table(rows, options.hosts, options.bad, options.probability)
+    show(result, table, as_json=options.json)
     return Exit.CLEAN
 
 

@@ -241,7 +241,7 @@ def _recorded(
         started = time.perf_counter()
         measured = experiment(*parts)
         seconds = round(time.perf_counter() - started)
-        summary = write_study(folder, measured, {"command": ["sdc", *sys.argv[1:]], "seconds": seconds, **about})
+        summary = write_study(folder, measured, command=["sdc", *sys.argv[1:]], seconds=seconds, **about)
     show(summary, describe(folder).report, as_json=command.json)
     return Exit.CLEAN
 

@@ -423,10 +423,10 @@ def _alone(run: Callable[[], Found]) -> Callable[[Sequence[PartRow]], Found]:
 
 
 def _failures(study: ScarStudy, subject: Subject, start: int, done: Sequence[PartRow]) -> Failures:
-    told = next(one for one in done if (one.workload, one.what) == (subject.name, "criterion"))
-    if told.failed is not None:
+    part = next(one for one in done if (one.workload, one.what) == (subject.name, "criterion"))
+    if part.failed is not None:
         raise DoesNotConverge(f"{subject.name} has no criterion; see there")
-    trajectory = trials.until(_train(study, subject, start), *told.read(Criterion).criteria)
+    trajectory = trials.until(_train(study, subject, start), *part.read(Criterion).criteria)
     seed, count = [study.seed, start], study.trials // study.starts
     hit = {
         (lost, how): trials.failures(count, trajectory, lost, how, seed=seed)
@@ -444,10 +444,12 @@ def _failures(study: ScarStudy, subject: Subject, start: int, done: Sequence[Par
             after.append(one.after)
     outcome = trials.go_on(trajectory, after, trials.recovered(trajectory, recovered))
     costs, sizes = (np.split(array, len(CASES)) for array in (outcome.costs, outcome.sizes))
-    rows = [
-        FailureCase(**case._asdict(), costs=finite(costs[n]), sizes=sizes[n].tolist(), **_told(case, hit, held))
-        for n, case in enumerate(CASES)
-    ]
+    rows = []
+    for n, case in enumerate(CASES):
+        row = FailureCase(**case._asdict(), costs=finite(costs[n]), sizes=sizes[n].tolist())
+        told = _told(case, hit, held)
+        row.predicted, row.bound = told.get("predicted", []), told.get("bound", [])
+        rows.append(row)
     # A restore of everything, batches and random numbers too, costs what it goes back, bit for bit.
     half, whole = hit[HALF, "random"], held["priority", 1.0]
     before = trials.recovered(trajectory, [trials.recover(one, whole, everything=True) for one in half])
