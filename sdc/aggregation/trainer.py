@@ -42,6 +42,11 @@ class WorkerGradient(NamedTuple):
     report: Any  # what the step reports, the same on every worker; `report.loss` is the mean loss
     extra: Mapping[str, Any] = {}  # further arguments of the optimizer's `update`
 
+    def apply(self, optimizer: optax.GradientTransformationExtraArgs, params: Tree, inner: Tree) -> tuple[Tree, Tree]:
+        """The worker's parameters, and its state of the optimizer, after the step."""
+        updates, inner = optimizer.update(self.gradient, inner, params, **self.extra)
+        return optax.apply_updates(params, updates), inner
+
 
 class LossReport(NamedTuple):
     """What a step reports."""
@@ -305,8 +310,7 @@ def data_parallel(
         def one(state: Any, batch: Tree) -> Any:
             params, inner, combined = jax.tree.map(lambda x: x[0], state)
             found = combining.combine(one_worker, axis_name, params, batch, combined)
-            updates, inner = whole.update(found.gradient, inner, params, **found.extra)
-            new = optax.apply_updates(params, updates), inner, found.state
+            new = *found.apply(whole, params, inner), found.state
             return jax.tree.map(lambda x: jnp.asarray(x)[None], new), found.report
 
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # another one may be set

@@ -201,8 +201,7 @@ class Replicas:
 
         rate = learning_rate(self.config.optimizer, state.step)
         with jax.numpy_dtype_promotion("standard"):  # optax raises Python floats to integer powers
-            updates, optimizer = self.optimizer.update(gradient, state.optimizer, state.params, **found.extra)
-            params = optax.apply_updates(state.params, updates)
+            params, optimizer = found._replace(gradient=gradient).apply(self.optimizer, state.params, state.optimizer)
         if self.aggregation.lossy is not None:
             norm = global_norm(optimizer.previous, self._spread)
             report |= {"lossy": optimizer.report._asdict(), "log": optimizer.log._asdict()}
