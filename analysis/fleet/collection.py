@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from sdc.burnin import BURN_IN, RESULT, BurninResult, CheckedDevice, Ended, Finding, Tally
 from sdc.records import AnyPath, RecordError, reason
 from sdc.settings import SettingError
@@ -80,14 +82,14 @@ class HostResult:
     unfinished: tuple[Ended, ...]
 
 
-class Refused(NamedTuple):
+class Refused(msgspec.Struct, frozen=True):
     """A file that does not count, and why."""
 
     file: str
     reason: str
 
 
-class Duplicate(NamedTuple):
+class Duplicate(msgspec.Struct, frozen=True):
     """A file with a result that was read already."""
 
     file: str

@@ -46,9 +46,9 @@ def test_lies_are_refused_and_told(old: str, new: str, why: str, tmp_path: Path)
     reseal(bad, old, new)
     found = collect([tmp_path])
     assert [each.host.name for each in found.results] == ["honest"]
-    ((file, reason),) = found.refused
-    assert file == str(bad)
-    assert why in reason
+    (refused,) = found.refused
+    assert refused.file == str(bad)
+    assert why in refused.reason
 
 
 def test_damage_is_refused_and_told(tmp_path: Path) -> None:
