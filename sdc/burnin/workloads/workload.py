@@ -18,13 +18,9 @@ if TYPE_CHECKING:
 Family: TypeAlias = Literal[
     "matrix", "attention", "functions", "reductions", "ordering", "memory", "transfers", "collectives", "training"
 ]
-# Module of this package whose `build_NAME` builds each family.
-BUILT_IN: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("matrix", "attention", "functions", "reductions", "ordering"), "arithmetic"),
-        **dict.fromkeys(("memory", "transfers", "collectives"), "movement"),
-    }
-)
+# Modules of this package whose `build_NAME` build the families, but for the one that the training registers.
+MODULES = ("arithmetic", "movement")
+BUILT_IN: tuple[Family, ...] = tuple(name for name in get_args(Family) if name != "training")
 Unit: TypeAlias = Literal["flop", "byte"]
 AXIS = "device"  # axis over the local devices, under which the program of a workload that spans all of them runs
 
@@ -45,7 +41,7 @@ class BurninWorkload:
     """A program, its data, and what is known of them: a family is a subclass with `inputs`, `run` and `reference`."""
 
     name: str  # family, type, sizes and data, as in `matrix/float32/8x8x8/normal`; unique within a burn-in
-    family: Family  # the part of a device that it is for
+    family: str  # the part of a device that it is for: one of `Family`, or registered
     dtype: str  # type of its data
     data: str  # kind of its data, see `arrays`
     sizes: tuple[int, ...]  # of its operands, as the family counts them
@@ -66,7 +62,7 @@ class BurninWorkload:
         return type(self).reference is not BurninWorkload.reference
 
     def __post_init__(self) -> None:
-        for name, known in (("family", get_args(Family)), ("unit", get_args(Unit))):
+        for name, known in (("family", (*get_args(Family), *_REGISTERED)), ("unit", get_args(Unit))):
             if getattr(self, name) not in known:
                 raise SettingError(name, getattr(self, name), f"expected one of {', '.join(known)}")
         if self.elements < 1:
@@ -178,6 +174,11 @@ def families() -> tuple[str, ...]:
     return (*BUILT_IN, *_REGISTERED)
 
 
+def _built_in(name: str) -> Build:
+    modules = (importlib.import_module(f".{module}", __package__) for module in MODULES)
+    return next(build for module in modules if (build := getattr(module, f"build_{name}", None)) is not None)
+
+
 def workloads(
     level: str | Level,
     devices: "Sequence[jax.Device]",
@@ -196,10 +197,7 @@ def workloads(
     found: list[BurninWorkload] = []
     for name in families():
         if only is None or name in only:
-            build = _REGISTERED.get(name)
-            if build is None:
-                build = getattr(importlib.import_module(f".{BUILT_IN[name]}", __package__), f"build_{name}")
-            found += build(request)
+            found += (_REGISTERED.get(name) or _built_in(name))(request)
     counts = Counter(each.name for each in found)
     if twice := sorted(name for name, count in counts.items() if count > 1):
         raise SettingError("name", twice[0], "two workloads have this name; give each its own")

@@ -1,5 +1,7 @@
 """Levels, families, and what is refused."""
 
+import dataclasses
+
 import jax
 import pytest
 
@@ -39,14 +41,20 @@ def test_one_device_has_no_collectives_and_copies_to_no_other(devices: list[jax.
 
 
 def test_a_family_from_outside(devices: list[jax.Device], few: list[BurninWorkload]) -> None:
+    made: list[BurninWorkload] = []
+
     def build(request: FamilyRequest) -> list[BurninWorkload]:
         assert request.dtypes == ("float32",)
-        return few[:1]
+        made[:] = [dataclasses.replace(few[0], family="mine")]
+        return [*made, few[1]]
 
+    with pytest.raises(SettingError, match="family=mine"):
+        dataclasses.replace(few[0], family="mine")
     register("mine", build)
     try:
         assert families()[-1] == "mine"
-        assert workloads(SMALLEST, devices, ["float32"], only=["mine"]) == few[:1]
+        found = workloads(SMALLEST, devices, ["float32"], only=["mine"])
+        assert (found[0].family, found) == ("mine", [*made, few[1]])
         with pytest.raises(SettingError, match="name=mine: is a family"):
             register("mine", build)
         with pytest.raises(SettingError, match="two workloads have this name"):
