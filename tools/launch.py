@@ -152,10 +152,14 @@ def experiment(name: str, count: int, parts: Generator[str, None, Found]) -> Fou
         return studies.finish(parts, progress.advance)
 
 
-def new_folder(kind: str, named: Path | None = None) -> Path:
-    """The folder that the flags name, or one below `runs/`; there is nothing in it."""
-    folder = named or Path("runs") / f"{kind}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-    check_folder(folder, False, kind, resumable=False)
+def new_folder(
+    kind: str, named: str | PathLike[str] | None = None, *, resume: bool = False, resumable: bool = False
+) -> Path:
+    """The folder that the flags name, or one below `runs/`; there is nothing in it, or what is to be continued."""
+    if resume and named is None:
+        raise SettingError("resume", None, "continues what is in the folder that --run names; give --run DIR")
+    folder = Path(named or f"runs/{kind.split()[0]}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}")
+    check_folder(folder, resume, kind, resumable=resumable)
     return folder.absolute()
 
 

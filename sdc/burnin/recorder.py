@@ -4,7 +4,6 @@ import dataclasses
 import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import msgspec
@@ -20,7 +19,7 @@ from .judgement import judge
 from .results import BurninResult, BurninSettings, Tally
 from .rounds import Listener, burn_in, planned_result
 from .sensors import Monitor, driver_errors
-from .workloads import BurninWorkload, find_level, workloads
+from .workloads import BurninWorkload, find_level
 
 DOUBT = "checksums flag rows that come out the same again"
 
@@ -48,14 +47,11 @@ def record(
 
     There is no register where anything differed, did not run to its end, or nothing agreed.
     """
-    found = workloads(settings.level, devices, settings.dtypes, only=settings.only, seed=settings.seed)
-    result, summary = _run(
-        found, devices, settings.level, minutes=settings.minutes, rounds=settings.rounds, on_event=on_event
-    )
+    result, summary = _run(settings, settings.chosen(devices), devices, on_event)
     summary.sentences += [f"not recorded: {name}: {DOUBT}" for name in doubtful(result)]
     if summary.verdict is not Verdict.CLEAN:
         return None, summary
-    register = register_of(result, surroundings(devices), level=settings.level, dtypes=settings.dtypes)
+    register = register_of(result, surroundings(devices))
     if not register.entries:
         summary.add(Verdict.INCONCLUSIVE, "no workload ran twice on a device, or on two devices of a kind")
         return None, summary
@@ -89,11 +85,11 @@ def verify(
             recording = register.recordings[seen.recording]
             kinds[recording.level, tuple(recording.dtypes), entry.subject.seed].add(entry.subject.workload)
     for (level, dtypes, seed), names in kinds.items():
-        every = workloads(level, devices, dtypes, seed=seed)
-        found = [workload for workload in every if workload.name in names]
+        settings = BurninSettings(level=level, dtypes=dtypes, seed=seed, rounds=rounds)
+        found = [workload for workload in settings.chosen(devices) if workload.name in names]
         if not found:
             continue
-        result, part = _run(found, devices, level, rounds=rounds, golden=golden, on_event=on_event)
+        result, part = _run(settings, found, devices, on_event, golden)
         summary.add(part.verdict, *part.sentences)
         used |= {tally.key for tally in result.workloads if tally.golden}
         wrong |= {tally.key for tally in result.workloads if tally.differences}
@@ -107,13 +103,20 @@ def verify(
 
 
 def _run(
-    found: Sequence[BurninWorkload], devices: Sequence[jax.Device], level: str, **length: Any
+    settings: BurninSettings,
+    found: Sequence[BurninWorkload],
+    devices: Sequence[jax.Device],
+    on_event: Listener,
+    golden: Mapping[str, str] | None = None,
 ) -> tuple[BurninResult, Confirmed]:
     """A burn-in, and what is to be said of it. How fast it was does not matter."""
     described = describe_devices(devices)
-    planned = planned_result(found, devices, described)
     with Monitor(described) as monitor:
-        result = burn_in(found, devices, result=planned, pauses=find_level(level).pauses, **length)
+        result = burn_in(
+            found, devices, minutes=settings.minutes, rounds=settings.rounds, golden=golden, on_event=on_event,
+            pauses=find_level(settings.level).pauses,
+            result=planned_result(found, devices, described, settings=settings),
+        )  # fmt: skip
     judged, summary = judge(result), Confirmed()
     if judged.verdict is Verdict.CORRUPT:
         summary.add(Verdict.CORRUPT, *judged.sentences)
@@ -148,7 +151,7 @@ def recorded(result: BurninResult) -> dict[str, str]:
     }
 
 
-def register_of(result: BurninResult, environment: Mapping[str, str], *, level: str, dtypes: Sequence[str]) -> Register:
+def register_of(result: BurninResult, environment: Mapping[str, str]) -> Register:
     """The digests of a burn-in in an environment (`surroundings`) in which runs or devices agreed."""
     name, mark = uuid.uuid4().hex, mark_of(environment)
     doubts = doubtful(result)
@@ -178,8 +181,8 @@ def register_of(result: BurninResult, environment: Mapping[str, str], *, level: 
         devices=[msgspec.convert(device, Device, from_attributes=True) for device in result.devices],
         created=now(),
         version=package_version("jax-sdc"),
-        level=level,
-        dtypes=list(dtypes),
+        level=result.settings.level,
+        dtypes=list(result.settings.dtypes),
         rounds=result.rounds,
     )
     return Register(environments={mark: dict(environment)}, recordings={name: recording}, entries=entries)

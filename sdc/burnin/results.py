@@ -5,7 +5,8 @@
 
 import dataclasses
 import uuid
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -14,7 +15,10 @@ from sdc.settings import Flag, SettingError, Within, check_fields
 from ..schema import Device, Environment, Fields, Header, about, now
 from ..verdict import Verdict
 from .sensors import Course
-from .workloads import Family, find_level
+from .workloads import DTYPES, BurninWorkload, DataType, Family, LevelName, find_level, workloads
+
+if TYPE_CHECKING:
+    import jax
 
 RESULT = "result.json"  # name of the file in the folder of a burn-in
 EVENTS = "events.jsonl"  # name of the log beside it
@@ -23,6 +27,7 @@ BUNDLE = "bundle.tar.gz"  # name of the evidence beside it, where something was 
 UNDER_WAY, ON_REQUEST = "under way", "asked to stop"
 MOST_ROUNDS = 10**9
 Evidence: TypeAlias = Literal["repeat", "vote", "golden", "reference", "checksums"]
+Accepted: TypeAlias = Literal["repeat"]
 Persistence: TypeAlias = Literal["transient", "intermittent", "persistent"]
 
 
@@ -178,7 +183,7 @@ class BurninSettings:
 
     level: Annotated[
         str,
-        Flag(type=Literal["quick", "prejob", "acceptance", "soak"]),
+        Flag(type=LevelName),
         about("`quick`, `prejob`, `acceptance` or `soak`"),
     ] = "quick"
     """Sizes and length: quick (2 rounds), prejob (5 minutes), acceptance (an hour) or soak (a day)."""
@@ -196,15 +201,15 @@ class BurninSettings:
     """Only this family of workloads; may be repeated. By default all."""
     dtypes: Annotated[
         tuple[str, ...],
-        Flag(type=tuple[Literal["float32", "bfloat16", "float16"], ...]),
+        Flag(type=tuple[DataType, ...]),
         about("types of floating-point numbers"),
-    ] = ("float32", "bfloat16")
+    ] = DTYPES
     """Types of floating-point numbers."""
     seed: Annotated[int, Within(0, 2**32 - 1), about("from which data are made")] = 0
     """From which data are made: golden digests are of one seed."""
     accept: Annotated[
         tuple[str, ...],
-        Flag(type=tuple[Literal["repeat"], ...], repeated=True),
+        Flag(type=tuple[Accepted, ...], repeated=True),
         about("what was accepted, such as `repeat`"),
     ] = ()
     """Accept that a device alone can only repeat itself (repeat), which is blind to faults that repeat themselves."""
@@ -227,6 +232,10 @@ class BurninSettings:
             rounds = 2 if minutes is None else None
         accept = tuple(dict.fromkeys(self.accept))
         return dataclasses.replace(self, minutes=minutes, rounds=rounds, only=self.only or None, accept=accept)
+
+    def chosen(self, devices: "Sequence[jax.Device]") -> list[BurninWorkload]:
+        """The workloads that these settings ask for on devices."""
+        return workloads(self.level, devices, self.dtypes, only=self.only, seed=self.seed)
 
 
 class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):

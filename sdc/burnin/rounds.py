@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast, get_args
 
 import jax
 import msgspec
@@ -24,10 +24,9 @@ from .host import surroundings
 from .programs import Programs, RunOutcome
 from .rehearsal import check_faults
 from .reproduce import sum_of
-from .results import ON_REQUEST, BurninResult, BurninSettings, CheckedDevice, Ended, Finding, GoldenUse, Tally
+from .results import ON_REQUEST, Accepted, BurninResult, BurninSettings, CheckedDevice, Ended, Finding, GoldenUse, Tally
 from .workloads import BurninWorkload, keeps_subnormals
 
-ACCEPTED = ("repeat",)  # what may be accepted
 DETAILED = 4  # differences of a workload on a device that are run again and compared; those after them are counted
 NAP = 0.05  # seconds between two questions whether to stop
 LIMIT = 1800.0  # seconds after which a device that does not answer is given up: a large program compiles in less
@@ -95,7 +94,7 @@ def burn_in(
     A device that fails midway ends what it fails in, with its reason: that is no result of its own.
     """
     accepted = [accept] if isinstance(accept, str) else list(accept)
-    unknown = sorted(set(accepted) - set(ACCEPTED))
+    unknown = sorted(set(accepted) - set(get_args(Accepted)))
     names = [workload.name for workload in workloads]
     for wrong, setting, given, problem in (
         (not devices, "devices", None, "expected one device at least"),
@@ -104,7 +103,7 @@ def burn_in(
         (minutes is not None and not minutes > 0, "minutes", minutes, "expected a positive number"),
         (rounds is not None and rounds < 1, "rounds", rounds, "expected at least 1"),
         (not pauses or min(pauses) < 0, "pauses", pauses, "expected a number of seconds for each round, 0 or more"),
-        (unknown, "accept", unknown and unknown[0], f"expected some of {', '.join(ACCEPTED)}"),
+        (unknown, "accept", unknown and unknown[0], f"expected some of {', '.join(get_args(Accepted))}"),
         (
             programs is not None and programs.devices != tuple(devices), "programs", None,
             "were compiled for other devices; leave them out",

@@ -27,7 +27,7 @@ from .programs import Programs
 from .results import BUNDLE, EVENTS, RESULT, UNDER_WAY, BurninResult, BurninSettings, BurstOutlook, GoldenUse
 from .rounds import Kept, burn_in, planned_result
 from .sensors import Monitor
-from .workloads import find_level, workloads
+from .workloads import find_level
 
 EVERY = 10.0  # seconds from one snapshot of the result to the next
 STEPS_OF = "training"  # family whose runs are training steps
@@ -50,9 +50,8 @@ class Session:
     inject: Sequence[Fault] = ()
     resume: bool = False  # whether to go on from the result in the folder
     command: list[str] | None = None
-    outlooks: Callable[[int], Sequence[BurstOutlook]] | None = (
-        None  # what training steps would have seen of known bursts
-    )
+    # What so many training steps would have seen of known bursts.
+    outlooks: Callable[[int], Sequence[BurstOutlook]] | None = None
     steps: int = 1  # training steps in a run of a workload of the family `training`
     doubts: Sequence[str] = ()  # what stands against a PASS from the beginning
     on_event: Callable[[Mapping[str, Any]], None] = lambda event: None
@@ -95,7 +94,7 @@ class Session:
             self.folder.mkdir(parents=True, exist_ok=True)  # when all else is right
             held.callback(Lock(self.folder).release)
             self._monitor = held.enter_context(Monitor(described))
-            found = workloads(settings.level, devices, settings.dtypes, only=settings.only, seed=settings.seed)
+            found = settings.chosen(devices)
             result = planned_result(
                 found, devices, described, settings=settings, command=self.command,
                 environment=msgspec.convert(environment(), Environment),

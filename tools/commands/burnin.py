@@ -117,8 +117,6 @@ def run(options: BurninCommand) -> int:
 
 
 def _burn(options: BurninCommand, asked: DeviceRequest, session: "Session") -> BurninResult:
-    from sdc.burnin.workloads import workloads
-
     starting = _start_timer(STARTING, options, session, f"devices that do not start in {STARTING:g} s")
     try:
         devices, problem = start_devices(asked)
@@ -129,7 +127,7 @@ def _burn(options: BurninCommand, asked: DeviceRequest, session: "Session") -> B
     if problem is not None or platform is None or (asked.platform is not None and platform != asked.platform):
         return session.without("; ".join([*session.doubts, *filter(None, [problem])]))
     settings = session.settings
-    names = [each.name for each in workloads(settings.level, devices, settings.dtypes, only=settings.only)]
+    names = [each.name for each in settings.chosen(devices)]
     faults = burnin.rehearsed(options.suspect, settings.faults, len(devices) - 1)
     session.inject = burnin.matching(faults, names)
     session.settings = dataclasses.replace(settings, faults=tuple(map(str, session.inject)))

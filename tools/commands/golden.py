@@ -1,5 +1,6 @@
 """`sdc golden`: records what healthy devices compute, and verifies, merges and lists such registers."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -120,15 +121,10 @@ def _record(options: RecordCommand) -> int:
     with usage_errors():
         settings, asked = options.settings.resolved(), burnin.parse_devices(options.devices)
         _check_new("FILE", options.file)
-    devices = _devices(asked)
-    from sdc.burnin import record
+    with _at_load(options.file, asked, settings.minutes, settings.rounds) as (devices, on_event):
+        from sdc.burnin import record
 
-    with (
-        _progress(settings.minutes, settings.rounds) as progress,
-        run_errors(options.file, resumable=False),
-        burnin.claimed(_names(devices)),
-    ):
-        register, found = record(settings, devices, on_event=progress.update)
+        register, found = record(settings, devices, on_event=on_event)
         if register is not None:
             GOLDEN.write(options.file, register)
     if register is None:
@@ -154,15 +150,10 @@ def _verify(options: VerifyCommand) -> int:
     if options.devices is None and all(each.subject.kind.startswith("cpu ") for each in register.entries):
         most = max((len(recording.devices) for recording in register.recordings.values()), default=1)
         asked = burnin.parse_devices(str(max(1, most)))
-    devices = _devices(asked)
-    from sdc.burnin import verify
+    with _at_load(options.file, asked, None, options.rounds) as (devices, on_event):
+        from sdc.burnin import verify
 
-    with (
-        _progress(None, options.rounds) as progress,
-        run_errors(options.file, resumable=False),
-        burnin.claimed(_names(devices)),
-    ):
-        found = verify(register, devices, rounds=options.rounds, on_event=progress.update)
+        found = verify(register, devices, rounds=options.rounds, on_event=on_event)
     about = {"file": str(options.file), "confirmed": found.confirmed, "elsewhere": found.elsewhere}
     said = f"{found.confirmed} digests confirmed by this host"
     if found.elsewhere:
@@ -223,30 +214,25 @@ def _check_new(setting: str, file: Path) -> None:
     check_place(setting, file)
 
 
-def _devices(asked: DeviceRequest) -> "Sequence[jax.Device]":
-    """Starts the devices. Others than were asked for are not tested in their place."""
+@contextlib.contextmanager
+def _at_load(
+    file: Path, asked: DeviceRequest, minutes: float | None, rounds: int | None
+) -> Iterator[tuple[Sequence["jax.Device"], Callable[[Mapping[str, Any]], None]]]:
+    """Starts and claims devices, and shows how far their load is; others than were asked for do not stand in."""
     devices, problem = start_devices(asked)
     if problem is not None:
         raise CommandError(problem, Exit.INCONCLUSIVE)
     if doubts := asked.doubts(devices[0].platform, len(devices)):
         raise CommandError("; ".join(doubts), Exit.INCONCLUSIVE)
-    return devices
-
-
-def _names(devices: "Sequence[jax.Device]") -> list[str]:
-    """What to claim: devices that a burn-in tests are not loaded a second time."""
     from sdc.records import describe_devices
-
-    return burnin.claim_names(describe_devices(devices))
-
-
-def _progress(minutes: float | None, rounds: int | None) -> Any:
     from sdc.train import register_training
 
     from .. import BurninProgress
 
     register_training()
-    return BurninProgress(minutes, rounds)
+    claim = burnin.claimed(burnin.claim_names(describe_devices(devices)))  # a burn-in may test them
+    with BurninProgress(minutes, rounds) as progress, run_errors(file, resumable=False), claim:
+        yield devices, progress.update
 
 
 def _end(found: "Confirmed", about: dict[str, Any], sentence: str, as_json: bool) -> int:

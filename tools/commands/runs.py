@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-from pathlib import Path
 
 from sdc import analysis, tools, train
 from sdc.train import CampaignJob, Tracing, Training, Twins
@@ -71,10 +70,9 @@ class CampaignCommand(ResultCommand):
 def campaign(command: CampaignCommand) -> int:
     with usage_errors():
         command.job.check()
-        folder = Path(command.job.folder).absolute() if command.job.folder else tools.new_folder("campaign")
+        devices = tools.check_devices(command.devices, command.job, 1)
+        folder = tools.new_folder("campaign", command.job.folder, resume=command.job.resume, resumable=True)
         job = dataclasses.replace(command.job, folder=folder)
-        devices = tools.check_devices(command.devices, job, 1)
-        tools.check_folder(folder, job.resume, "campaign")
         loaded = job.load()
     with usage_errors():
         done = train.rows_done(job, folder)

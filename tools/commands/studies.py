@@ -27,7 +27,7 @@ from sdc.train.studies import (
 )
 from sdc.verdict import Exit
 
-from .. import CommandError, Only, ResultCommand, check_folder, experiment, new_folder, onward, run_errors, usage_errors
+from .. import CommandError, Only, ResultCommand, experiment, new_folder, onward, run_errors, usage_errors
 
 Text = Annotated[Workload, Only("config", "seed", "corpus", "tokenizer")]
 TRAINED = Only("steps", "seed")
@@ -248,10 +248,7 @@ def _recorded(
 
 def _scar(options: ScarStudyCommand) -> int:
     with usage_errors():
-        if options.resume and options.run is None:
-            raise SettingError("resume", None, "continues what is in the folder that --run names; give --run DIR")
-        folder = options.run.absolute() if options.run else new_folder("scar")
-        check_folder(folder, options.resume, "scar study")
+        folder = new_folder("scar study", options.run, resume=options.resume, resumable=True)
         if not options.workload:
             raise SettingError("workload", None, "expected one or several; see --help")
         options.study.check()

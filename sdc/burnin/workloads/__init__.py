@@ -20,12 +20,15 @@ if TYPE_CHECKING:  # for the other packages of this project
     )
     from .workload import (
         AXIS as AXIS,
+        DTYPES as DTYPES,
         LEVELS as LEVELS,
         SMALLEST as SMALLEST,
         Bench as Bench,
+        DataType as DataType,
         Family as Family,
         FamilyRequest as FamilyRequest,
         Level as Level,
+        LevelName as LevelName,
         BurninWorkload as BurninWorkload,
         families as families,
         find_level as find_level,

@@ -22,6 +22,10 @@ Family: TypeAlias = Literal[
 MODULES = ("arithmetic", "movement")
 BUILT_IN: tuple[Family, ...] = tuple(name for name in get_args(Family) if name != "training")
 Unit: TypeAlias = Literal["flop", "byte"]
+LevelName: TypeAlias = Literal["quick", "prejob", "acceptance", "soak"]
+DataType: TypeAlias = Literal[
+    "float32", "bfloat16", "float16"
+]  # floating-point numbers that the families have data for
 AXIS = "device"  # axis over the local devices, under which the program of a workload that spans all of them runs
 
 
@@ -155,7 +159,6 @@ class FamilyRequest(NamedTuple):
 
 _REGISTERED: dict[str, Build] = {}
 DTYPES = ("float32", "bfloat16")
-KNOWN = ("float32", "bfloat16", "float16")  # types of floating-point numbers that the families have data for
 
 
 def register(name: str, build: Build) -> None:
@@ -190,7 +193,7 @@ def workloads(
     """The workloads of a level, of some families or all; collectives and copies between devices need two devices."""
     if not devices:
         raise SettingError("devices", None, "expected one device at least")
-    for setting, given, known in (("dtypes", dtypes, KNOWN), ("only", only or (), families())):
+    for setting, given, known in (("dtypes", dtypes, get_args(DataType)), ("only", only or (), families())):
         if unknown := [name for name in given if name not in known]:
             raise SettingError(setting, unknown[0], f"expected some of {', '.join(known)}")
     request = FamilyRequest(find_level(level), devices, tuple(dtypes), seed)

@@ -108,19 +108,21 @@ def test_digests_of_elsewhere_are_explained(pair: list[jax.Device]) -> None:
 
 def test_a_workload_that_checksums_doubt_is_left_out(few: list[BurninWorkload], programs: Programs) -> None:
     chosen = [each for each in few if each.family in ("matrix", "ordering", "collectives")]
-    planned = planned_result(chosen, programs.devices, describe_devices(programs.devices))
+    settings = BurninSettings(level="prejob", dtypes=("float32",))
+    planned = planned_result(chosen, programs.devices, describe_devices(programs.devices), settings=settings)
     result = burn_in(chosen, programs.devices, rounds=2, programs=programs, result=planned)
     assert judge(result).verdict.acceptance == "PASS"
     here = surroundings(programs.devices)
-    register = register_of(result, here, level="quick", dtypes=["float32"])
+    register = register_of(result, here)
     assert lookup(register) == recorded(result)
+    assert [(each.level, each.dtypes) for each in register.recordings.values()] == [("prejob", ["float32"])]
     shards = [entry.subject.shard for entry in register.entries if entry.subject.shard is not None]
     assert shards == [0, 1, 2, 3]
     matrix = next(each.name for each in chosen if each.family == "matrix")
     result.tallies[matrix, 2].flagged, result.tallies[matrix, 2].confirmed = 2, 1
-    left = register_of(result, here, level="quick", dtypes=["float32"])
+    left = register_of(result, here)
     assert {entry.subject.workload for entry in register.entries} - {
         entry.subject.workload for entry in left.entries
     } == {matrix}
     with pytest.raises(ValueError, match="ran in environment"):
-        register_of(result, {**here, "driver": "1"}, level="quick", dtypes=["float32"])
+        register_of(result, {**here, "driver": "1"})
