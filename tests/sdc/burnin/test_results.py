@@ -105,7 +105,7 @@ def test_a_report_that_contradicts_itself_is_refused(
         ),
         "rests on repeat, vote, and what it counts is vote": damaged(healthy, workloads=rows(repeated=0)),
         "rests on vote, golden": damaged(healthy, evidence=["vote", "golden"]),
-        "is damaged .*>= 0": msgspec.structs.replace(healthy, rounds=-3),
+        "has other fields .*>= 0": msgspec.structs.replace(healthy, rounds=-3),
         "the verdict is PASS, and FAIL": damaged(healthy, workloads=rows(confirmed=5)),
         "none is named": damaged(healthy, workloads=rows(simulated=5)),
         "for every device": damaged(healthy, workloads=rows()[:-1]),
