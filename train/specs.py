@@ -403,7 +403,7 @@ class Training(CheckedJob):
 
     Example:
         >>> from sdc.train.specs import Training
-        >>> Training(steps=3, faults=["nan,rate=1e-4,site=fwd/attn"]).check()
+        >>> Training(steps=3, faults=['nan(rate=1e-4, site="fwd/attn")']).check()
     """
 
     kind: ClassVar[str] = "train"

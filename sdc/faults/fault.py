@@ -421,7 +421,7 @@ def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
         >>> from sdc.faults import parse_fault
         >>> parse_fault('bitflip(bits=30, rate=1e-4, site="fwd/attn", onset=3)').when.onset
         3
-        >>> parse_fault("nan,rate=1e-4,fsdp=1,expert=3")
+        >>> parse_fault("nan,rate=1e-4,fsdp=1,expert=3")  # shorthand
         nan(rate=0.0001, fsdp=1, expert=3)
     """
     hit, term = read_hit("fault", text, EXAMPLE, _OWN)
@@ -455,7 +455,7 @@ def as_fault(fault: Fault | What | str) -> Fault:
 
     Example:
         >>> from sdc.faults import as_fault
-        >>> fault = as_fault("bitflip,field=exponent,run=8")
+        >>> fault = as_fault('bitflip(field="exponent", run=8)')
         >>> fault.what, fault.pattern
         (bitflip(field="exponent"), Run(length=8))
     """

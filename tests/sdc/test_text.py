@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from hypothesis import given, strategies as st
 
 import sdc
 from sdc.aggregation.delays import (
+    LATENCIES as FORMS,
     Bernoulli,
     BoundedLogNormal,
     Constant,
@@ -23,6 +25,7 @@ from sdc.aggregation.delays import (
     parse_latency,
 )  # fmt: skip
 from sdc.aggregation.methods import (
+    METHODS,
     Aggregation,
     DropCompute,
     Lossy,
@@ -33,11 +36,24 @@ from sdc.aggregation.methods import (
     parse_aggregation,
 )  # fmt: skip
 from sdc.faults.fault import Fault, One, Pattern, Row, Run, Stride, Tile, When, Whole, as_fault, parse_fault
-from sdc.faults.kinds import Add, BitFlip, Gaussian, Mixed, Relative, Rotate, Scale, Sign, Stuck, StuckBit, Tailed
+from sdc.faults.kinds import (
+    KINDS,
+    Add,
+    BitFlip,
+    Gaussian,
+    Mixed,
+    Relative,
+    Rotate,
+    Scale,
+    Sign,
+    Stuck,
+    StuckBit,
+    Tailed,
+)
 from sdc.nodes.simulated_nodes import SuspectName, parse_suspect
 from sdc.program import as_selector
 from sdc.text import Rest, read_value, split
-from sdc.train.keeper import LostShards, Running
+from sdc.train.keeper import LOSSES, LostShards, Running
 from sdc.train.specs import Simulation, parse_simulation
 
 POSITIVE = st.floats(1e-30, 1e30)
@@ -222,6 +238,11 @@ def test_everything_is_written_as_the_call_that_makes_it(value: Any, text: str, 
     assert repr(read(text)) == text  # -0.0 equals 0.0
 
 
+def test_every_form_is_in_the_table() -> None:
+    forms = {*KINDS, *FORMS, *METHODS, *LOSSES}
+    assert forms <= {head for _, text, _ in WRITTEN for head in re.findall(r"(?:^| \+ )(\w+)", text)}
+
+
 @pytest.mark.parametrize("chosen", ['primitive("a", "b") & ~direction("bwd")', "probes | iteration(1, loop=0)"])
 def test_a_selector_is_written_as_the_expression_that_makes_it(chosen: str) -> None:
     assert str(as_selector(chosen)) == repr(as_selector(chosen)) == chosen
@@ -340,8 +361,7 @@ from sdc.faults import as_fault, parse_fault
 from sdc.nodes import NODES, node_faults
 from sdc.program import as_selector
 from sdc.checksums import Profile, Rounding, Settings
-from sdc.train.keeper import LostShards, Running
-from sdc.train.specs import Simulation, parse_simulation
+from sdc.train.specs import parse_simulation
 from sdc.train.programs.config import check, get_config
 from sdc.aggregation.methods import parse_aggregation
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from sdc.burnin import FOLDERS, PAIR, PAIR_FORMAT, POOL, Pair, Stage, TwinRow
+from sdc.faults import parse_fault
+from sdc.nodes import parse_suspect
 from sdc.records import now
 from sdc.schema import Device
 from sdc.settings import SettingError
@@ -120,10 +122,11 @@ def compare(command: ComparisonCommand, kind: Literal["pair", "pool"], twins: in
             workload = {name: getattr(job.workload, name, getattr(job, name, None)) for name in (*FLAGS, "suspect")}
             settings = {**workload, "corpus": list(job.workload.corpus), "fault": list(job.faults)}
             # `healthy` simulates nothing.
-            faults = job.faults or ([job.suspect] if job.suspect not in (None, "healthy") else [])
+            suspects = [str(parse_suspect(job.suspect))] if job.suspect and job.suspect != "healthy" else []
+            faults = [str(parse_fault(str(fault))) for fault in job.faults] or suspects
             opening = Opening(
                 kind=kind, id=uuid.uuid4().hex, created=now(), hosts=hosts, processes=processes, steps=job.steps,
-                settings={**settings, "flags": _flags(command)}, faults=[str(fault) for fault in faults],
+                settings={**settings, "flags": _flags(command)}, faults=faults,
                 command=["sdc", *sys.argv[1:]],
             )  # fmt: skip
             result = _Result(opening, joint.folder / (PAIR if kind == "pair" else POOL))
