@@ -424,7 +424,6 @@ class TraceRow(Fields, kw_only=True):
     digests: Annotated[
         str, about("digests of all sites, one after the other, as 32-bit words, little-endian, hexadecimal")
     ]
-    crc32: Annotated[int, about("checksum of the bytes of `digests`")]
 
 
 class InjectionRow(Fields, kw_only=True):

@@ -128,23 +128,23 @@ def _check_same(a: Reports, b: Reports) -> None:
                 f"{type(given).__name__} in the place of digests; give the second of what sdc.fingerprint's function "
                 "returns"
             )
+    if what := _unlike(a, b):
+        raise ValueError(f"these are fingerprints of different programs: {what}; compare runs of the same program")
+
+
+def _unlike(a: Reports, b: Reports) -> str:
+    """In what the programs of two fingerprints differ; empty where they do not."""
     if [site.name for site in a.sites] != [site.name for site in b.sites]:
         only = sorted({site.name for site in a.sites} ^ {site.name for site in b.sites})
-        what = f"{only[0]!r} is in one of them only" if only else "their sites come in another order"
-        raise ValueError(f"these are fingerprints of different programs: {what}; compare runs of the same program")
+        return f"{only[0]!r} is in one of them only" if only else "their sites come in another order"
     for site, other in zip(a.sites, b.sites, strict=True):
         if site.outputs != other.outputs:
             one, two = (" ".join(f"{x.dtype.name}{list(x.shape)}" for x in each.outputs) for each in (site, other))
-            raise ValueError(
-                f"these are fingerprints of different programs: {site.name!r} holds {one} in one and {two} in the "
-                "other; compare runs of the same program"
-            )
+            return f"{site.name!r} holds {one} in one and {two} in the other"
     for site, x, y in zip(a.sites, a.values(), b.values(), strict=True):
         if np.shape(x) != np.shape(y):
-            raise ValueError(
-                f"these are fingerprints of different programs: {site.name!r} has digests of shape {np.shape(x)} in "
-                f"one and {np.shape(y)} in the other; compare runs of the same program"
-            )
+            return f"{site.name!r} has digests of shape {np.shape(x)} in one and {np.shape(y)} in the other"
+    return ""
 
 
 def _axes(site: Site, ndim: int) -> tuple[str, ...]:

@@ -11,8 +11,7 @@ Nor are those whose digests were made by different algorithms.
 """
 
 import dataclasses
-import json
-import zlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +23,7 @@ from jaxtyping import UInt32
 from sdc.records import RecordError
 
 from ..program import Reports, Site
-from ..records import STEPS, TRACE, AnyPath, Record, differences, names, read_json, read_record, to_json
+from ..records import STEPS, TRACE, AnyPath, Record, differences, names, read_json, read_record
 from .digests import ALGORITHM
 from .first_differences import FirstDifference, first_difference
 
@@ -59,14 +58,14 @@ class Trace:
 
     def __getitem__(self, step: int) -> Reports:
         """The digests of a step, as `fingerprint` returned them."""
+        sizes = [math.prod(shape) for shape in self.shapes]
         try:
-            words = decode(self.lines[step], sum(int(np.prod(shape)) for shape in self.shapes))
+            words = decode(self.lines[step], sum(sizes))
         except ValueError as error:
             raise RecordError(
                 f"{self.path / TRACE}: the digests of step {step} are damaged ({error}); trace that run anew"
             ) from error
-        cuts = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
-        parts = np.split(words, cuts)
+        parts = np.split(words, np.cumsum(sizes)[:-1])
         return Reports(self.sites, [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)])
 
 
@@ -125,7 +124,7 @@ class TraceWriter:
 
 
 def sites_table(digests: Reports) -> dict[str, Any]:
-    """Contents of `sites.json`: the sites of digests, or of their shapes, and a check sum. `Record.file` writes it."""
+    """Contents of `sites.json`: the sites of digests, or of their shapes. `Record.file` writes it."""
     rows = [
         {
             **{name: value for name, value in vars(site).items() if name not in ("outputs", "inputs", "products")},
@@ -134,23 +133,16 @@ def sites_table(digests: Reports) -> dict[str, Any]:
         }
         for site, value in zip(digests.sites, digests.values(), strict=True)
     ]
-    return {"sites": rows, "crc32": _crc32(rows)}
-
-
-def _crc32(rows: Any) -> int:
-    return zlib.crc32(json.dumps(to_json(rows), sort_keys=True).encode())
+    return {"sites": rows}
 
 
 def encode(step: int, digests: Reports) -> dict[str, Any]:
-    words = [np.asarray(value, "<u4").tobytes() for value in digests.values()]
-    payload = b"".join(words)
-    return {"step": step, "digests": payload.hex(), "crc32": zlib.crc32(payload)}
+    words = (np.asarray(value, "<u4").tobytes() for value in digests.values())
+    return {"step": step, "digests": b"".join(words).hex()}
 
 
 def decode(line: Mapping[str, Any], size: int) -> UInt32[np.ndarray, "size"]:
     payload = bytes.fromhex(str(line.get("digests")))
-    if zlib.crc32(payload) != line.get("crc32"):
-        raise ValueError("their check sum is wrong")
     if len(payload) != 4 * size:
         raise ValueError(f"{len(payload) // 4} words, expected {size}")
     return np.frombuffer(payload, "<u4").astype(np.uint32)
@@ -180,10 +172,7 @@ def read_trace(path: AnyPath) -> Trace:
 
 def _read_sites(path: epath.Path) -> tuple[tuple[Site, ...], tuple[tuple[int, ...], ...]]:
     try:
-        table = read_json(path)
-        rows = table["sites"]
-        if _crc32(rows) != table["crc32"]:
-            raise RecordError(f"{path} is damaged (its check sum is wrong); trace that run anew")
+        rows = read_json(path)["sites"]
         sites = tuple(_read_site(row) for row in rows)
         return sites, tuple(tuple(map(int, row["digests"])) for row in rows)
     except (KeyError, TypeError, AttributeError) as error:

@@ -17,7 +17,7 @@ from sdc.verdict import Verdict
 
 OLD = Path(__file__).parent / "records_1"
 NEEDED: dict[str, dict[str, Any]] = {
-    "trace.jsonl": {"digests": "", "crc32": 0},
+    "trace.jsonl": {"digests": ""},
     "parts.jsonl": {"what": "criterion", "workload": "regression", "found": {}},
 }
 """What a line must hold beside its number."""

@@ -41,7 +41,8 @@ def test_the_schema_names_every_field_that_is_written(kind: str) -> None:
         text = (OLD / kind / name).read_text()
         rows = [json.loads(line) for line in text.splitlines()] if name.endswith("l") else [json.loads(text)]
         known = resolve(schema, node)
-        assert set().union(*rows) - {"checksum"} <= set(known["properties"])
+        gone = {"crc32"} if name == "trace.jsonl" else set()  # these records were written when lines still had it
+        assert set().union(*rows) - {"checksum"} - gone <= set(known["properties"])
         assert set(known["required"]) <= set(rows[0])
         assert all("description" in field for name, field in known["properties"].items() if name != "format")
 
