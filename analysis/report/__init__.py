@@ -14,7 +14,7 @@ from sdc._lazy import facade
 if TYPE_CHECKING:  # for the other packages of this project
     from .canvas import COLOURS as COLOURS, DASHES as DASHES, FULL as FULL, HEAT as HEAT, INK as INK
     from .canvas import MARKERS as MARKERS, PAPER as PAPER, ZERO as ZERO
-    from .canvas import Drawing as Drawing, line_figure as line_figure, powers as powers, short as short, svg as svg
+    from .canvas import Drawing as Drawing, line_figure as line_figure, powers as powers, short as short
     from .canvas import whole_numbers as whole_numbers
     from .page import Check as Check, Finding as Finding, Findings as Findings, StudyFindings as StudyFindings
     from .page import PAGE as PAGE, Conclusion as Conclusion, IndexEntry as IndexEntry

@@ -53,7 +53,6 @@ if TYPE_CHECKING:  # for the other packages of this project
         parse_json as parse_json,
         read_json as read_json,
         seal as seal,
-        write_sealed as write_sealed,
         write_text as write_text,
     )
     from ..schema import now as now, package_version as package_version

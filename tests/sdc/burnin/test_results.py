@@ -15,7 +15,8 @@ from sdc.burnin.rounds import burn_in, planned_result
 from sdc.burnin.session import clock_shift, go_on
 from sdc.burnin.workloads.workload import BurninWorkload
 from sdc.faults import BitFlip, Fault
-from sdc.records import describe_devices, write_sealed
+from sdc.records import describe_devices
+from sdc.records.format import write_sealed
 from sdc.records.storage import RecordError
 from sdc.settings import SettingError
 from sdc.verdict import Verdict
