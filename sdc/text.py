@@ -249,7 +249,8 @@ def write_term(value: Any, forms: Mapping[str, Form], more: Mapping[str, Any] = 
                 if typing.get_origin(kinds[key]) is tuple and len(x) == 1:
                     (given[key],) = x
             return _call(head, [f"{key}={write_value(x)}" for key, x in {**given, **more}.items()])
-    raise AssertionError(f"{type(value)} has no text form")
+    own = type(value)  # of somebody else, who calls it by its class
+    return write_term(value, {own.__name__: form(own)}, more)
 
 
 def write_value(value: Any) -> str:

@@ -30,10 +30,10 @@ from ..faults import (
     BitFlip,
     Events,
     Fault,
+    FaultKind,
     Hits,
     Strike,
     StuckBit,
-    What,
     as_fault,
     field_bits,
     field_of,
@@ -58,7 +58,7 @@ def campaign(
     loss: Callable[[Any, Any], Any],
     injections: int = 100,
     where: Where = arithmetic,
-    faults: Sequence[Fault | What | str] = ("bitflip",),
+    faults: Sequence[Fault | FaultKind | str] = ("bitflip",),
     follow: int = 5,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
@@ -154,7 +154,7 @@ class Campaign:
         *,
         observe: Observe,
         where: Where = arithmetic,
-        faults: Sequence[Fault | What | str] = ("bitflip",),
+        faults: Sequence[Fault | FaultKind | str] = ("bitflip",),
         follow: int = 5,
         seed: int = 0,
         batch: int = 1,
@@ -402,7 +402,7 @@ def _kronecker(number: int, seed: int) -> Iterator[float]:
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
 
 
-def _single(fault: Fault | What | str) -> Fault:
+def _single(fault: Fault | FaultKind | str) -> Fault:
     """A fault that the campaign places."""
     found = as_fault(fault)
     if found != Fault(found.what, pattern=found.pattern):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .kinds import (
         Add as Add,
         BitFlip as BitFlip,
+        FaultKind as FaultKind,
         Gaussian as Gaussian,
         Mixed as Mixed,
         Relative as Relative,
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
         Stuck as Stuck,
         StuckBit as StuckBit,
         Tailed as Tailed,
-        What as What,
     )
 
     # Which elements, where and when; and as text.

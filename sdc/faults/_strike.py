@@ -24,7 +24,7 @@ from sdc.settings import SettingError
 from .. import program
 from ._inject import NUMBERS, Events, Hits, corruptible, strikable, words
 from .fault import Fault, One, as_fault
-from .kinds import Change, What, apply, neutral
+from .kinds import Change, FaultKind, apply, neutral
 
 LOOPS = 4  # loops that can enclose a struck site
 
@@ -70,7 +70,7 @@ def no_strike(*, room: int = 1, axes: Sequence[str] = ()) -> Strike:
 
 def strike_on(
     site: program.Site,
-    fault: Fault | What | str,
+    fault: Fault | FaultKind | str,
     elements: int | Sequence[int],
     *,
     iteration: int | Sequence[int] = (),

@@ -24,7 +24,7 @@ from sdc.settings import SettingError
 from sdc.text import NOTHING, Term, form, read_term, write_term, write_value
 
 from ..program import Selector, Where, as_selector, probes
-from .kinds import KINDS, FaultKind, Rotate, What
+from .kinds import KINDS, FaultKind, Rotate
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float32, Int, PRNGKeyArray
@@ -300,7 +300,7 @@ class Fault:
         bitflip(bits=30, rate=0.0001, where=primitive("dot_general"), fsdp=1)
     """
 
-    what: What
+    what: FaultKind
     rate: float | tuple[float, ...] | None = None
     site: Where = "*"
     layer: int | None = None
@@ -374,7 +374,7 @@ class Fault:
         return float(min(1.0, np.max(0.0 if self.rate is None else self.rate) * factor))
 
 
-def _described(part: What | Pattern) -> str:
+def _described(part: FaultKind | Pattern) -> str:
     """Name and attributes; of those with a default only what differs from it, but for the bits."""
     words = [type(part).__name__.lower()]
     for field in dataclasses.fields(part):
@@ -441,7 +441,7 @@ def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
         )
 
 
-def as_fault(fault: Fault | What | str) -> Fault:
+def as_fault(fault: Fault | FaultKind | str) -> Fault:
     """A fault without a rate, which hits once: from its kind, from a text `KIND(key=value, ..., PATTERN)`, or itself.
 
     Kinds: `bitflip(bits=(30, 31))` (or `field="exponent"`, `count=2`), `stuck0` and `stuck1` (with `bits` or `field`),
@@ -477,7 +477,7 @@ def read_hit(noun: str, text: str, example: str, own: Mapping[str, Any] = NOTHIN
     return hit, term
 
 
-def _least(what: What) -> Pattern:
+def _least(what: FaultKind) -> Pattern:
     """What is hit where no pattern is named: values that move need another place to go to."""
     return Run(2) if isinstance(what, Rotate) else One()
 

@@ -541,8 +541,6 @@ class Rotate(FaultKind):
         return neutral()._replace(turn=jnp.int32(self.by))
 
 
-What: TypeAlias = BitFlip | StuckBit | Sign | Scale | Add | Relative | Tailed | Gaussian | Stuck | Mixed | Rotate
-
 # The text form of every kind.
 KINDS: Mapping[str, Form] = {
     "bitflip": form(BitFlip), "stuck0": form(StuckBit, value=0), "stuck1": form(StuckBit, value=1), "sign": form(Sign),

@@ -14,7 +14,7 @@ import difflib
 import itertools
 from collections.abc import Callable, Mapping
 
-from ..faults import BitFlip, Fault, Mixed, One, Row, Stride, Tile, What
+from ..faults import BitFlip, Fault, FaultKind, Mixed, One, Row, Stride, Tile
 from ..program import Where
 from .published_tables import SUBMODULES
 
@@ -50,7 +50,7 @@ SHARES: Mapping[str, PublishedShare] = {
 }
 
 _GPU = Mixed(SHARES["zero"].share, SHARES["special"].share, FLIPS)
-_PROFILES: Mapping[str, tuple[What, tuple[One, ...]]] = {
+_PROFILES: Mapping[str, tuple[FaultKind, tuple[One, ...]]] = {
     "silicon:gpu": (_GPU, tuple(Stride(WARP // period, period, WARP) for period in PERIODS)),
     "silicon:tensor-core": (BitFlip(bits=(6,)), (Tile(3, 3),)),
     "silicon:fma": (Mixed(flips=FMA_FLIPS), (One(),)),
@@ -84,7 +84,7 @@ def silicon_frequency(name: str) -> dict[str, float]:
     return dict.fromkeys(SUBMODULES, frequency)
 
 
-def _profile(name: str) -> tuple[What, tuple[One, ...]]:
+def _profile(name: str) -> tuple[FaultKind, tuple[One, ...]]:
     if name not in _PROFILES:
         near = difflib.get_close_matches(name, SILICON, 1, 0.75)
         hint = f"; did you mean {near[0]!r}?" if near else ""

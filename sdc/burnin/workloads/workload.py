@@ -8,7 +8,7 @@ import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from sdc.settings import SettingError
 
@@ -179,7 +179,10 @@ def families() -> tuple[str, ...]:
 
 def _built_in(name: str) -> Build:
     modules = (importlib.import_module(f".{module}", __package__) for module in MODULES)
-    return next(build for module in modules if (build := getattr(module, f"build_{name}", None)) is not None)
+    for module in modules:
+        if build := getattr(module, f"build_{name}", None):
+            return cast("Build", build)
+    raise AssertionError(f"no module of {', '.join(MODULES)} has build_{name}, which Family promises")
 
 
 def workloads(
