@@ -59,11 +59,9 @@ def build(campaign: Contents, summary: CampaignSummary) -> Report:
             _latency(summary),
         ],
         settings=[
-            report.flat("Environment", campaign.manifest.get("environment")),
-            report.flat(
-                "Data and thresholds", {key: campaign.manifest.get(key) for key in ("data", "seed", "thresholds")}
-            ),
-            report.flat("Configuration", campaign.manifest.get("config")),
+            ("Environment", campaign.manifest.get("environment")),
+            ("Data and thresholds", {key: campaign.manifest.get(key) for key in ("data", "seed", "thresholds")}),
+            ("Configuration", campaign.manifest.get("config")),
         ],
         definitions=definitions(manifest.thresholds),
         about=(SOURCE, "Intervals take injections to be independent; they are spread more evenly than that."),

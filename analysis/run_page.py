@@ -10,7 +10,7 @@ from sdc.verdict import Verdict
 
 from . import figures, state_losses, tables
 from .headline import LOSSES, excluded, headline
-from .report import Definition, Figure, LeftOut, Part, Report, Table, Text, flat, marked, record_page, show
+from .report import Definition, Figure, LeftOut, Part, Report, Table, Text, marked, record_page, show
 from .series import real
 from .statistics import burn_in_steps, needed_mismatches, probability_seen
 
@@ -66,9 +66,9 @@ def build(run: Contents, summary: RunSummary) -> Report:
         measured=measured,
         drawn=_drawn(run, summary),
         settings=[
-            flat("Environment", run.manifest.get("environment")),
-            flat("Program and data", {key: run.manifest.get(key) for key in ("program", "data", "seed")}),
-            flat("Configuration", run.manifest.get("config")),
+            ("Environment", run.manifest.get("environment")),
+            ("Program and data", {key: run.manifest.get(key) for key in ("program", "data", "seed")}),
+            ("Configuration", run.manifest.get("config")),
         ],
         definitions=DEFINITIONS,
         about=(SOURCE, BURSTS),

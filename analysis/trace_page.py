@@ -15,7 +15,7 @@ from sdc.verdict import Verdict
 
 from . import report
 from .headline import of_place
-from .report import Action, Definition, Drawing, Facts, Figure, Headline, LeftOut, Report, Table, flat
+from .report import Action, Definition, Drawing, Facts, Figure, Headline, LeftOut, Report, Table
 from .run_page import LABELS, SIMULATED
 
 DEFINITIONS = (
@@ -134,7 +134,7 @@ def difference_page(a: Trace, b: Trace, found: TraceDifference, told: TraceCompa
         ],
         measured=[before],
         drawn=[_spread(a, b, found)],
-        settings=[flat("Environment", a.manifest.get("environment")), flat("Configuration", a.manifest.get("config"))],
+        settings=[("Environment", a.manifest.get("environment")), ("Configuration", a.manifest.get("config"))],
         definitions=DEFINITIONS,
         about=["Traces of one program are compared digest by digest."],
         brief=[Facts(_place(told)), before] if isinstance(told, PartedTraces) and before else [],

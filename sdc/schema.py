@@ -247,12 +247,19 @@ class FlagRow(Fields, kw_only=True):
     errors: Annotated[list[Number] | None, about("their errors")] = None
 
 
-class ProductRow(ProductCounts, kw_only=True):
-    """`abft` of a step."""
+class CheckedProducts(ProductCounts, kw_only=True):
+    """Counts of all products, and of each."""
 
-    coverage: Annotated[Number, about("share of the products' work that was checked")] = None
+    coverage: Annotated[Number, about("share of the products' work that was checked; of several steps the least")] = (
+        None
+    )
     skipped: Annotated[list[SkippedProduct], about("products that could not be checked")] = []
     sites: Annotated[dict[str, ProductCounts], about("the same counts for each product")] = {}
+
+
+class ProductRow(CheckedProducts, kw_only=True):
+    """`abft` of a step."""
+
     rows: Annotated[list[FlagRow], about("products, ranks, microsteps and layers with a flag")] = []
 
 
@@ -869,13 +876,10 @@ class FlaggedPlace(Fields, kw_only=True):
     confirmed: Annotated[int, about("of them right when computed again")] = 0
 
 
-class ProductTotals(ProductCounts, kw_only=True):
+class ProductTotals(CheckedProducts, kw_only=True):
     """Counts of the checked products over the steps."""
 
     first_step: Annotated[int | None, about("number of the first step with a flag")] = None
-    coverage: Annotated[Number, about("the least share of the products' work that was checked")] = None
-    skipped: Annotated[list[SkippedProduct], about("products that could not be checked")] = []
-    sites: Annotated[dict[str, ProductCounts], about("the same counts for each product")] = {}
     places: Annotated[list[FlaggedPlace], about("where rows were flagged, the most often flagged first")] = []
 
 

@@ -48,19 +48,12 @@ class WorkloadResult(NamedTuple):
     void: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DeviceResult:
-    identity: str  # what it is recognized by
-    names: tuple[str, ...]  # all that it could be recognized by, the surest first
-    index: int
+class DeviceResult(CheckedDevice, kw_only=True):
+    """A device, and what it is recognized by."""
+
     kind: str
-    serial: str | None
-    uuid: str | None
-    bus: str | None
-    driver: str | None
-    elements: int
-    runs: int
-    seconds: float
+    identity: str
+    names: tuple[str, ...]  # all that it could be recognized by, the surest first
     errors: tuple[str, ...]  # what its driver reported while it was tested
 
 
@@ -193,10 +186,9 @@ def reduced(file: str, report: BurninResult) -> HostResult:
             errors += course.events
             if (new := (course.after.uncorrected or 0) - (course.before.uncorrected or 0)) > 0:
                 errors.append(f"{new} memory errors that ECC could not correct")
-        parts[device.index] = DeviceResult(
-            name, names, device.index, device.kind or surroundings.device_kind or "unknown", device.serial, device.uuid,
-            device.bus, device.driver, device.elements, device.runs, device.seconds, tuple(errors),
-        )  # fmt: skip
+        known = msgspec.structs.asdict(device)
+        known.update(kind=device.kind or surroundings.device_kind or "unknown", sensors=None)
+        parts[device.index] = DeviceResult(**known, identity=name, names=names, errors=tuple(errors))
     # What else must be equal for bits to be comparable, besides the key: versions, flags, a CPU's model.
     around: list[object] = [
         surroundings.platform,
@@ -244,7 +236,7 @@ def _settled(results: Sequence[HostResult]) -> tuple[list[HostResult], tuple[str
     for result in results:
         chosen = identities([part.names for part in result.parts.values()], doubtful)
         parts = {
-            part.index: dataclasses.replace(part, identity=name)
+            part.index: msgspec.structs.replace(part, identity=name)
             for part, name in zip(result.parts.values(), chosen, strict=True)
         }
         settled.append(dataclasses.replace(result, parts=parts))

@@ -102,7 +102,7 @@ def record_page(
     facts: Iterable[tuple[str, Any]],
     measured: Iterable[Table | LeftOut | None],
     drawn: Iterable[Figure | LeftOut],
-    settings: Iterable[Table | None],
+    settings: Iterable[tuple[str, Any]],
     definitions: Iterable[Definition],
     about: Iterable[str],
     mark: str = "",
@@ -113,8 +113,9 @@ def record_page(
 ) -> Report:
     """Puts the page of a record together.
 
-    Facts without a value and tables without a row are left out; the first figure that can be drawn leads. `mark`, which
-    is what is simulated, stands before the caption of every table and figure; `brief` is what a terminal shows.
+    Facts and settings without a value and tables without a row are left out; the first figure that can be drawn leads.
+    `mark`, which is what is simulated, stands before the caption of every table and figure; `brief` is what a terminal
+    shows.
     """
     found, figures = list(measured), list(drawn)
     pictures = [marked(part, mark) for part in figures if isinstance(part, Figure)]
@@ -136,7 +137,7 @@ def record_page(
         )),
         Section("How to reproduce", (
             *((Text(REPRODUCE), Text(shlex.join(command), "code")) if command else ()),
-            *(Section(table.caption, (table,), "folded") for table in settings if table),
+            *(Section(name, (table,), "folded") for name, value in settings if (table := flat(name, value))),
         )),
         Section("Definitions", (*(Text(text) for text in about if text), Facts(defined, "definitions"))),
     )  # fmt: skip
@@ -261,7 +262,7 @@ def study_page(record: Contents, findings: StudyFindings) -> Report:
         facts=[(name, getattr(manifest, name)) for name in ("workers", "steps", "seed", "parts", "created", "seconds")],
         measured=[Table("What the paper says", ("claim", "seen here", "figures"), rows), *tables],
         drawn=[chart if isinstance(chart, LeftOut) else marked(chart, SIMULATED) for chart in charts],
-        settings=[flat("Environment", record.manifest.get("environment")), flat("Study", settings)],
+        settings=[("Environment", record.manifest.get("environment")), ("Study", settings)],
         definitions=(),
         about=[SOURCES.get(study, "")],
         brief=[*tables, *claims],

@@ -18,7 +18,6 @@ from ..report import (
     Report,
     Table,
     Text,
-    flat,
     marked,
     record_page,
     show,
@@ -74,7 +73,7 @@ def build(record: Contents, summary: EstimateSummary) -> Report:
         measured=[*tables, *map(_parts, summary.programs)],
         drawn=[_drawn(fitting)],
         settings=[
-            flat("Environment", record.manifest.get("environment")), flat("Settings", record.manifest.get("settings")),
+            ("Environment", record.manifest.get("environment")), ("Settings", record.manifest.get("settings")),
         ],
         definitions=DEFINITIONS,
         about=[SOURCE],

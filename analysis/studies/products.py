@@ -18,7 +18,6 @@ from ..report import (
     Report,
     Table,
     Text,
-    flat,
     headline_of_study,
     line_figure,
     marked,
@@ -106,8 +105,8 @@ def build(record: Contents, summary: ProductsSummary) -> Report:
         measured=tables,
         drawn=itertools.chain.from_iterable(figures),
         settings=[
-            flat("Environment", record.manifest.get("environment")),
-            flat("Configuration", record.manifest.get("config")),
+            ("Environment", record.manifest.get("environment")),
+            ("Configuration", record.manifest.get("config")),
         ],
         definitions=DEFINITIONS,
         about=[
