@@ -80,12 +80,12 @@ def write_study(folder: Path, measured: Measured | NodesMeasured | ProductsMeasu
             "departs": list(measured.departs),
             "magnitudes": list(measured.magnitudes),
         }
-        return _write(folder, shares, **{**own, "steps": study.steps, "seed": study.seed, **manifest})
+        return _write(folder, shares, **{**own, "steps": study.steps, "seed": study.seed, **manifest}).contents
     own = {"kind": _nodes.STUDY, "study": study.name, "seed": study.seed}
     if isinstance(measured, Measured):
         own |= {"kind": STUDY, "workers": measured.study.workers, "workloads": dict(measured.sources)}
         own["steps"] = study.steps
-    return _write(folder, summarize_findings(study.name, findings_of(measured)), **{**own, **manifest})
+    return _write(folder, summarize_findings(study.name, findings_of(measured)), **{**own, **manifest}).contents
 
 
 def write_estimate(folder: Path, programs: Iterable[ProgramEstimate], **manifest: Any) -> dict[str, Any]:
@@ -108,12 +108,12 @@ def write_estimate(folder: Path, programs: Iterable[ProgramEstimate], **manifest
         names = set(row.__struct_fields__) - {"does_not_fit"} if fits else {"tool", "target", "does_not_fit", "ratio"}
         rows.append({name: value for name, value in msgspec.to_builtins(row).items() if name in names})
     contents = {"verdict": None, "reason": summary.reason, "programs": rows}
-    return _write(folder, contents, kind=estimates.STUDY, **manifest)
+    return _write(folder, contents, kind=estimates.STUDY, **manifest).contents
 
 
-def _write(folder: Path, summary: Given, **manifest: Any) -> dict[str, Any]:
+def _write(folder: Path, summary: Given, **manifest: Any) -> Conclusion:
     with Record.create(folder, {"environment": environment(), **manifest}) as record:
         record.finish(summary)
     found = conclude_study(read_record(folder))
     write_page(found.report, folder / PAGE)
-    return found.contents
+    return found

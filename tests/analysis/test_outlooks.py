@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from sdc.analysis import conclude
-from sdc.analysis.report import LeftOut, Table, svg
+from sdc.analysis.report import LeftOut, Table
+from sdc.analysis.report.canvas import svg
 from sdc.analysis.state_losses import advice_table, latest, outlook_figure, outlook_table, sentences
 from sdc.checkpoints import Outlook, advise, daly_interval
 from sdc.schema import OutlookRow, RunSummary

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from sdc.analysis import figures, write_report
-from sdc.analysis.report import Chart, Line, line_figure, svg
-from sdc.analysis.report.canvas import power
+from sdc.analysis.report import Chart, Line, line_figure
+from sdc.analysis.report.canvas import power, svg
 from sdc.records.format import RecordError
 from sdc.records.record import write_summary
 
