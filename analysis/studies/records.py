@@ -68,7 +68,7 @@ def write_study(folder: Path, measured: Measured | NodesMeasured | ProductsMeasu
     Raises:
         RecordError: the folder exists already, or cannot be written.
     """
-    study = measured.study
+    own: dict[str, Any]
     if isinstance(measured, ProductsMeasured):
         shares = products.summarize_products(measured.counts, measured.magnitudes)
         own = {
@@ -80,11 +80,14 @@ def write_study(folder: Path, measured: Measured | NodesMeasured | ProductsMeasu
             "departs": list(measured.departs),
             "magnitudes": list(measured.magnitudes),
         }
-        return _write(folder, shares, **{**own, "steps": study.steps, "seed": study.seed, **manifest}).contents
+        return _write(
+            folder, shares, **{**own, "steps": measured.study.steps, "seed": measured.study.seed, **manifest}
+        ).contents
+    study = measured.study
     own = {"kind": _nodes.STUDY, "study": study.name, "seed": study.seed}
     if isinstance(measured, Measured):
         own |= {"kind": STUDY, "workers": measured.study.workers, "workloads": dict(measured.sources)}
-        own["steps"] = study.steps
+        own["steps"] = measured.study.steps
     return _write(folder, summarize_findings(study.name, findings_of(measured)), **{**own, **manifest}).contents
 
 

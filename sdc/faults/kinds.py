@@ -139,6 +139,7 @@ def by_layer(value: float | tuple[float, ...], layer: Int[Array, ""]) -> Float32
     return values.at[layer].get(mode="fill", fill_value=0.0)
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
 class FaultKind(abc.ABC):
     """What every kind of fault can do: make changes, and carry them out. Its `repr` is its text, see `as_fault`."""
 

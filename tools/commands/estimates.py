@@ -91,11 +91,11 @@ def estimate(options: EstimateCommand) -> int:
 
     from .. import show
 
-    subject = options.program.config or options.program.step
+    compiled = options.program.config or options.program.step
     flags = {"target": options.target, "tool": options.tool, "compiler_option": options.compiler_option}
     settings = dataclasses.asdict(options.program) | flags
     with run_errors(folder, resumable=False):
-        summary = write_estimate(folder, rows, command=["sdc", *sys.argv[1:]], subject=subject, settings=settings)
+        summary = write_estimate(folder, rows, command=["sdc", *sys.argv[1:]], subject=compiled, settings=settings)
     show(summary, describe(folder).report, as_json=options.json)
     for one in failed:
         sys.stderr.write(f"sdc: error: {one}\n")
