@@ -68,10 +68,9 @@ def write_study(folder: Path, measured: Measured | NodesMeasured | ProductsMeasu
     Raises:
         RecordError: the folder exists already, or cannot be written.
     """
-    own: dict[str, Any]
     if isinstance(measured, ProductsMeasured):
         shares = products.summarize_products(measured.counts, measured.magnitudes)
-        own = {
+        checked = {
             "kind": products.STUDY,
             "config": dict(measured.config),
             "marked_steps": list(measured.study.marked),
@@ -81,7 +80,7 @@ def write_study(folder: Path, measured: Measured | NodesMeasured | ProductsMeasu
             "magnitudes": list(measured.magnitudes),
         }
         return _write(
-            folder, shares, **{**own, "steps": measured.study.steps, "seed": measured.study.seed, **manifest}
+            folder, shares, **{**checked, "steps": measured.study.steps, "seed": measured.study.seed, **manifest}
         ).contents
     study = measured.study
     own = {"kind": _nodes.STUDY, "study": study.name, "seed": study.seed}
