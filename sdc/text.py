@@ -155,6 +155,8 @@ def _argument(node: ast.expr) -> str:
             return "+".join(map(_argument, elements))
         case ast.Call():
             return f"({ast.unparse(node)})"
+        case ast.BinOp(op=ast.Add()):  # in the shorthand several numbers, in Python a sum
+            raise ValueError(f"{ast.unparse(node)} is a sum; several values are a tuple, as (30, 31)")
     return ast.unparse(node)
 
 

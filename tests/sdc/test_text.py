@@ -452,3 +452,10 @@ def test_the_same_text_means_the_same_sites_everywhere() -> None:
 
 def test_one_is_the_pattern_of_no_words() -> None:
     assert as_fault("nan").pattern == One()
+
+
+def test_a_sum_in_a_call_is_no_list() -> None:
+    """The shorthand has `+` between values; a call is Python, where the same is another number."""
+    assert parse_fault("bitflip,bits=30+31,rate=1e-4") == parse_fault("bitflip(bits=(30, 31), rate=1e-4)")
+    with pytest.raises(ValueError, match=r"30 \+ 31 is a sum; several values are a tuple, as \(30, 31\)"):
+        parse_fault("bitflip(bits=30+31, rate=1e-4)")
