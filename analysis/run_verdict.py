@@ -284,7 +284,8 @@ def is_apart(entry: Comparison) -> bool:
     """Whether any of the numbers of a comparison says that something differed."""
     ranks = getattr(entry, "ranks", ())
     counts = (*(getattr(entry, key, None) for key in DIFFERENT), *(rank.mismatched for rank in ranks))
-    return any(map(whole, counts)) or any(real(getattr(entry, key, None)) for key in SIZES)
+    sizes = (getattr(entry, key, None) for key in SIZES)
+    return any(map(whole, filter(None, counts))) or any(map(real, filter(None, sizes)))  # most are 0 or None
 
 
 def _unreadable(entry: Comparison) -> str | None:
