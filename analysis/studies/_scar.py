@@ -65,7 +65,7 @@ class Workload(NamedTuple):
     """All failures of a training: of each case one row for each start."""
 
     name: str
-    told: Criterion
+    criterion: Criterion
     full: Float[np.ndarray, "starts trials"]
     full_sizes: Float[np.ndarray, "starts trials"]
     cases: Mapping[tuple[str, float, float, str], "CaseCosts"]
@@ -136,9 +136,9 @@ def _found(rows: Sequence[PartRow]) -> Iterator[Finding]:
 
 def _workload(name: str, rows: Sequence[PartRow]) -> Workload | None:
     good = [row for row in rows if row.workload == name and row.failed is None]
-    told = next((row.read(Criterion) for row in good if row.what == "criterion"), None)
+    criterion = next((row.read(Criterion) for row in good if row.what == "criterion"), None)
     starts = [row.read(Failures) for row in good if row.what == "failures"]
-    if told is None or len(starts) < LEAST_STARTS:
+    if criterion is None or len(starts) < LEAST_STARTS:
         return None
     cases = {}
     for each in zip(*(one.cases for one in starts), strict=True):  # of one case, each start
@@ -146,7 +146,7 @@ def _workload(name: str, rows: Sequence[PartRow]) -> Workload | None:
         cases[key] = CaseCosts(*(np.asarray([getattr(one, name) for one in each], float) for name in CaseCosts._fields))
     full, sizes = (np.asarray([getattr(one.full, key) for one in starts], float) for key in ("costs", "sizes"))
     failed = sum((row.workload, row.what) == (name, "failures") for row in rows) - len(starts)
-    return Workload(name, told, full, sizes, cases, failed, float(np.mean([one.busiest for one in starts])))
+    return Workload(name, criterion, full, sizes, cases, failed, float(np.mean([one.busiest for one in starts])))
 
 
 def reduction(workload: Workload, key: tuple[str, float, float, str]) -> Interval:
@@ -158,7 +158,7 @@ def reduction(workload: Workload, key: tuple[str, float, float, str]) -> Interva
 def _converged(workloads: Sequence[Workload]) -> Table:
     rows = tuple(
         (
-            one.name, one.told.source, one.told.blocks, one.told.iterations, one.told.criteria[-1],
+            one.name, one.criterion.source, one.criterion.blocks, one.criterion.iterations, one.criterion.criteria[-1],
             len(one.full), one.failed, int(one.full.size), f"{one.busiest:.0%}",
         )
         for one in workloads
@@ -274,10 +274,10 @@ def _saving(workloads: Sequence[Workload]) -> Iterator[Finding]:
     yield Table("Figure 8: which blocks are saved", header, tuple(rows), note)
 
 
-def _bounds(title: str, told: Mapping[str, Perturbed], *, always: bool) -> Iterator[Finding]:
+def _bounds(title: str, perturbed: Mapping[str, Perturbed], *, always: bool) -> Iterator[Finding]:
     """Perturbations beside the bound; `always` if the iteration shrinks errors by c in each step, whatever they are."""
     rows, lines = [], []
-    for kind, one in told.items():
+    for kind, one in perturbed.items():
         bounds, costs, beyond = (np.asarray(values, float) for values in (one.bounds, one.costs, one.beyond))
         known = np.isfinite(costs)
         rows.append(
@@ -287,7 +287,7 @@ def _bounds(title: str, told: Mapping[str, Perturbed], *, always: bool) -> Itera
             )
         )  # fmt: skip
         lines.append(Line(kind, np.asarray(bounds)[known].tolist(), costs[known].tolist(), points=True))
-    most = max(max(one.bounds) for one in told.values())
+    most = max(max(one.bounds) for one in perturbed.values())
     lines.append(Line("bound", [0.0, most], [0.0, most], dashed=True))
     header = (
         "perturbations", "trials", "c", "mean cost", "mean bound", "measured costs above the bound",
@@ -303,9 +303,9 @@ def _bounds(title: str, told: Mapping[str, Perturbed], *, always: bool) -> Itera
         over = sum(row[6] for row in rows)
         claim = f"{title}: beyond kappa(x) no perturbation costs more than theorem 3.2 allows"
         yield Check(claim, not over, f"{over} do")
-    if "adversarial" in told:
-        cost = {kind: float(np.nanmean(np.asarray(one.costs, float))) for kind, one in told.items()}
-        share = cost["adversarial"] / float(np.mean(told["adversarial"].bounds))
+    if "adversarial" in perturbed:
+        cost = {kind: float(np.nanmean(np.asarray(one.costs, float))) for kind, one in perturbed.items()}
+        share = cost["adversarial"] / float(np.mean(perturbed["adversarial"].bounds))
         yield Check(
             f"{title}: perturbations away from the optimum cost more than random ones, and near the bound",
             cost["adversarial"] > max(cost["random"], 0) and 0.5 < share < 1.5,
@@ -313,25 +313,25 @@ def _bounds(title: str, told: Mapping[str, Perturbed], *, always: bool) -> Itera
         )
 
 
-def _overhead(workload: str, told: Overhead) -> Iterator[Finding]:
-    goal = {name: _behind(way.losses, told.undisturbed, told.after) for name, way in told.ways.items()}
+def _overhead(workload: str, overhead: Overhead) -> Iterator[Finding]:
+    goal = {name: _behind(way.losses, overhead.undisturbed, overhead.after) for name, way in overhead.ways.items()}
     rows = tuple(
         (
             name, f"{way.fraction:g} every {way.saved_every}", goal[name], 1e3 * way.step_seconds,
             1e3 * way.save_seconds, f"{way.save_seconds / way.saved_every / way.step_seconds:.0%}",
         )
-        for name, way in told.ways.items()
+        for name, way in overhead.ways.items()
     )  # fmt: skip
     header = ("recovery", "saves", "iterations behind", "ms of an iteration", "ms of a save", "overhead")
     note = (
-        f"Half is lost in iteration {told.after} of a single training. Behind: how many iterations earlier the "
+        f"Half is lost in iteration {overhead.after} of a single training. Behind: how many iterations earlier the "
         f"undisturbed training had the same loss, on average over the {AFTERWARDS} iterations after the failure. "
         "Overhead: time for which saves hold up the training (waiting for the one before included), over that of "
         "iterations, of milliseconds here; published: 13 s of 243 s, 5.3 %."
     )
     yield Table(f"Figure 9: {workload}, through a failure", header, rows, note)
-    lines = [Line("undisturbed", range(len(told.undisturbed)), told.undisturbed, dashed=True)]
-    lines += [Line(name, range(len(way.losses)), way.losses) for name, way in told.ways.items()]
+    lines = [Line("undisturbed", range(len(overhead.undisturbed)), overhead.undisturbed, dashed=True)]
+    lines += [Line(name, range(len(way.losses)), way.losses) for name, way in overhead.ways.items()]
     yield Chart(f"Figure 9: {workload} through a failure", note, "iteration", "loss", tuple(lines))
     sooner = goal["traditional"] - goal["SCAR"]
     yield Check(
@@ -362,14 +362,14 @@ def _advice(workloads: Sequence[Workload]) -> Iterator[Finding]:
             good.setdefault(one.name, []).extend(right.tolist())
             strictly.extend(within_factor(predicted[known], costs[known], least=0.0).tolist())
             bound = case.bound.ravel()
-            told = np.isfinite(bound)
+            bounded = np.isfinite(bound)
             rows.append(
                 (
                     one.name, f"{policy} 1/{1 / fraction:g}", f"{lost:g}", int(known.sum()),
                     float(np.mean(predicted[known])) if known.any() else None,
                     mean_interval(np.where(np.isfinite(case.predicted), case.costs, np.nan)).text(),
                     f"{right.mean():.0%}" if known.any() else None,
-                    f"{int((costs[told] <= bound[told]).sum())} of {int(told.sum())}",
+                    f"{int((costs[bounded] <= bound[bounded]).sum())} of {int(bounded.sum())}",
                 )
             )  # fmt: skip
     header = (
