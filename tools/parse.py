@@ -138,7 +138,8 @@ def offered(kind: type, only: Sequence[str] = ()) -> tuple[list[Offered], Maker]
         if spec is not None:
             below, makers[field.name] = offered(spec, next((mark for mark in marks if isinstance(mark, Only)), ()))
         if spec is not hint:
-            text = functools.partial(_text, kind, field.name)
+            about = next((mark.description for mark in marks if isinstance(mark, msgspec.Meta)), None)
+            text = f"{about[0].upper()}{about[1:]}." if about else functools.partial(_text, kind, field.name)
             read_as, default = _read_as(hint, field, flag, marks), _default(field, flag)
             own = StructFieldSpec(flag.name or field.name, read_as, default, text)
             owner = next(base for base in kind.__mro__ if field.name in inspect.get_annotations(base))

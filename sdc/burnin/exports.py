@@ -17,7 +17,6 @@ from .golden_register import Register
 from .pair import Pair
 from .results import (
     BurninResult,
-    BurninSettings,
     BurstOutlook,
     CheckedDevice,
     Element,
@@ -36,7 +35,7 @@ FILES: Mapping[str, type[Fields]] = MappingProxyType(
 )
 # Types of which docs/burnin.md has a table.
 TABLES: tuple[type[Any], ...] = (
-    BurninResult, BurninSettings, CheckedDevice, Course, Sensors, Tally, Finding, Elements, Element, Ended, GoldenUse,
+    BurninResult, CheckedDevice, Course, Sensors, Tally, Finding, Elements, Element, Ended, GoldenUse,
     BurstOutlook,
 )  # fmt: skip
 SUFFIX = ".prom"  # the node exporter reads files of that name only

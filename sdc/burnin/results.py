@@ -179,45 +179,41 @@ class GoldenUse(Fields, kw_only=True):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BurninSettings:
-    """What was asked for."""
+    """What was asked for: the flags of `sdc burnin`, by their names."""
 
     level: Annotated[
         str,
         Flag(type=LevelName),
-        about("`quick`, `prejob`, `acceptance` or `soak`"),
+        about("sizes and length: quick (2 rounds), prejob (5 minutes), acceptance (an hour) or soak (a day)"),
     ] = "quick"
-    """Sizes and length: quick (2 rounds), prejob (5 minutes), acceptance (an hour) or soak (a day)."""
     minutes: Annotated[
-        float | None, Within(0, 60 * 24 * 366, above=True), about("how long; `null` for a number of rounds")
+        float | None, Within(0, 60 * 24 * 366, above=True), about("how long; by default as the level says")
     ] = None
-    """How long; by default as the level says."""
-    rounds: Annotated[int | None, Within(1, MOST_ROUNDS), about("how often; `null` for a time")] = None
-    """How often instead: so many times through all workloads."""
+    rounds: Annotated[
+        int | None, Within(1, MOST_ROUNDS), about("how often instead: so many times through all workloads")
+    ] = None
     only: Annotated[
         tuple[str, ...] | None,
         Flag(type=tuple[Family, ...], repeated=True),
-        about("families of workloads; `null` for all"),
+        about("only this family of workloads; may be repeated; by default all"),
     ] = None
-    """Only this family of workloads; may be repeated. By default all."""
-    dtypes: Annotated[
-        tuple[str, ...],
-        Flag(type=tuple[DataType, ...]),
-        about("types of floating-point numbers"),
-    ] = DTYPES
-    """Types of floating-point numbers."""
-    seed: Annotated[int, Within(0, 2**32 - 1), about("from which data are made")] = 0
-    """From which data are made: golden digests are of one seed."""
+    dtypes: Annotated[tuple[str, ...], Flag(type=tuple[DataType, ...]), about("types of floating-point numbers")] = (
+        DTYPES
+    )
+    seed: Annotated[int, Within(0, 2**32 - 1), about("seed of the data; golden digests hold for one seed")] = 0
     accept: Annotated[
         tuple[str, ...],
         Flag(type=tuple[Accepted, ...], repeated=True),
-        about("what was accepted, such as `repeat`"),
+        about("accept that a device alone can only repeat itself (repeat), which hides faults that repeat themselves"),
     ] = ()
-    """Accept that a device alone can only repeat itself (repeat), which is blind to faults that repeat themselves."""
     faults: Annotated[
-        tuple[str, ...], Flag("fault", repeated=True), about("simulated faults, one readable line each")
+        tuple[str, ...],
+        Flag("fault", repeated=True),
+        about(
+            "simulated fault, as in bitflip,rate=1e-4,site=matrix/*,device=2; may be repeated; by default on the last "
+            "device"
+        ),
     ] = ()
-    """Simulated fault, as in bitflip,rate=1e-4,site=matrix/*,device=2; may be repeated. By default on the
-    last device."""
 
     def resolved(self) -> "BurninSettings":
         """With the length of the level where none is given; a `SettingError` says what cannot be."""
@@ -253,7 +249,9 @@ class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
         about("kinds of evidence that every workload on every device rests on; of a corrupt one those that saw it"),
     ] = ()
     sentences: Annotated[tuple[str, ...], about("findings and reasons, the gravest first")] = ()
-    settings: Annotated[BurninSettings, about("what was asked for")] = msgspec.field(default_factory=BurninSettings)
+    settings: Annotated[BurninSettings, about("what was asked for: the flags of `sdc burnin`")] = msgspec.field(
+        default_factory=BurninSettings
+    )
     environment: Annotated[Environment, about("what must be equal for bits to be comparable")] = msgspec.field(
         default_factory=Environment
     )

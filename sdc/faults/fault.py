@@ -444,11 +444,7 @@ def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
 def as_fault(fault: Fault | FaultKind | str) -> Fault:
     """A fault without a rate, which hits once: from its kind, from a text `KIND(key=value, ..., PATTERN)`, or itself.
 
-    Kinds: `bitflip(bits=(30, 31))` (or `field="exponent"`, `count=2`), `stuck0` and `stuck1` (with `bits` or `field`),
-    `sign`, `scale(factor=F)`, `add(value=V)`, `relative(severity=S)`, `tailed(severity=S, tail=T, few=F)`,
-    `gaussian(sigma=S)`, `stuck(value=V)`, `zero`, `nan`, `inf`, `mixed(zero=S, special=S, flips=(S, S))`, `swap`,
-    `rotate(by=N)`. Patterns: `run=N`, `stride=(COUNT, STEP)` (aligned to the step, or to a third number),
-    `tile=(ROWS, COLUMNS)`, `row=True`, `whole=True`; one element without. In the shorthand: `bitflip,bits=30+31,row`.
+    `docs/faults.md` has the tables of kinds and patterns.
 
     Raises:
         ValueError: it is none of these, or the text cannot be understood.
