@@ -90,13 +90,15 @@ def read_term(
     other: dict[str, str] = {}
     for place, setting in enumerate(settings):
         key, equals, value = (part.strip() for part in setting.partition("="))
-        if known.get(key, "") is None and value == "true":  # a word as a keyword of a call
+        if known.get(key, "") is None and value in ("true", "false"):  # a word as a keyword of a call
+            if value == "false":
+                continue
             equals = value = ""
         if key in found or key in other:
             raise wrong(f"{key!r} is given twice; give it once")
         if key in known and known[key] is None:
             if equals:
-                raise wrong(f"{key!r} takes no value; write it alone, as in '{head}({key})'")
+                raise wrong(f"{key!r} is there or not; write {key}=True, or {key} alone in the shorthand")
             found[key] = None
         elif not equals or not value:
             raise wrong(f"{setting!r} is not of the form key=value; write {_pattern(head, known, forms[head])!r}")
@@ -105,6 +107,13 @@ def read_term(
             near = [] if key in every else difflib.get_close_matches(key, every, 1, 0.75)
             if near:
                 raise wrong(f"unknown key {key!r}; did you mean {near[0]!r}?")
+            if (
+                open_ended
+                and key not in every
+                and re.match(r"[+-]?[\d.]", value)
+                and not value.lstrip("+-").isdecimal()
+            ):
+                raise wrong(f"{key}={value}: expected the index of a device along the mesh axis {key!r}, as in {key}=1")
             if key in every or not (open_ended and key.isidentifier() and re.fullmatch(r"[+-]?\d+", value)):
                 axes = ", and name=number for a mesh axis, as in model=1" if open_ended else ""
                 raise wrong(f"unknown key {key!r}; {noun} {head} takes {', '.join(known) or 'none'}{axes}")
@@ -135,14 +144,15 @@ def _parts(text: str) -> list[str]:
     """Head and settings of a term, which is a call with keywords, or the shorthand of it with commas."""
     if not (begin := re.match(r"\s*([\w:-]+)\s*(?=\()", text)):
         return [part.strip() for part in split(text, ",")]
-    call = _tree(f"_{text[begin.end() :]}", DEEPEST + 2)  # which leaves a selector all of its levels
+    source = f"_{text[begin.end() :]}".strip()
+    call = _tree(source, DEEPEST + 2)  # which leaves a selector all of its levels
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise SyntaxError
     words = [ast.unparse(word) for word in call.args]
-    return [begin[1], *words, *(f"{each.arg or '**'}={_argument(each.value)}" for each in call.keywords)]
+    return [begin[1], *words, *(f"{each.arg or '**'}={_argument(each.value, source)}" for each in call.keywords)]
 
 
-def _argument(node: ast.expr) -> str:
+def _argument(node: ast.expr, source: str) -> str:
     """A keyword's value as the shorthand has it."""
     match node:
         case ast.Constant(str(value)):
@@ -150,14 +160,16 @@ def _argument(node: ast.expr) -> str:
         case ast.Constant(bool(value)):
             return str(value).lower()
         case ast.Tuple([element]):
-            return f"{_argument(element)}+"
+            return f"{_argument(element, source)}+"
         case ast.Tuple(elements) | ast.List(elements):
-            return "+".join(map(_argument, elements))
+            return "+".join(_argument(element, source) for element in elements)
         case ast.Call():
             return f"({ast.unparse(node)})"
+        case ast.Constant(None | bytes()):
+            raise ValueError(f"{ast.unparse(node)} is no value; give a number, a text or a tuple, or leave it out")
         case ast.BinOp(op=ast.Add()):  # in the shorthand several numbers, in Python a sum
             raise ValueError(f"{ast.unparse(node)} is a sum; several values are a tuple, as (30, 31)")
-    return ast.unparse(node)
+    return ast.get_source_segment(source, node) or ast.unparse(node)
 
 
 def _pattern(head: str, known: Mapping[str, Any], form: Form) -> str:
@@ -185,17 +197,17 @@ def read_value(kind: Any, text: str) -> Any:
                     return read_value(member, text)
                 except ValueError as error:
                     reasons.append(str(error))
-        raise ValueError(", or ".join(reasons))
+        raise ValueError(", or ".join([reasons[0], *(reason.removeprefix("expected ") for reason in reasons[1:])]))
     if typing.get_origin(kind) is tuple:
         member = typing.get_args(kind)[0]
         try:
             return tuple(member(number) for number in re.split(r"(?<![eE])\+", text.removesuffix("+")))
         except ValueError:
-            numbers = {int: "whole numbers joined by +, as in 0+2", float: "numbers joined by +, as in 0.1+0.2"}
-            raise ValueError(f"expected {numbers[member]}") from None
+            numbers = {int: "whole numbers, as in (0, 2)", float: "numbers, as in (0.1, 0.2)"}
+            raise ValueError(f"expected {numbers[member]}, in the shorthand joined by +") from None
     if typing.get_origin(kind) is Literal:
         if text not in typing.get_args(kind):
-            raise ValueError(f"expected {' or '.join(map(str, typing.get_args(kind)))}")
+            raise ValueError(f"expected one of {', '.join(map(str, typing.get_args(kind)))}")
         return text
     if kind is bool:
         if text not in ("true", "false"):

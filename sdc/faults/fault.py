@@ -160,7 +160,7 @@ def _numbers(text: str, example: str, counts: tuple[int, ...]) -> list[int]:
 
 
 def _stride(text: str) -> Stride:
-    count, step, *align = _numbers(text, "stride=4x32", (2, 3))
+    count, step, *align = _numbers(text, "stride=(4, 32), 4x32 in the shorthand", (2, 3))
     return Stride(count, step, *(align or [step]))
 
 
@@ -168,7 +168,7 @@ def _stride(text: str) -> Stride:
 PATTERNS: Mapping[str, Any] = {
     "run": lambda text: Run(*_numbers(text, "run=8", (1,))),
     "stride": _stride,
-    "tile": lambda text: Tile(*_numbers(text, "tile=4x32", (2,))),
+    "tile": lambda text: Tile(*_numbers(text, "tile=(4, 32), 4x32 in the shorthand", (2,))),
     "row": None,
     "whole": None,
 }

@@ -311,6 +311,7 @@ def test_kinds_and_patterns_from_text() -> None:
         "rotate,by=3,run=9": (Rotate(3), Run(9)),
         "rotate,by=2,row": (Rotate(2), Row()),
         "sign": (Sign(), One()),
+        "zero(row=False)": (Stuck(0.0), One()),
     }.items():
         what, pattern = expected
         assert as_fault(text) == sdc.Fault(what, pattern=pattern)
@@ -330,12 +331,15 @@ def test_kinds_and_patterns_from_text() -> None:
     ("make", "message"),
     [
         (lambda: as_fault("bitflip,field=exponent,bits=3"), "both choose bits"),
-        (lambda: as_fault("bitflip,field=head"), "field=head: expected sign or exponent or mantissa"),
+        (lambda: as_fault("bitflip,field=head"), "field=head: expected one of sign, exponent, mantissa"),
         (lambda: as_fault("bitflip,rate=1"), "unknown key 'rate'"),
         (lambda: as_fault("bitflip,run=0"), "run=0: expected at least 1"),
-        (lambda: as_fault("bitflip,tile=4"), "tile=4x32"),
+        (lambda: as_fault("bitflip,tile=4"), r"as in tile=\(4, 32\), 4x32 in the shorthand"),
+        (lambda: parse_fault("nan(rate=1, site=None)"), "None is no value"),
+        (lambda: parse_fault("nan(rate=1, site=b'x')"), "b'x' is no value"),
+        (lambda: parse_fault("nan(rate=1, model=1.5)"), "model=1.5: expected the index of a device"),
         (lambda: as_fault("bitflip,row,run=2"), "several patterns"),
-        (lambda: as_fault("zero,row=3"), "'row' takes no value"),
+        (lambda: as_fault("zero,row=3"), "'row' is there or not; write row=True"),
         (lambda: as_fault("rotate,by=2"), "leaves 2 elements in place"),
         (lambda: sdc.Fault(Rotate(), 0.1), "leaves 1 element in place"),
         (lambda: Rotate(0), "by=0"),
