@@ -1,5 +1,10 @@
 """Configuration of Sphinx: `make docs` builds the pages of this folder."""
 
+from typing import Any
+
+from sdc.burnin import exports
+from sdc.records import layout
+
 project = "jax-sdc"
 author = "the authors of jax-sdc"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
@@ -10,3 +15,13 @@ myst_heading_anchors = 3
 exclude_patterns = ["_build"]
 html_theme = "alabaster"
 html_theme_options = {"page_width": "1100px", "description": "Silent data corruption in JAX programs"}
+
+
+def render_fields(app: Any, page: str, source: list[str]) -> None:
+    """Writes the tables of fields into a page before Sphinx parses it."""
+    source[0] = layout.render_tables(source[0], (*layout.TABLES, *exports.TABLES))
+
+
+def setup(app: Any) -> None:
+    """Sphinx calls this when it starts."""
+    app.connect("source-read", render_fields)

@@ -139,19 +139,19 @@ def _as_written(part: Any) -> Any:
 
 
 def render_tables(page: str, types: Sequence[type[Any]] = TABLES) -> str:
-    """A page with current tables of fields, between `<!-- fields: TYPE -->` and `<!-- end -->`.
+    """A page in which each line `<!-- fields: TYPE -->` is replaced by the table of the fields of that type.
 
     A table has a line for each field that its type does not inherit, required ones first.
     """
     tables = {type.__name__: type for type in types}
 
     def table(match: re.Match[str]) -> str:
-        type = tables[match[2]]
+        type = tables[match[1]]
         inherited = {} if type.__base__ in (schema.Fields, object) else _descriptions(type.__base__)
         shown = [f"| `{name}` | {text} |" for name, text in _descriptions(type).items() if inherited.get(name) != text]
-        return "\n".join([match[1], "| field | meaning |", "|---|---|", *shown, "", match[3]])
+        return "\n".join(["| field | meaning |", "|---|---|", *shown])
 
-    return re.sub(r"^(<!-- fields: (\w+) -->\n).*?^(<!-- end -->)$", table, page, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"^<!-- fields: (\w+) -->$", table, page, flags=re.MULTILINE)
 
 
 def _descriptions(type: Any) -> dict[str, str]:
