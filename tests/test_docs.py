@@ -1,4 +1,4 @@
-"""What the documentation says is so: its Python runs, its commands parse, its links lead somewhere, doctests hold."""
+"""Checks the documentation: its Python runs, commands parse, links resolve, doctests hold, figures were measured."""
 
 import doctest
 import importlib
@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -87,6 +87,36 @@ def anchors(page: Path) -> set[str]:
     """GitHub's anchors of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+class Quoted(NamedTuple):
+    """A measured figure in the documentation, and what supports it."""
+
+    page: str
+    said: str  # in the page
+    measured: str  # in BENCHMARKS.md, under the command that measured it
+
+
+# Every measured figure that README and docs quote; a page without an entry quotes none.
+QUOTED = (
+    Quoted("README.md", "about a minute on two cores, installation included",
+           "| `make demo`, installation included | 5 min without it | 62 s |"),
+    Quoted("README.md", "checking linear layers costs a few percent of a step",
+           "| `step_linear`: training step of `bench`, linear layers checked | 1.10 | 1.030 |"),
+    Quoted("README.md", "checking every product 12 to 28 %", "1.092 and 1.119 for the steps in float32"),
+    Quoted("README.md", "checking every product 12 to 28 %", "`step_every_product` 1.28 before"),
+    Quoted("README.md", "1.4 to 2.0 times as long on GPUs, and on TPUs in bfloat16 (1.06 to 1.14 times in float32)",
+           "| `abft`, every product | 1.15 | 1.058 | **1.498** | 1.137 | **1.595** | 1.653 | 1.961 |"),
+    Quoted("README.md", "Compiling takes several times as long", "| `compiling_tiny_...` | 2; 3 | **8.1; 13.2** |"),
+    Quoted("README.md", "errors of about 1e-3 of a row's root mean square", "| `two-tier` | 2.1e-4 / 8.1e-4 "),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("quoted", QUOTED, ids=lambda quoted: f"{quoted.page}-{quoted.said[:30]}")
+def test_measured_figures_stand_in_the_benchmarks(quoted: Quoted) -> None:
+    page, benchmarks = (" ".join((ROOT / file).read_text().split()) for file in (quoted.page, "BENCHMARKS.md"))
+    assert quoted.said in page
+    assert quoted.measured in benchmarks
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -1,5 +1,6 @@
 """`sdc twin` as people run it: over processes, killed and resumed, with what it prints and how it ends."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from sdc.train import Twins
 from tests.tools.command import kill_when, lines, sdc, several, start, summary
 from tests.train.runs import WORKLOAD, execute
 
+ROOT = Path(__file__).parents[2]
 STEPS = 5
 TWIN = ("twin", "--config", "mini", "--devices", 4, "--model", 2, "--steps", STEPS)
 CORRUPT = (*TWIN, "--suspect", "node11")
@@ -74,3 +76,29 @@ def test_a_plain_run_has_no_verdict(tmp_path: Path) -> None:
     result = summary("train", "--config", "mini", "--steps", 2, "--run", tmp_path / "run", code=0)
     assert result["verdict"] is None
     assert {"schema", "version", "host"} <= set(result)
+
+
+FIGURE = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
+
+
+def parts(line: str) -> tuple[str, list[float]]:
+    """The words of a printed line, and its figures."""
+    figures = [float(found.replace(",", "")) for found in FIGURE.findall(line)]
+    return " ".join(FIGURE.sub("#", line).split()), figures
+
+
+def test_the_demo_prints_the_sample_of_the_readme(tmp_path: Path) -> None:
+    """The same words, and figures within 1 %: on another processor, or with another corpus (the source of the Python that
+    runs), rounding undoes other injected changes."""
+    demo = re.search(r"bin/sdc (twin .*) --run ", (ROOT / "Makefile").read_text())
+    sample = re.search(r"^```text\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert demo is not None
+    assert sample is not None
+    code, out, err = sdc(*demo[1].split(), "--run", tmp_path / "run")
+    assert code == 1, err
+    printed = dict(map(parts, out.splitlines()))
+    shown = [parts(line) for line in sample[1].splitlines() if line.strip()]
+    assert shown
+    for words, figures in shown:
+        assert words in printed
+        assert figures == pytest.approx(printed[words], rel=0.01)
