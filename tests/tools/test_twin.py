@@ -88,8 +88,8 @@ def parts(line: str) -> tuple[str, list[float]]:
 
 
 def test_the_demo_prints_the_sample_of_the_readme(tmp_path: Path) -> None:
-    """The same words, and figures within 1 %: on another processor, or with another corpus (the source of Python), rounding
-    undoes other injected changes."""
+    """The same words, and figures within 1 %: on another processor, or with another corpus (the source of Python),
+    rounding undoes other injected changes."""
     demo = re.search(r"bin/sdc (twin .*) --run ", (ROOT / "Makefile").read_text())
     sample = re.search(r"^```text\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     assert demo is not None
