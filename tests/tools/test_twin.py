@@ -90,15 +90,15 @@ def parts(line: str) -> tuple[str, list[float]]:
 def test_the_demo_prints_the_sample_of_the_readme(tmp_path: Path) -> None:
     """The same words, and figures within 1 %: on another processor, or with another corpus (the source of Python),
     rounding undoes other injected changes."""
-    demo = re.search(r"bin/sdc (twin .*) --run ", (ROOT / "Makefile").read_text())
+    demo = re.search(r"/sdc (twin .*) --run ", (ROOT / "Makefile").read_text())
     sample = re.search(r"^```text\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     assert demo is not None
     assert sample is not None
     code, out, err = sdc(*demo[1].split(), "--run", tmp_path / "run")
     assert code == 1, err
-    printed = dict(map(parts, out.splitlines()))
+    printed = [parts(line) for line in out.splitlines()]
     shown = [parts(line) for line in sample[1].splitlines() if line.strip()]
-    assert shown
+    assert len(shown) > 5
     for words, figures in shown:
-        assert words in printed
-        assert figures == pytest.approx(printed[words], rel=0.01)
+        [found, *_] = [numbers for line, numbers in printed if line.startswith(words.removesuffix("..."))]
+        assert figures == pytest.approx(found[: len(figures)], rel=0.01)
