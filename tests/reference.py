@@ -294,10 +294,10 @@ def traces(place: Place) -> None:
     """A trace, the same again, and one with a fault; and what they differ in."""
     where = (*MINI, "--corpus", place.corpus, "--model", 2, "--steps", 2, "--where", 'probes | primitive("tanh")')
     golden, again, struck = (place.folder / name for name in ("golden", "again", "struck"))
-    place.run("trace", "trace", golden, *where, "--simulate", "none", "--json", folder=golden)
-    place.run("trace, again", "trace", again, *where, "--simulate", "none", "--against", golden, "--json", folder=again)
+    place.run("trace", "trace", golden, *where, "--fault", "none", "--json", folder=golden)
+    place.run("trace, again", "trace", again, *where, "--fault", "none", "--against", golden, "--json", folder=again)
     fault = "bitflip,bits=30,step=1,site=bwd/ffn,iteration=1+1,element=7,model=1"
-    place.run("trace, struck", "trace", struck, *where, "--simulate", fault, "--json", folder=struck)
+    place.run("trace, struck", "trace", struck, *where, "--fault", fault, "--json", folder=struck)
     place.run("diff", "diff", golden, struck, "--json")
     place.run("diff: text", "diff", golden, struck)
     place.run("diff of equals", "diff", golden, again, "--json")
@@ -306,7 +306,7 @@ def traces(place: Place) -> None:
 def campaign(place: Place) -> None:
     """A campaign of two kinds of faults."""
     folder = place.folder / "campaign"
-    words: Words = ("--injections", 32, "--steps", 5, "--follow", 2, "--faults", "bitflip", "nan")
+    words: Words = ("--injections", 32, "--steps", 5, "--follow", 2, "--fault", "bitflip", "nan")
     place.run("campaign", "campaign", *MINI, "--corpus", place.corpus, *words, "--run", folder, "--json", folder=folder)
 
 

@@ -4,6 +4,7 @@ A command is a dataclass. Its fields are flags, and so are those of the specs th
 """
 
 import ast
+import collections
 import collections.abc
 import contextlib
 import dataclasses
@@ -16,6 +17,7 @@ import itertools
 import operator
 import re
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,40 +33,66 @@ from sdc.settings import Flag, Within, check_fields
 
 from .runtime import CommandError, name_flags, usage_errors
 
-CONFIG = (tyro.conf.FlagCreatePairsOff,)
-DESCRIPTION = "Deterministic analysis of silent data corruption in JAX training. Example: sdc twin --suspect node11"
+CONFIG = (tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
+DESCRIPTION = "Finds silent data corruption in JAX programs."
+WIDTH = 80  # of the help
 EXAMPLE = "Example: "
 
 
+# What brings a user here, in the order of the overview.
+QUESTIONS = ("Test a host", "Compare hosts", "Look into a step", "Train", "Study and measure")
+TEST, COMPARE, LOOK, TRAIN, STUDY = QUESTIONS
+ENDING = (
+    "Options: --version prints the versions; sdc COMMAND --help explains a command.",
+    "Completion: sdc --tyro-print-completion bash (or zsh, tcsh) prints a script.",
+    "Exit codes: 0 clean or done, 1 corruption found, 2 bad usage, 3 inconclusive.",
+    "Example: sdc twin --suspect node11",
+)
+
+
 class Entry(NamedTuple):
-    """A command: the module and the name of its dataclass, the function that runs it, and the extras that it needs."""
+    """A command: the module and the name of its dataclass, its function, its group, and the extras that it needs."""
 
     module: str
     spec: str
     run: str
+    group: str
     extras: tuple[str, ...] = ()
 
 
-# All commands; a module is imported when its command is given, or all where help is asked for.
+# All commands; a module is imported when its command is given.
 COMMANDS: Mapping[str, Entry] = {
-    "twin": Entry(".commands.runs", "TwinCommand", "execute", ("report", "text")),
-    "train": Entry(".commands.runs", "TrainCommand", "execute", ("report", "text")),
-    "trace": Entry(".commands.runs", "TraceCommand", "execute", ("report", "text")),
-    "diff": Entry(".commands.reports", "DiffCommand", "diff", ("report",)),
-    "campaign": Entry(".commands.runs", "CampaignCommand", "campaign", ("report", "text")),
-    "abft": Entry(".commands.studies", "AbftCommand", "abft", ("report", "text")),
-    "study": Entry(".commands.studies", "StudyCommand", "study", ("report", "text")),
-    "estimate": Entry(".commands.estimates", "EstimateCommand", "estimate", ("report",)),
-    "doctor": Entry(".commands.doctor", "DoctorCommand", "run"),
-    "checkpoint": Entry(".commands.reports", "CheckpointCommand", "checkpoint"),
-    "burnin": Entry(".commands.burnin", "BurninCommand", "run"),
-    "golden": Entry(".commands.golden", "GoldenCommand", "run"),
-    "verdict": Entry(".commands.verdict", "VerdictCommand", "run"),
-    "pair": Entry(".commands.pairs", "PairCommand", "pair", ("report", "text")),
-    "pool": Entry(".commands.pairs", "PoolCommand", "pool", ("report", "text")),
-    "fleet": Entry(".commands.fleet", "FleetCommand", "run", ("report",)),
-    "report": Entry(".commands.reports", "ReportCommand", "report", ("report",)),
-    "bench": Entry(".bench.command", "BenchOptions", "run", ("report", "text")),
+    "twin": Entry(".commands.runs", "TwinCommand", "execute", COMPARE, ("report", "text")),
+    "train": Entry(".commands.runs", "TrainCommand", "execute", TRAIN, ("report", "text")),
+    "trace": Entry(".commands.runs", "TraceCommand", "execute", LOOK, ("report", "text")),
+    "diff": Entry(".commands.reports", "DiffCommand", "diff", LOOK, ("report",)),
+    "campaign": Entry(".commands.runs", "CampaignCommand", "campaign", STUDY, ("report", "text")),
+    "abft": Entry(".commands.studies", "AbftCommand", "abft", STUDY, ("report", "text")),
+    "study": Entry(".commands.studies", "StudyCommand", "study", STUDY, ("report", "text")),
+    "estimate": Entry(".commands.estimates", "EstimateCommand", "estimate", STUDY, ("report",)),
+    "doctor": Entry(".commands.doctor", "DoctorCommand", "run", TEST),
+    "checkpoint": Entry(".commands.reports", "CheckpointCommand", "checkpoint", TRAIN),
+    "burnin": Entry(".commands.burnin", "BurninCommand", "run", TEST),
+    "golden": Entry(".commands.golden", "GoldenCommand", "run", TEST),
+    "verdict": Entry(".commands.verdict", "VerdictCommand", "run", TEST),
+    "pair": Entry(".commands.pairs", "PairCommand", "pair", COMPARE, ("report", "text")),
+    "pool": Entry(".commands.pairs", "PoolCommand", "pool", COMPARE, ("report", "text")),
+    "fleet": Entry(".commands.fleet", "FleetCommand", "run", COMPARE, ("report",)),
+    "report": Entry(".commands.reports", "ReportCommand", "report", TRAIN, ("report",)),
+    "bench": Entry(".bench.command", "BenchOptions", "run", STUDY, ("report", "text")),
+}
+
+
+# Groups of flags in the help of a command, by name or by the class that declares them; the rest are its own options.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "run": ("Planned", "Job", "RecordedStudy", "JobCommand", "CampaignCommand"),
+    "options": (),
+    "simulated faults": ("suspect", "fault"),
+    "checked matrix products": ("abft", "Checks"),
+    "checkpoints": ("Running",),
+    "model and data": ("Workload", "Sources"),
+    "several processes": ("Peers",),
+    "output": ("ResultCommand",),
 }
 
 
@@ -74,12 +102,18 @@ def spec_of(command: str) -> type:
     return kind
 
 
-def _outline(command: str) -> type:
-    """The description of a command, for the help of all; to import their modules takes longer than to read that."""
-    entry = COMMANDS[command]
-    source = Path(__file__).parent.joinpath(*entry.module.split(".")[1:]).with_suffix(".py").read_text("utf-8")
-    node = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == entry.spec)
-    return dataclasses.make_dataclass(entry.spec, (), namespace={"__doc__": laid_out(ast.get_docstring(node) or "")})
+def overview() -> str:
+    """The help of `sdc`: a line for each command, which is read from its source, as imports would take a second."""
+    lines = ["usage: sdc COMMAND [OPTIONS]", "", DESCRIPTION]
+    group = ""
+    for command, entry in sorted(COMMANDS.items(), key=lambda item: QUESTIONS.index(item[1].group)):
+        if entry.group != group:
+            group = entry.group
+            lines += ["", f"{group}:"]
+        source = Path(__file__).parent.joinpath(*entry.module.split(".")[1:]).with_suffix(".py").read_text("utf-8")
+        node = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == entry.spec)
+        lines.append(f"  {command:<11} {(ast.get_docstring(node) or '').splitlines()[0]}")
+    return "\n".join([*lines, "", *ENDING])
 
 
 def command_of(command: str) -> Callable[[Any], int]:
@@ -163,7 +197,11 @@ def _read_as(hint: Any, field: "dataclasses.Field[Any]", flag: Flag, marks: Sequ
     if typing.get_origin(kind) is collections.abc.Sequence:
         kind = types.GenericAlias(tuple, (typing.get_args(kind)[0], ...))
     own = [mark for mark in marks if not isinstance(mark, Flag | Only | Within | msgspec.Meta)]
-    own += [tyro.conf.UseAppendAction] * flag.repeated + [tyro.conf.Positional] * flag.argument
+    own += [tyro.conf.Positional] * flag.argument
+    if (
+        field.default is None or field.default is False or field.default == () or flag.without
+    ):  # nothing that a reader would miss
+        own.append(tyro.conf.arg(help_behavior_hint=""))
     for mark in own:
         kind = Annotated[kind, mark]
     return kind
@@ -289,24 +327,26 @@ def parse(arguments: Sequence[str]) -> Any:
         if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
             raise CommandError(f"{word!r}: expected text in UTF-8 without zero bytes; give the file another name")
     command = arguments[0] if arguments else ""
+    if command in ("-h", "--help"):
+        print(overview())
+        raise SystemExit(0)
+    if not command:
+        raise CommandError(f"expected a command, one of {', '.join(COMMANDS)}. See sdc --help")
     if command and command not in COMMANDS and not command.startswith("-"):
         near = difflib.get_close_matches(command, COMMANDS, 1)
         meant = f"; did you mean {near[0]}?" if near else "."
         raise CommandError(f"{command}: expected one of {', '.join(COMMANDS)}{meant} See sdc --help")
     if len(arguments) > 1 and command in COMMANDS:
-        hint = typing.get_type_hints(spec_of(command), include_extras=True).get("command")
-        inner = typing.get_args(typing.get_args(hint)[0]) if hint is not None else ()
-        below = [mark.name for each in inner for mark in getattr(each, "__metadata__", ()) if hasattr(mark, "name")]
+        below = names_below(spec_of(command))
         if below and arguments[1] not in below and not arguments[1].startswith("-"):
             raise CommandError(f"{arguments[1]}: expected one of {', '.join(below)}. See sdc {command} --help")
     message = io.StringIO()
     try:
         with contextlib.redirect_stderr(message):
-            if command not in COMMANDS:
-                kind = spec_of if command.startswith("--tyro") else _outline  # completions need all flags
-                kinds = (Annotated[kind(name), tyro.conf.subcommand(name)] for name in COMMANDS)
+            if command not in COMMANDS:  # a completion
+                kinds = (Annotated[spec_of(name), tyro.conf.subcommand(name)] for name in COMMANDS)
                 return _read(functools.reduce(operator.or_, kinds), arguments, "sdc", DESCRIPTION)
-            found = _read(spec_of(command), arguments[1:], f"sdc {command}")
+            found = _read(spec_of(command), merged(spec_of(command), arguments[1:]), f"sdc {command}")
             own = getattr(found, "command", found)
             names = {}
             for each in flags(type(own)):
@@ -320,7 +360,8 @@ def parse(arguments: Sequence[str]) -> Any:
             return found
     except SystemExit as ended:
         if ended.code:
-            words = " ".join(line.strip("│╭╮╰╯─ ") for line in message.getvalue().splitlines() if line[:1] != "╭")
+            below_title = message.getvalue().splitlines()[1:]
+            words = " ".join(line.strip() for line in below_title if line.strip(" -"))
             raise CommandError(_brief(" ".join(words.split()), command)) from None
         raise
     except (AssertionError, OSError) as error:  # of a shell that tyro does not know, or a file that cannot be written
@@ -329,8 +370,82 @@ def parse(arguments: Sequence[str]) -> Any:
         raise CommandError(f"{' '.join(arguments[:2])}: {error}") from error
 
 
+def names_below(kind: type) -> list[str]:
+    """Names of the commands below a command, such as `record` of `golden`."""
+    hint = typing.get_type_hints(kind, include_extras=True).get("command")
+    inner = typing.get_args(typing.get_args(hint)[0]) if hint is not None else ()
+    return [mark.name for each in inner for mark in getattr(each, "__metadata__", ()) if hasattr(mark, "name")]
+
+
+def merged(kind: Any, arguments: Sequence[str]) -> list[str]:
+    """A command line in which each flag of several values stands once, at the end, with all that were given for it.
+
+    A list would swallow the arguments behind it: a flag before them has one value.
+    """
+    every = [each.flag for each in flags(kind)]
+    several = {_word(flag) for flag in every if _takes_several(flag.type)}
+    open_ended = not any(tyro.conf.Positional in _unwrapped(flag.type) for flag in every)
+    values: dict[str, list[str]] = {}
+    others: list[str] = []
+    words = collections.deque(arguments)
+    while words:
+        word = words.popleft()
+        flag, equals, value = word.partition("=")
+        if flag not in several:
+            # A word is an argument unless it names a command below this one, or is the value of a flag.
+            before = others[-1] if others else "-" if names_below(kind) else ""
+            open_ended = open_ended or not (word.startswith("-") or before.startswith("-"))
+            others.append(word)
+            continue
+        found = [value] if equals else []
+        while words and not words[0].startswith("--") and (open_ended or not found):
+            found.append(words.popleft())
+        values.setdefault(flag, []).extend(found)
+    return [*others, *(word for flag, found in values.items() for word in (flag, *found))]
+
+
+def _takes_several(hint: Any) -> bool:
+    return typing.get_origin(hint) is tuple or any(map(_takes_several, typing.get_args(hint)))
+
+
+def grouped(text: str, kind: Any) -> str:
+    """A command's help as tyro prints it into a file: options in groups, lines of 80 columns."""
+    titles = {owner: title for title, owners in GROUPS.items() for owner in owners}
+    found = {
+        _word(each.flag): titles.get(each.flag.name, titles.get(each.owner.__name__, "options")) for each in flags(kind)
+    }
+    lines: list[str] = []
+    boxes: dict[str, list[str]] = {"positional arguments": [], "subcommands": []} | {title: [] for title in GROUPS}
+    box = lines
+    for line, rule in itertools.pairwise([*map(str.rstrip, text.splitlines()), ""]):
+        line = re.sub(r"\[(\S+) \[\1 \.\.\.\]\]", r"\1 ...", line)
+        if rule.startswith(" ---"):
+            box = boxes.get(line.strip(), boxes["options"])
+        elif box is lines:
+            lines += textwrap.wrap(line, WIDTH, subsequent_indent=_indent(line)) or [""]
+        elif line and not line.startswith(" ---"):
+            if named := re.match(r"  (-h|--[a-z-]+)", line):
+                box = boxes[found.get(named[1], "output")]
+            box.append(line)
+    for title, box in boxes.items():
+        lines += [f"{title.capitalize()}:", *box, ""] if box else []
+    return "\n".join(lines).rstrip("\n")
+
+
+def _indent(line: str) -> str:
+    text = line.removeprefix(EXAMPLE)
+    return " " * (len(line) - len(text.lstrip()) + 2 * text.lstrip().startswith("sdc "))
+
+
 def _read(kind: Any, arguments: Sequence[str], prog: str, description: str | None = None) -> Any:
-    return tyro.cli(kind, args=list(arguments), prog=prog, description=description, config=CONFIG, registry=REGISTRY)
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            return tyro.cli(
+                kind, args=list(arguments), prog=prog, description=description, config=CONFIG, registry=REGISTRY
+            )
+    finally:
+        print(grouped(printed.getvalue(), kind), end="\n" * bool(printed.getvalue()))
 
 
 def _brief(message: str, command: str) -> str:
@@ -352,4 +467,8 @@ def _brief(message: str, command: str) -> str:
 
 
 def _words(command: str) -> Iterator[str]:
-    return (f"--{each.flag.name.replace('_', '-')}" for each in flags(spec_of(command)))
+    return (_word(each.flag) for each in flags(spec_of(command)))
+
+
+def _word(flag: StructFieldSpec) -> str:
+    return f"--{flag.name.replace('_', '-')}"

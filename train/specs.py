@@ -557,7 +557,7 @@ class Tracing(Job):
     """Selector of the values: everything, probes, primitive("dot_general") & direction("bwd"), boundary(1), ..."""
     against: Annotated[str | PathLike[str] | None, Flag(type=Path)] = None
     """Recorded trace; compare with it at every step, and stop at the first difference."""
-    simulate: str | None = None
+    simulate: Annotated[str | None, Flag("fault")] = None
     """Simulated fault, as in bitflip,bits=30,step=3,site=fwd/attn,iteration=0+2,element=7,model=1; none for a golden
     trace of the same program."""
 
@@ -617,9 +617,9 @@ class CampaignJob(Planned):
     """Number of steps to follow after the struck one, unless the outcome is certain before."""
     where: Annotated[Selector | str, Flag(type=str)] = "arithmetic"
     """Selector of what is struck: arithmetic, primitive("dot_general"), argument("0/params/*"), collectives, ..."""
-    faults: Sequence[str] = ("bitflip",)
+    faults: Annotated[Sequence[str], Flag("fault")] = ("bitflip",)
     """Kinds of faults: bitflip, bitflip,field=exponent, bitflip,count=2, stuck1, sign, zero, nan, scale,factor=2,
-    swap, ..., with a pattern such as run=8, tile=4x4 or row."""
+    swap and others, with a pattern such as run=8, tile=4x4 or row."""
     abft: bool = False
     """Also detect faults by checksums of the matrix products of the struck step; faults in products hit their sums."""
     batch: Annotated[int | None, Within(1, LARGEST_COUNT)] = None

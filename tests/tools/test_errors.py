@@ -1,9 +1,10 @@
 """Bad input: one clear line, the right exit code, nothing half-written."""
 
 import os
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -220,42 +221,69 @@ def test_flags_of_another_name_than_the_setting_exist(capsys: pytest.CaptureFixt
         assert f"--{flag.replace('_', '-')} " in options, setting
 
 
-def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("twin", "train", "trace", "diff", "campaign", "report", "bench"):
-        with pytest.raises(SystemExit) as ended:
-            cli.run([command, "--help"])
-        assert ended.value.code == 0
-        assert f"Example: sdc {command}" in capsys.readouterr().out
+def test_the_overview_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.run(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert ended.value.code == 0
+    assert len(lines) <= 45
+    assert max(map(len, lines)) <= 80
+    assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == sorted(parse.COMMANDS)
+    assert any("--version" in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("command", "count"),
-    [
-        ("burnin", 2),
-        ("verdict", 2),
-        ("pair", 2),
-        ("pool", 2),
-        ("train", 2),
-        ("report", 4),
-        ("doctor", 1),
-        ("golden", 1),
-    ],
-)
-def test_each_example_stands_on_a_line_of_its_own(command: str, count: int, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.run([command, "--help"])
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    (first,) = (place for place, line in enumerate(lines) if line.startswith("Example: "))
-    examples = lines[first : first + count]
-    assert [line[:13] for line in examples] == ["Example: sdc ", *["         sdc "] * (count - 1)]
-    assert not any(f" sdc {command} " in line[13:] for line in examples) or count == 1
-    assert lines[first - 1] == lines[first + count] == ""
+def commands() -> Iterator[tuple[str, ...]]:
+    """Every command, and every command below one."""
+    for command in parse.COMMANDS:
+        yield (command,)
+        yield from ((command, below) for below in parse.names_below(parse.spec_of(command)))
+
+
+@pytest.mark.parametrize("words", [*commands()], ids=" ".join)
+def test_help_fits_80_columns_and_shows_two_commands(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.run([*words, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.index("Output:") > text.find("Options:")  # what every command has comes last
+    block = text.split("\n\n")[2]
+    examples = block.removeprefix("Example: sdc ").split("\n         sdc ")
+    assert len(examples) == 2
+    for example in examples:
+        parse.parse(shlex.split(example.partition(" > ")[0]))
 
 
 def test_a_paragraph_of_help_is_not_broken_before_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.run(["fleet", "summarize", "--help"])
-    assert "; 2 bad usage; 3 nothing could be compared." in capsys.readouterr().out
+    assert "; 2 bad usage; 3 nothing could be compared." in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("campaign", "--fault", "bitflip", "nan", "--run", "{x}"),
+        ("campaign", "--fault", "bitflip", "--run", "{x}", "--fault=nan"),
+        ("trace", "--compiler-option", "a=1", "{x}", "--compiler-option", "b=2"),
+        ("trace", "{x}", "--compiler-option", "a=1", "b=2"),
+        ("golden", "record", "--only", "matrix", "{x}", "--only", "memory"),
+        ("golden", "record", "{x}", "--only", "matrix", "memory"),
+    ],
+    ids=" ".join,
+)
+def test_several_values_are_a_list_or_a_repeated_flag(words: tuple[str, ...], tmp_path: Path) -> None:
+    place = tmp_path / "x"
+    found = parse.parse([word.format(x=place) for word in words])
+    found = getattr(found, "command", found)
+    if words[0] == "campaign":
+        assert (found.job.faults, found.job.folder) == (("bitflip", "nan"), place)
+    elif words[0] == "trace":
+        assert (found.job.compiler_options, found.job.folder) == (("a=1", "b=2"), place)
+    else:
+        assert (found.settings.only, found.file) == (("matrix", "memory"), place)
 
 
 def test_a_failure_of_the_tool_is_no_verdict(

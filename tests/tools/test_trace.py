@@ -19,11 +19,11 @@ TRACE = ("--config", "mini", "--steps", 2, "--model", 2, "--where", 'probes | pr
 
 def test_traces_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     golden, struck = tmp_path / "golden", tmp_path / "struck"
-    code, _, err = sdc("trace", golden, *TRACE, "--simulate", "none")
+    code, _, err = sdc("trace", golden, *TRACE, "--fault", "none")
     assert code == 0, err
     target = next(site for site in read_trace(golden).sites if site.name == "bwd/ffn")
     fault = f"bitflip,bits=30,step=1,site={target.name},iteration=1+1,element=7,model=1"
-    result = summary("trace", struck, *TRACE, "--simulate", fault, "--against", golden, code=1)
+    result = summary("trace", struck, *TRACE, "--fault", fault, "--against", golden, code=1)
     assert result["simulated"]
     assert result["verdict"] == "corrupt"
 
@@ -75,13 +75,13 @@ def test_a_campaign_from_the_command_line(tmp_path: Path) -> None:
     ("command", "message"),
     [
         (["trace", "{new}", "--where", "dot_general"], "'dot_general' is no selector"),
-        (["trace", "{new}", "--simulate", "bitflip,step=1"], "'site' is missing, as in"),
-        (["trace", "{new}", "--simulate", "meteor,step=1,site=*"], "unknown kind 'meteor'"),
+        (["trace", "{new}", "--fault", "bitflip,step=1"], "'site' is missing, as in"),
+        (["trace", "{new}", "--fault", "meteor,step=1,site=*"], "unknown kind 'meteor'"),
         (["trace", "{new}", "--against", "{new}"], "is no run folder"),
         (["diff", "{new}", "{new}"], "is no run folder"),
         (["campaign", "--injections", "0"], "--injections 0: expected a whole number from 1 to"),
         (["campaign", "--follow", "16"], "--follow 16: expected a number from 0 to 15"),
-        (["campaign", "--faults", "bitflip,rate=1"], "unknown key 'rate'"),
+        (["campaign", "--fault", "bitflip,rate=1"], "unknown key 'rate'"),
         (["campaign", "--where", "primitive()"], "expected one pattern or more"),
         (["campaign", "--resume"], "give --run DIR"),
     ],

@@ -25,6 +25,7 @@ class BenchOptions:
     """Measures what the tools cost, as ratios within one run.
 
     Example: sdc bench transform --json
+    Example: sdc bench abft --steps 7 --dtypes float32
 
     Programs are compiled first and then take turns, so that other load of the machine affects all alike. The figures
     are medians. lockstep: twins in lock-step against twins without. transform: fingerprint, inject, digest and

@@ -28,14 +28,14 @@ SENTENCES = 12  # sentences that are printed; all of them are in the result
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BurninCommand(ResultCommand):
-    """Burns a host in: loads its devices with programs whose bits are known, and says PASS, FAIL or INCONCLUSIVE.
+    """Loads all devices with known programs: PASS, FAIL or INCONCLUSIVE.
 
     Example: sdc burnin --level prejob --golden fleet.golden --prometheus /var/lib/node_exporter/sdc.prom
     Example: sdc burnin --devices 4 --only matrix --suspect node11
 
-    One command a host, without a coordinator. The verdict rests on up to three independent kinds of evidence, which it
-    names: the device repeats itself, all devices of the host agree, recorded digests agree. Exit codes: 0 PASS, 1 FAIL,
-    2 bad usage, 3 INCONCLUSIVE (docs/burnin.md).
+    Runs on one host, without a coordinator. The verdict names the evidence that it rests on: each device repeats
+    itself, all devices of the host agree, recorded digests agree. Exit codes: 0 PASS, 1 FAIL, 2 bad usage, 3
+    INCONCLUSIVE (docs/burnin.md).
     """
 
     settings: BurninSettings

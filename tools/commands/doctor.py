@@ -13,14 +13,15 @@ from .. import ResultCommand, usage_errors
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DoctorCommand(ResultCommand):
-    """Says whether this environment is fit for bitwise comparison, and if not, which setting or operation is why.
+    """Checks whether this environment is fit for bitwise comparison.
 
-    Example: sdc doctor --json > host-a.json, then on another host: sdc doctor --against host-a.json
+    Example: sdc doctor --json > host-a.json
+    Example: sdc doctor --against host-a.json
 
-    Runs a small training step and single operations twice in one process, in several, from an empty and a warm
-    compilation cache, and with the devices in the opposite order; looks at flags, variables and libraries; narrows down
-    what differs by running it again with other settings. Exit codes: 0 fit, 1 bits differed, 2 bad usage, 3 it could
-    not be found out.
+    Runs a small training step and single operations twice in one process, in several processes, from an empty and a
+    warm compilation cache, and with the devices in the opposite order; checks flags, variables and libraries; and
+    repeats what differs with other settings to name the cause. Exit codes: 0 fit, 1 bits differed, 2 bad usage, 3
+    inconclusive.
     """
 
     asked: Examination = dataclasses.field(default_factory=Examination)

@@ -25,12 +25,13 @@ LAST = 12  # lines of a compiler's output that are shown if it crashes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EstimateCommand(ResultCommand):
-    """Says what a step, and the tools around it, cost on chips that are not here, by the compiler's estimate.
+    """Estimates what steps and tools cost on accelerators not present.
 
     Example: sdc estimate --target v5p:2x2x4 --config llama3_8b_16l --model 8
+    Example: sdc estimate --target h100 --tool plain abft
 
-    Compiles the plain step, and the step with each tool, for named targets, with the real compilers and without the
-    hardware (pip install 'jax-sdc[targets]'). Tells cycles and the operations that take most of them (TPU), kernels and
+    Compiles the plain step, and the step with each tool, for named targets with the real compilers and without the
+    hardware (pip install 'jax-sdc[targets]'). Reports cycles and the most expensive operations (TPU), kernels and the
     bytes that they move (GPU), collectives, memory and compile time. Nothing is measured. Exit codes: 0 done, 2 bad
     usage, or a step that does not fit the memory, 3 the compiler crashed.
     """

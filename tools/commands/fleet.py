@@ -20,13 +20,15 @@ LARGEST = 10_000_000  # bytes of a file of host names
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SummarizeCommand(ResultCommand):
-    """What the results of many hosts say of each other: suspects, outliers, and what adds up over time.
+    """Names suspects and outliers among the results of many hosts.
 
     Example: sdc fleet summarize /shared/burnin --output fleet --ledger /shared/ledger.json
+    Example: sdc fleet summarize rack1 rack2 --json
 
-    Hosts that ran the same programs on the same kind of devices vote on their digests. Damaged and contradicting
-    results are refused and told; the same result twice counts once. Exit codes: 0 no suspect, and hosts were compared;
-    1 suspects, or hosts that differ without a majority; 2 bad usage; 3 nothing could be compared.
+    Hosts that ran the same programs on the same kind of devices vote on their digests, and the ledger adds up evidence
+    over time. Damaged and contradictory results are refused and listed; a result that occurs twice counts once. Exit
+    codes: 0 no suspect, and hosts were compared; 1 suspects, or hosts that differ without a majority; 2 bad usage;
+    3 nothing could be compared.
     """
 
     files: Annotated[tuple[Path, ...], tyro.conf.Positional]
@@ -39,12 +41,13 @@ class SummarizeCommand(ResultCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScheduleCommand:
-    """Whom to pair with whom: lines for Slurm, or documents for Kubernetes.
+    """Schedules pairs of hosts, as lines for Slurm or documents for Kubernetes.
 
-    Example: sdc fleet schedule gpu-1 gpu-2 gpu-3 gpu-4 --rounds 2 --suspects gpu-1
+    Example: sdc fleet schedule gpu-1 gpu-2 gpu-3 gpu-4 --rounds 2
+    Example: sdc fleet schedule gpu-1 gpu-2 gpu-3 gpu-4 --suspects gpu-1 --format jobset
 
     In each round every host meets another one that it has not met before, and suspects meet healthy hosts, as far as
-    numbers allow; what they do not allow is told. Exit codes: 0 done, 2 bad usage.
+    the numbers allow; the command lists what they do not allow. Exit codes: 0 done, 2 bad usage.
     """
 
     hosts: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
@@ -65,11 +68,12 @@ class ScheduleCommand:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimulateCommand(ResultCommand):
-    """How many rounds of pairs it takes to name the bad hosts of a fleet.
+    """Simulates how many rounds of pairs name the bad hosts of a fleet.
 
     Example: sdc fleet simulate --hosts 64 --bad 3 --probability 0.7 --rounds 8
+    Example: sdc fleet simulate --hosts 1000 --bad 1 --rounds 4
 
-    Bad hosts are named if they are the only smallest set of hosts with a member in every pair that differed. Exit
+    Bad hosts count as named if they are the only smallest set of hosts with a member in every pair that differed. Exit
     codes: 0 done, 2 bad usage.
     """
 
@@ -96,9 +100,10 @@ Subcommand: TypeAlias = (
 
 @dataclasses.dataclass(frozen=True)
 class FleetCommand:
-    """Many hosts: what their burn-ins say of each other, and whom to pair with whom.
+    """Summarizes the results of many hosts, and schedules pairs of them.
 
     Example: sdc fleet summarize /shared/burnin
+    Example: sdc fleet schedule gpu-1 gpu-2 gpu-3 gpu-4 --rounds 2
     """
 
     command: Annotated[Subcommand, tyro.conf.arg(name="")]

@@ -32,9 +32,10 @@ class RecordCommand(ResultCommand):
     """Records what the devices of this host compute, where runs or devices agree.
 
     Example: sdc golden record h100.golden --level prejob --devices gpu:8
+    Example: sdc golden record matrix.golden --only matrix
 
-    Nothing is recorded if anything differs, a workload does not run to its end, or a driver reports an error. Exit
-    codes: 0 recorded, 1 a difference was found, 2 bad usage, 3 inconclusive.
+    Records nothing if anything differs, a workload does not finish, or a driver reports an error. Exit codes: 0
+    recorded, 1 a difference was found, 2 bad usage, 3 inconclusive.
     """
 
     file: Annotated[Path, tyro.conf.Positional]
@@ -46,12 +47,13 @@ class RecordCommand(ResultCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifyCommand(ResultCommand):
-    """Looks whether a register is whole, and whether the devices of this host compute what it says.
+    """Checks a register, and whether the devices of this host reproduce it.
 
     Example: sdc golden verify fleet.golden
+    Example: sdc golden verify fleet.golden --no-run
 
-    Runs the workloads that are in it, of the levels that they were recorded with. Exit codes: 0 confirmed, 1 something
-    differs, 2 bad usage, 3 inconclusive: it is damaged, or of other devices or versions.
+    Runs the workloads of the register at the levels that recorded them. Exit codes: 0 confirmed, 1 something differs,
+    2 bad usage, 3 inconclusive: the register is damaged, or holds other devices or versions.
     """
 
     file: Annotated[Path, tyro.conf.Positional]
@@ -66,12 +68,13 @@ class VerifyCommand(ResultCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MergeCommand(ResultCommand):
-    """Makes one register of several. What they disagree on is told, and believed of none of them.
+    """Merges registers; entries that disagree are reported and left out.
 
     Example: sdc golden merge fleet.golden rack1.golden rack2.golden
+    Example: sdc golden merge fleet.golden racks/*.golden
 
-    Starts no device. Exit codes: 0 all agree, 1 some disagree (the rest is written), 2 bad usage, 3 inconclusive: one
-    of them is damaged.
+    Starts no device. Exit codes: 0 all agree, 1 some disagree (the rest is written), 2 bad usage, 3 inconclusive: at
+    least one register is damaged.
     """
 
     out: Annotated[Path, tyro.conf.Positional]
@@ -82,11 +85,12 @@ class MergeCommand(ResultCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ListCommand(ResultCommand):
-    """Shows what is in registers: devices, versions, workloads, digests, and who saw them.
+    """Lists the devices, versions, workloads and digests of registers.
 
     Example: sdc golden list fleet.golden
+    Example: sdc golden list rack1.golden rack2.golden --json
 
-    Starts no device. Exit codes: 0 shown, 2 bad usage, 3 inconclusive: one of them is damaged.
+    Starts no device. Exit codes: 0 shown, 2 bad usage, 3 inconclusive: at least one register is damaged.
     """
 
     files: Annotated[tuple[Path, ...], tyro.conf.Positional]
@@ -103,9 +107,10 @@ Subcommand: TypeAlias = (
 
 @dataclasses.dataclass(frozen=True)
 class GoldenCommand:
-    """Golden registers: what healthy devices compute, bit for bit, to compare others with.
+    """Records and verifies what healthy devices compute, bit for bit.
 
-    Example: sdc golden record h100.golden, then sdc burnin --golden h100.golden on other hosts
+    Example: sdc golden record h100.golden --level prejob
+    Example: sdc burnin --golden h100.golden
     """
 
     command: Annotated[Subcommand, tyro.conf.arg(name="")]

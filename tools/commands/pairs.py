@@ -40,14 +40,14 @@ class ComparisonCommand(JobCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairCommand(ComparisonCommand):
-    """Compares two hosts: at full load, and if they differ ever closer, down to the operation.
+    """Compares two hosts, down to the operation that differs.
 
     Example: sdc pair --steps 200 --run /shared/pair-17 --coordinator 10.0.0.1:4321 --processes 2 --process 0
     Example: sdc pair --resolve pair-17/pair.json pair-18/pair.json pair-19/pair.json
 
-    Writes pair.json into the run folder. Exit codes: 0 PASS (no bit differed), 1 FAIL (the hosts differ), 2 bad usage,
-    3 INCONCLUSIVE. Two hosts that differ do not say which is wrong: a third one does (sdc pool), or several pairs
-    (--resolve).
+    Compares at full load first, and in ever more detail if the hosts differ. Writes pair.json into the run folder. Two
+    hosts that differ do not show which of them is wrong: a third does (sdc pool), or several pairs (--resolve). Exit
+    codes: 0 PASS (no bit differed), 1 FAIL (the hosts differ), 2 bad usage, 3 INCONCLUSIVE.
     """
 
     resolve: tuple[Path, ...] = ()
@@ -56,13 +56,13 @@ class PairCommand(ComparisonCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoolCommand(ComparisonCommand):
-    """Compares three or more hosts: the majority names those that differ.
+    """Compares three or more hosts and names those in the minority.
 
     Example: sdc pool --steps 200 --run /shared/rack-3 --coordinator 10.0.0.1:4321 --processes 8 --process 0
     Example: sdc pool --twins 4 --suspect node11
 
-    Writes pool.json into the run folder. Exit codes: 0 PASS (no bit differed), 1 FAIL (hosts differ), 2 bad usage, 3
-    INCONCLUSIVE. If a host is lost, the others end with what is known so far.
+    Writes pool.json into the run folder. If a host is lost, the others report what they know so far. Exit codes: 0 PASS
+    (no bit differed), 1 FAIL (hosts differ), 2 bad usage, 3 INCONCLUSIVE.
     """
 
     twins: int | None = None

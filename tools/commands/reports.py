@@ -19,17 +19,15 @@ from .. import CommandError, ResultCommand, run_errors, usage_errors
 
 @dataclasses.dataclass(frozen=True)
 class ReportCommand(ResultCommand):
-    """Writes report.html and report.md of a run, finished or not, and prints its summary.
+    """Writes the report of a run, or of several side by side.
 
     Example: sdc report runs/demo
-    Example: sdc report runs
-    Example: sdc report runs/demo runs/other
     Example: sdc report runs/plain runs/partial runs/full
 
-    Given a folder of runs, it writes the report of each and an index.html with a row for each, the gravest first. Given
-    two to six runs, it writes one page with all side by side, beside-FIRST.html in the folder of the last, with the
-    losses over each other, and what lost shards cost. Exit codes are those of the run, of several the gravest: 0 clean,
-    1 corruption found, 2 bad usage, 3 inconclusive.
+    Writes report.html and report.md into the run, finished or not, and prints its summary. Given a folder of runs, it
+    writes the report of each and an index.html, the most severe first. Given two to six runs, it writes one page,
+    beside-FIRST.html, into the folder of the last. Exit codes are those of the most severe run: 0 clean, 1 corruption
+    found, 2 bad usage, 3 inconclusive.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
@@ -40,9 +38,10 @@ class ReportCommand(ResultCommand):
 
 @dataclasses.dataclass(frozen=True)
 class DiffCommand(ResultCommand):
-    """Compares two traces: names the first step and operation that differ, and says how much agrees before.
+    """Names the first step and operation in which two traces differ.
 
     Example: sdc diff runs/golden runs/suspect
+    Example: sdc diff runs/golden runs/suspect --output runs/difference
 
     Exit codes: 0 equal, 1 they differ, 2 bad usage or a damaged trace, 3 not comparable.
     """
@@ -57,12 +56,13 @@ class DiffCommand(ResultCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointCommand(ResultCommand):
-    """Look at certified checkpoints of any program that saves with Orbax.
+    """Inspects certified checkpoints of any program that uses Orbax.
 
-    Example: sdc checkpoint verify runs/my-training/checkpoints
+    Example: sdc checkpoint show runs/my-training/checkpoints
+    Example: sdc checkpoint verify runs/my-training/checkpoints --step 100
 
-    Exit codes: 0 everything was restored as it was saved, 1 something was not, 2 bad usage, 3 something could not be
-    compared (no certificate, or files that cannot be read).
+    Exit codes: 0 every checkpoint restored as it was saved, 1 at least one did not, 2 bad usage, 3 at least one could
+    not be compared (no certificate, or unreadable files).
     """
 
     action: tyro.conf.Positional[Literal["show", "verify", "certify"]]

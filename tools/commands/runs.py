@@ -15,10 +15,10 @@ class TwinCommand(JobCommand):
     """Trains twins side by side and compares them bit for bit.
 
     Example: sdc twin --model 2 --suspect node11 --steps 20
+    Example: sdc twin --steps 1350 --coordinator 10.0.0.1:4321 --processes 2 --process 0
 
-    By default simulated faults strike the last twin. Without --suspect and --fault nothing is simulated: this is the
-    test of real hosts, with one twin on each (`--coordinator`, `--processes`, `--process`, or a cluster that JAX
-    detects). Exit codes: 0 clean, 1 corruption found, 2 bad usage, 3 inconclusive.
+    Simulated faults strike the last twin unless they name another. Without --suspect and --fault nothing is simulated:
+    this tests real hosts, one twin on each. Exit codes: 0 clean, 1 corruption found, 2 bad usage, 3 inconclusive.
     """
 
     job: Twins
@@ -26,13 +26,13 @@ class TwinCommand(JobCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainCommand(JobCommand):
-    """Trains one copy: plainly, or so that it checks its own matrix products, or combines gradients by another method.
+    """Trains one copy, with checked products or another aggregation.
 
     Example: sdc train --steps 20 --abft --run runs/checked
     Example: sdc train --data 4 --steps 50 --aggregate noise,sigma=0.01+paft,max_period=20
 
-    Exit codes: 0 trained, and clean where something is checked (--abft, --aggregate shadow), 1 corruption found, 2 bad
-    usage, 3 inconclusive (a flagged row came out the same when computed again, which another device has to judge).
+    Exit codes: 0 trained, and clean if something is checked (--abft, --aggregate shadow), 1 corruption found, 2 bad
+    usage, 3 inconclusive (a flagged row repeated itself, so that only another device can judge it).
     """
 
     job: Training
@@ -40,13 +40,13 @@ class TrainCommand(JobCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TraceCommand(JobCommand):
-    """Records a digest of every selected value at every step of a run, in the folder RUN.
+    """Records a digest of every selected value at every step.
 
     Example: sdc trace runs/golden --steps 20 --where 'primitive("dot_general")'
+    Example: sdc trace runs/suspect --steps 20 --where 'primitive("dot_general")' --against runs/golden
 
-    Trace the same run on two machines, or on two days, and compare with `sdc diff`; or give the healthy machine's trace
-    with --against and compare at once. Exit codes: 0 traced (with --against: equal), 1 the traces differ, 2 bad
-    usage, 3 inconclusive.
+    Trace the same run on two machines, or on two days, and compare the traces with `sdc diff`, or compare at once with
+    --against. Exit codes: 0 traced (with --against: equal), 1 the traces differ, 2 bad usage, 3 inconclusive.
     """
 
     job: Tracing
@@ -54,12 +54,13 @@ class TraceCommand(JobCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CampaignCommand(ResultCommand):
-    """Injects thousands of single simulated faults into training, and reports what becomes of it after each.
+    """Injects thousands of single faults and classifies the outcomes.
 
-    Example: sdc campaign --injections 1000 --faults bitflip nan --run runs/campaign
+    Example: sdc campaign --injections 1000 --fault bitflip nan --run runs/campaign
+    Example: sdc campaign --where 'argument("0/params/*")' --fault stuck1,row
 
-    Every injection starts from the clean state just before its step; all of them share one compiled program. Exit
-    codes: 0 done, 2 bad usage, 3 inconclusive (the clean run does not repeat itself).
+    Every injection starts from the clean state before its step, and all share one compiled program. Exit codes: 0 done,
+    2 bad usage, 3 inconclusive (the clean run does not repeat itself).
     """
 
     job: CampaignJob

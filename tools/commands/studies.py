@@ -53,9 +53,10 @@ class AggregationStudyCommand(RecordedStudy):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaftCommand(AggregationStudyCommand):
-    """Accuracy and perplexity under inconsistent gradients, bursts, divergence against theory.
+    """PAFT: loss under inconsistent gradients, and divergence against theory.
 
     Example: sdc study paft --run runs/paft
+    Example: sdc study paft --workload convnet --steps 300
     """
 
     study: Annotated[PaftStudy, TRAINED] = dataclasses.field(default_factory=PaftStudy)
@@ -63,9 +64,10 @@ class PaftCommand(AggregationStudyCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DropComputeCommand(AggregationStudyCommand):
-    """Speedup against drop rate and workers, measured and predicted, loss against steps and time.
+    """DropCompute: speedup against drop rate and workers, measured and predicted.
 
     Example: sdc study dropcompute --run runs/dropcompute
+    Example: sdc study dropcompute --steps 300
     """
 
     study: Annotated[DropComputeStudy, TRAINED] = dataclasses.field(default_factory=DropComputeStudy)
@@ -73,9 +75,10 @@ class DropComputeCommand(AggregationStudyCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossyCommand(AggregationStudyCommand):
-    """Perplexity against loss rate, drift against theory.
+    """Lossy collectives: perplexity against loss rate, and drift against theory.
 
     Example: sdc study lossy --run runs/lossy
+    Example: sdc study lossy --steps 300
     """
 
     study: Annotated[LossyStudy, TRAINED] = dataclasses.field(default_factory=LossyStudy)
@@ -83,9 +86,10 @@ class LossyCommand(AggregationStudyCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShadowCommand(AggregationStudyCommand):
-    """Which faulty ranks a shadow replica finds, how soon, and whom it names.
+    """Shadow replicas: which faulty ranks they find, how soon, and which they name.
 
     Example: sdc study shadow --run runs/shadow
+    Example: sdc study shadow --steps 300
     """
 
     study: Annotated[ShadowStudy, TRAINED] = dataclasses.field(default_factory=ShadowStudy)
@@ -93,13 +97,14 @@ class ShadowCommand(AggregationStudyCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScarStudyCommand(RecordedStudy):
-    """What losing a part of a training costs, beside the bound and the figures of SCAR (Qiao et al., ICML 2019).
+    """SCAR: the cost of losing part of the state, beside the bound and the paper.
 
     Example: sdc study scar --workload regression --run runs/scar
+    Example: sdc study scar --run runs/scar --resume
 
-    Perturbations against theorem 3.2; partial against full recovery, for blocks lost at random and side by side; saves
-    by priority, in turn and at random; a failure with real saves; what is predicted against what is measured. A study
-    that was interrupted goes on with --resume. Exit codes: 0 done, 2 bad usage, 3 interrupted.
+    Measures perturbations against theorem 3.2 (Qiao et al., ICML 2019); partial against full recovery, for blocks lost
+    at random and side by side; saves by priority, in turn and at random; and a failure with real saves. --resume
+    continues an interrupted study. Exit codes: 0 done, 2 bad usage, 3 interrupted.
     """
 
     workload: tuple[
@@ -114,13 +119,14 @@ class ScarStudyCommand(RecordedStudy):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodesStudyCommand(RecordedStudy):
-    """Each simulated node beside each published figure of the real one (Ma et al. 2025): inside or not, and why.
+    """Simulated nodes, beside each published figure of the real ones.
 
     Example: sdc study nodes --nodes node1 node11 --run runs/nodes
+    Example: sdc study nodes --runs 20
 
-    Fits anew what the published tables leave open; simulates runs of 4,500 steps at the study's size; predicts the
-    noise in each node's gradients from the other nodes; trains small models for drift and losses. Exit codes: 0 done,
-    2 bad usage, 3 interrupted.
+    Fits what the published tables (Ma et al. 2025) leave open; simulates runs of 4,500 steps at the study's size;
+    predicts the noise in each node's gradients from the other nodes; trains small models for drift and losses. Exit
+    codes: 0 done, 2 bad usage, 3 interrupted.
     """
 
     study: NodesStudy = dataclasses.field(default_factory=NodesStudy)
@@ -138,11 +144,13 @@ StudyChoice: TypeAlias = (
 
 @dataclasses.dataclass(frozen=True)
 class StudyCommand:
-    """Repeats the experiments of a paper, scaled down, and shows them beside the published ones.
+    """Repeats the experiments of a paper at a smaller scale.
 
     Example: sdc study paft --run runs/paft
+    Example: sdc study nodes --nodes node1 node11
 
-    All workers live on one device. Exit codes: 0 done, 2 bad usage, 3 interrupted.
+    All workers share one device, and the report shows the published figures beside the measured ones. Exit codes:
+    0 done, 2 bad usage, 3 interrupted.
     """
 
     command: Annotated[StudyChoice, tyro.conf.arg(name="")]
@@ -150,9 +158,10 @@ class StudyCommand:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductsStudyCommand(RecordedStudy):
-    """Measures what each checking scheme finds and what it flags by mistake, on the matrix products of real training.
+    """Measures what each checking scheme finds, and its false alarms, on real training.
 
     Example: sdc abft study --steps 20 --run runs/study
+    Example: sdc abft study --dtypes bfloat16 --where 'scope("*/ffn/*")'
 
     Trains the configuration on this machine's healthy devices, judges every product of every step by every scheme
     (false alarms), and puts errors of known size and flips of known bits into the products of some steps (detection).
@@ -167,14 +176,15 @@ class ProductsStudyCommand(RecordedStudy):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibrateCommand(ResultCommand):
-    """Measures how the devices of this machine round, on synthetic and on real products, and writes a profile.
+    """Measures how the devices of this machine round, and writes a profile.
 
-    Example: sdc abft calibrate --out h200.json, then sdc train --abft --abft-profile h200.json
+    Example: sdc abft calibrate --out h200.json
+    Example: sdc train --abft --abft-profile h200.json
 
-    It measures kappa (how fast errors of long sums grow), how float32 inputs are rounded, which products of the
-    configuration's step should begin with the second tier, and whether the fused kernel is faster than XLA (GPU, TPU).
-    A device that computes wrong numbers cannot be calibrated: check the largest margins that are printed. Exit codes: 0
-    done, 2 bad usage, 3 inconclusive (products of sound size are flagged, by any threshold).
+    Uses synthetic and real products to measure kappa (how fast errors of long sums grow), how the device rounds float32
+    inputs, which products of the configuration's step should begin with the second tier, and whether the fused kernel
+    is faster than XLA (GPU, TPU). Calibrate only a healthy device: check the largest margins that the command prints.
+    Exit codes: 0 done, 2 bad usage, 3 inconclusive (every threshold flags products of sound size).
     """
 
     text: Text = dataclasses.field(default_factory=Workload)
@@ -191,9 +201,10 @@ AbftChoice: TypeAlias = (
 
 @dataclasses.dataclass(frozen=True)
 class AbftCommand:
-    """Checksummed matrix products: study them, or calibrate them to a device.
+    """Studies checksummed matrix products, or calibrates a device.
 
-    Example: sdc abft study --steps 20, or sdc abft calibrate --out profile.json
+    Example: sdc abft study --steps 20
+    Example: sdc abft calibrate --out profile.json
     """
 
     command: Annotated[AbftChoice, tyro.conf.arg(name="")]

@@ -22,7 +22,7 @@ NAGIOS = {Exit.CLEAN: ("OK", 0), Exit.CORRUPT: ("CRITICAL", 2), Exit.INCONCLUSIV
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerdictCommand(ResultCommand):
-    """Says the verdict of the last burn-in, pair or pool again, at once: what a health check calls.
+    """Prints the last verdict of a burn-in, pair or pool at once.
 
     Example: sdc verdict --max-age 24h runs/burnin
     Example: sdc verdict --format nagios --max-age 7d /var/lib/sdc
