@@ -400,6 +400,8 @@ def merged(kind: Any, arguments: Sequence[str]) -> list[str]:
         found = [value] if equals else []
         while words and not words[0].startswith("--") and (open_ended or not found):
             found.append(words.popleft())
+        if not found:
+            raise CommandError(f"{flag}: expected one or several values; give them, or leave the flag out")
         values.setdefault(flag, []).extend(found)
     return [*others, *(word for flag, found in values.items() for word in (flag, *found))]
 

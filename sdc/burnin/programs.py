@@ -136,7 +136,15 @@ class Programs:
         """Outputs of a device as the host computes them; None where the host cannot."""
         if not workload.exact:
             return None
-        outputs = jax.tree.map(np.asarray, workload.reference(*self.host(workload)))
+        arguments = self.host(workload)
+        outputs = jax.tree.map(np.asarray, workload.reference(*arguments))
+        if not workload.multi:
+            shapes = [
+                jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", each)
+                for each in (outputs, jax.eval_shape(self._traceable(workload), *arguments)[0])
+            ]
+            if shapes[0] != shapes[1]:
+                raise ValueError(f"the reference has the outputs {shapes[0]}, expected those of run, {shapes[1]}")
         return jax.tree.map(lambda x: x[index : index + 1], outputs) if workload.multi else outputs
 
     def reference(self, workload: BurninWorkload, index: int) -> Reference | None:

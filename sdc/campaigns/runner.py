@@ -16,6 +16,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import jax
@@ -94,8 +95,8 @@ def campaign(
         >>> len(rows), {row["outcome"] for row in rows} <= {"masked", "benign", "spike", "divergence", "nonfinite"}
         (20, True)
     """
-    if injections < 1:
-        raise SettingError("injections", injections, "expected at least 1")
+    if not isinstance(injections, Integral) or injections < 1:
+        raise SettingError("injections", repr(injections), "expected a whole number, at least 1")
     try:
         if not callable(loss):
             raise TypeError

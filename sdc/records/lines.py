@@ -119,9 +119,7 @@ def _numbered(path: AnyPath, content: bytes, key: str, type: type | None = None)
         try:
             row = _row(bare, key, type, decode)
         except ValueError as error:
-            raise RecordError(
-                f"{os.fspath(path)} line {number} is damaged ({error}); remove that line or restore the file"
-            ) from None
+            raise RecordError(f"{os.fspath(path)} line {number} is damaged ({error}); {REMEDY}") from None
         if found is None or zlib.crc32(bare, before) != found:
             raise RecordError(
                 f"{os.fspath(path)} line {number} does not fit its checksum: it was changed, or lines before it are "

@@ -171,7 +171,7 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
         if number <= before and kind.lines is not None:  # what is on record twice would be counted twice
             raise RecordError(
                 f"{os.fspath(folder / kind.lines.name)} line {line} is of {kind.number} {number}, after {kind.number} "
-                f"{before}; remove what is repeated or restore the file"
+                f"{before}; {REMEDY}"
             )
     beside, discarded = rows(kind.details) if details else Rows(), rows(kind.discarded)
     # Whole lines can be lost at the end of a file, where no checksum of a later line shows it.

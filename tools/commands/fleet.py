@@ -44,7 +44,7 @@ class ScheduleCommand:
     """Schedules pairs of hosts, as lines for Slurm or documents for Kubernetes.
 
     Example: sdc fleet schedule gpu-1 gpu-2 gpu-3 gpu-4 --rounds 2
-    Example: sdc fleet schedule gpu-1 gpu-2 gpu-3 gpu-4 --suspects gpu-1 --format jobset
+    Example: sdc fleet schedule gpu-1 gpu-2 gpu-3 gpu-4 --rounds 2 --format jobset
 
     In each round every host meets another one that it has not met before, and suspects meet healthy hosts, as far as
     the numbers allow; the command lists what they do not allow. Exit codes: 0 done, 2 bad usage.

@@ -167,9 +167,10 @@ def _listed(verdict: Verdict | None, rows: list[dict[str, Any]]) -> "Iterator[pa
         )
     yield pages.Table("Checkpoints", ("step", "state", "by", "arrays", "size", "restored"), tuple(cells))
     for row in rows:
+        which = f"step {row['step']}: "
         if row["problem"]:
-            yield pages.Text(f"step {row['step']}: {row['problem']}")
+            yield pages.Text(f"{which}{row['problem'].removeprefix(which)}")
         if row["uncovered"]:
-            yield pages.Text(f"step {row['step']}: not certified: {', '.join(row['uncovered'])}")
+            yield pages.Text(f"{which}not certified: {', '.join(row['uncovered'])}")
     if verdict is not None:
         yield pages.Text("", lead=verdict.upper(), tone=verdict)

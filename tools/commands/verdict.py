@@ -79,5 +79,5 @@ def seconds_of(text: str) -> float:
     """
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])", text, re.ASCII)
     if found is None or not float(found[1]) > 0:
-        raise SettingError("max_age", text, "expected a number with a unit, such as 90s, 30m, 24h or 7d")
+        raise SettingError("max_age", text, "expected a time above 0 with a unit, such as 90s, 30m, 24h or 7d")
     return float(found[1]) * UNITS[found[2]]

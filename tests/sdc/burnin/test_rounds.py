@@ -257,6 +257,9 @@ def test_what_does_not_compile_is_missing(programs: Programs, ordering: list[Bur
     unknown = changed(ordering[0], name="unknown", reference=reference)
     (*_, end) = burn_in([unknown, *ordering], programs.devices, rounds=2, programs=programs).unfinished
     assert (end.workload, end.reason) == ("unknown", "MemoryError: the host is full")
+    other = changed(ordering[0], name="other", reference=lambda *arguments: np.zeros(3, np.int8))
+    (*_, end) = burn_in([other, *ordering], programs.devices, rounds=2, programs=programs).unfinished
+    assert "the reference has the outputs int8[3], expected those of run, " in end.reason
     only = burn_in([broken], programs.devices, rounds=2, programs=programs)
     assert only.rounds == 0
     assert judge(only).sentences[0] == "nothing was checked"
