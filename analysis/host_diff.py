@@ -12,7 +12,7 @@ from sdc import records, schema
 from sdc.burnin import FOLDERS, OperationRow, Pair, PairDifference, RankDifference, Stage, StageRow, TwinRow
 from sdc.records import Contents, RecordError, read_record
 from sdc.schema import RunSummary
-from sdc.verdict import Verdict
+from sdc.verdict import SIMULATED, Verdict
 
 from .headline import Course, Evidence, amount, hardware, headline, listed, of_twins, spot
 from .run_verdict import odd_digests
@@ -72,7 +72,7 @@ def judge_pair(run: Path, opening: Opening, *, ended: str, seconds: float, lost:
         kind=opening.kind, id=opening.id, created=opening.created, ended=ended, seconds=seconds,
         verdict=verdict, evidence=kinds, sentences=sentences,
         hosts=list(opening.hosts), suspects=named, undecided=open_, stages=[stage.row for stage in stages],
-        difference=found, lost=lost, next=_next(verdict, opening, named, run), faults=faults,
+        difference=found, lost=lost, next=_next(verdict, opening, named, run, simulated=bool(faults)), faults=faults,
         settings=dict(opening.settings),
         environment=environment if isinstance(environment, schema.Environment) else None,
         command=list(opening.command) or None,
@@ -258,7 +258,7 @@ def _what(stages: Sequence[Read], found: PairDifference, opening: Opening) -> st
     return said + (f" ({devices})" if devices else "")
 
 
-def _next(verdict: Verdict, opening: Opening, named: Sequence[str], run: Path) -> list[str]:
+def _next(verdict: Verdict, opening: Opening, named: Sequence[str], run: Path, *, simulated: bool) -> list[str]:
     """What to do, with the commands."""
     flags = " ".join(str(flag) for flag in opening.settings.get("flags", ()))
     flags = f"{flags} " if flags else ""
@@ -267,6 +267,8 @@ def _next(verdict: Verdict, opening: Opening, named: Sequence[str], run: Path) -
     if verdict is Verdict.CLEAN:
         return []
     if opening.kind == "pool" and named:
+        if simulated:
+            return [SIMULATED]
         report = "keep the run folder for the vendor"
         return [f"take {listed(named)} out of service, and run sdc burnin there; {report}"]
     places = [row.host for row in opening.hosts]

@@ -7,7 +7,10 @@ what the file counts. Nothing is clean because nothing was checked: that is inco
 from collections.abc import Iterable
 from enum import IntEnum, StrEnum
 
-__all__ = ["Exit", "Verdict", "exit_code", "gravest"]
+__all__ = ["SIMULATED", "Exit", "Verdict", "exit_code", "gravest"]
+
+# What to do with a host after a rehearsal.
+SIMULATED = "nothing with the host: these faults are simulated"
 
 
 class Exit(IntEnum):

@@ -59,7 +59,7 @@ class Golden:
 
     def __init__(self, folder: str | PathLike[str]) -> None:
         self.trace = twins.read_trace(Path(folder))
-        self.compared = 0
+        self.compared = self.unmatched = 0
         self.found: tuple[int, twins.FirstDifference] | None = None
 
     def check(self, manifest: Mapping[str, Any]) -> None:
@@ -77,6 +77,7 @@ class Golden:
             return Decision.STOP
         golden = self.trace.lines.get(attempt.step)
         if golden is None:
+            self.unmatched += 1
             return Decision.CONTINUE
         self.compared += 1
         (line,) = attempt.details
@@ -96,4 +97,5 @@ class Golden:
             return {"verdict": "corrupt", "reason": reason, "first_difference": place.describe(step)}
         if not self.compared:
             return {"verdict": "inconclusive", "reason": f"{path} has none of its steps"}
-        return {"verdict": "clean", "reason": f"{self.compared:,} steps agree with {path} in every digest"}
+        more = f"; {self.unmatched:,} more steps are not in it, and were not compared" if self.unmatched else ""
+        return {"verdict": "clean", "reason": f"{self.compared:,} steps agree with {path} in every digest{more}"}

@@ -34,6 +34,7 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from sdc.schema import Fields, about
+from sdc.verdict import SIMULATED
 
 from .collection import DeviceResult, HostKey, HostResult, WorkloadResult
 from .pair_schedule import is_host_name
@@ -353,13 +354,15 @@ def _suspect(
 
 def _next(host: str, part: DeviceResult, confidence: Confidence, *, simulated: bool) -> list[str]:
     """What to do, as sentences and commands."""
-    steps = ["nothing with the host: these faults are simulated" if simulated else f"take {host} out of service"]
+    if simulated:
+        return [SIMULATED]
+    steps = [f"take {host} out of service"]
     if is_host_name(host):
         healthy = " ".join(f"HEALTHY{number}" for number in range(1, NEXT_PAIRED + 1))
         steps.append(f"sdc fleet schedule {host} {healthy} --rounds {NEXT_PAIRED} --suspects {host}")
     if confidence == "possible":
         steps.append("compare versions, firmware and settings of the hosts that differ before you accuse a device")
-    elif not simulated:
+    else:
         what = part.serial or part.uuid or f"device {part.index}"
         steps.append(f"if it differs from healthy hosts again, send {what} back with the result and its evidence")
     return steps

@@ -89,6 +89,12 @@ class Tally(Fields, kw_only=True):
         str | None, about("of the outputs, 16 hexadecimal digits; those of a healthy device. Later runs must repeat it")
     ] = None
 
+    def begin_anew(self) -> None:
+        """Forgets what was checked; differences that were found stay."""
+        self.runs = self.elements = self.repeated = self.voted = self.referred = self.golden = self.checked = 0
+        self.seconds = self.median = self.fastest = 0.0
+        self.digest = self.share = None
+
     @property
     def rate(self) -> float | None:
         return self.work / self.median if self.median else None

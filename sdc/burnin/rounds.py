@@ -243,10 +243,12 @@ class _BurnIn:
                     ).key  # fmt: skip
                     tally = self.tallies[workload.name, index]
                     if tally.key not in (None, key):
-                        tally.digest = None
+                        # Evidence about one program says nothing about another: the counts begin anew.
                         self._note(
-                            f"{workload.name} on device {index} is another program now, not compared with earlier runs"
+                            f"{workload.name} on device {index} is another program now: {tally.runs:,} earlier runs do "
+                            "not count"
                         )
+                        tally.begin_anew()
                     tally.key = key
                     if self.given is not None and key in self.given:
                         used.add(key)

@@ -223,13 +223,14 @@ def go_on(result: BurninResult, earlier: BurninResult) -> None:
     def short(values: Sequence[str | None]) -> str:
         return ", ".join(map(str, values[:3])) + (" ..." if len(values) > 3 else "") if values else "none"
 
-    names = {tally.workload for tally in result.workloads}
+    names, before_names = ({row.workload for row in each.workloads} for each in (result, earlier))
     for what, before, here in (
         ("devices", [row.kind for row in earlier.devices], [row.kind for row in result.devices]),
         ("simulated faults", earlier.settings.faults, result.settings.faults),
-        ("workloads", sorted({row.workload for row in earlier.workloads} - names), []),
+        ("workloads", sorted(before_names - names), sorted(names - before_names)),
+        ("seeds of the data", [str(earlier.settings.seed)], [str(result.settings.seed)]),
     ):
-        if before != here:
+        if before != here and (before or what != "workloads"):  # new workloads may join
             raise SettingError(
                 "resume", None, f"the {what} were {short(before)}, and are {short(here)}; give the same flags"
             )

@@ -11,7 +11,7 @@ from ..records import read_json
 from ..schema import Fields, about
 from ..verdict import Verdict
 from .judgement import BURN_IN
-from .pair import PAIR, PAIR_FORMAT, POOL
+from .pair import PAIR, PAIR_FORMAT, POOL, Pair
 from .results import EVENTS, RESULT
 
 NAMES = (RESULT, PAIR, POOL)
@@ -41,7 +41,7 @@ def standing_of(path: Path, max_age: float | None = None, *, now: datetime.datet
     if place is None:
         return _unknown(f"there is no result in {path}; run sdc burnin")
     try:
-        result = (PAIR_FORMAT if place.name in (PAIR, POOL) else BURN_IN).read(place)
+        result = (PAIR_FORMAT if _is_pair(place) else BURN_IN).read(place)
     except RecordError as error:
         return _unknown(str(error), place)
     found = Standing(
@@ -62,6 +62,16 @@ def standing_of(path: Path, max_age: float | None = None, *, now: datetime.datet
         old = f"{age / divisor:.0f} {unit}"
         return _unknown(f"the last result is {old} old ({found.verdict.acceptance}); run sdc burnin again", place)
     return found
+
+
+def _is_pair(place: Path) -> bool:
+    """Whether a file is the result of a pair or pool, by its name or, as a copy may have another, by its format."""
+    if place.name in NAMES:
+        return place.name != RESULT
+    try:
+        return read_json(place).get("format") == Pair.__struct_config__.tag
+    except (OSError, ValueError):
+        return False
 
 
 def _unknown(reason: str, place: Path | None = None) -> Standing:

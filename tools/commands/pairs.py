@@ -178,7 +178,11 @@ class _Result:
     def last_words(self, why: str) -> tuple[int, str]:
         """Writes what is known, since the process ends at once."""
         pair = self.write(why)
-        return pair.verdict.code, f"{why}. {pair.sentences[0]}. The result is in {self.file}"
+        found = pair.sentences[0]
+        return (
+            pair.verdict.code,
+            f"{found if found.startswith(why) else f'{why}. {found}'}. The result is in {self.file}",
+        )
 
 
 def _hosts(twins: int) -> tuple[list[TwinRow], int]:

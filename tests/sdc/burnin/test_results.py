@@ -1,5 +1,6 @@
 """The report says what was seen, survives being written and read, and refuses what contradicts itself."""
 
+import dataclasses
 import datetime
 import json
 from pathlib import Path
@@ -159,8 +160,12 @@ def test_going_on_from_a_report(
     assert judge(old).findings == struck.findings
     with pytest.raises(SettingError, match="simulated faults"):
         going_on(struck, programs, few)
-    with pytest.raises(SettingError, match="workloads"):
+    with pytest.raises(SettingError, match=r"workloads were .*, and are none"):
         going_on(healthy, programs, few[:1])
+    other = going_on(healthy, programs, few)
+    other.settings = dataclasses.replace(other.settings, seed=5)
+    with pytest.raises(SettingError, match="seeds of the data were 5, and are 0"):
+        going_on(other, programs, few)
     with pytest.raises(SettingError, match="devices"):
         going_on(healthy, programs, few, devices=2)
 
@@ -171,9 +176,12 @@ def test_another_program_is_not_compared_with_earlier_runs(
     again = going_on(healthy, programs, few)
     place = (few[0].name, 1)
     again.tallies[place].key, again.tallies[place].digest = "an older program", "0" * 16
+    again.tallies[place].golden, before = 2, again.tallies[place].runs
     result = burn_in(few, programs.devices, rounds=3, programs=programs, result=again)
     assert not result.findings
-    assert any("another program" in note for note in result.notes)
+    assert any(f"another program now: {before} earlier runs do not count" in note for note in result.notes)
+    assert (result.tallies[place].runs, result.tallies[place].golden) == (1, 0)
+    assert result.tallies[few[0].name, 0].runs == before + 1
 
 
 def test_a_clock_that_jumps_is_told() -> None:
