@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 DOCS = Path(__file__).parents[1] / "docs"
+HEAD = "| field | meaning |\n|---|---|\n"
 
 
 def built(page: str) -> str:
@@ -30,8 +31,9 @@ def check_table(page: str, type: Any) -> None:
     marker = f"<!-- fields: {type.__name__} -->"
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     assert text.count(marker) == 1, f"docs/{page}.md: expected one line {marker}"
-    before = text[: text.index(marker)].count("<!-- fields:")
-    tables = built(page).split("| field | meaning |\n|---|---|\n")[1:]
+    above = text[: text.index(marker)]
+    before = above.count("<!-- fields:") + above.count(HEAD)  # tables written by hand may have the same head
+    tables = built(page).split(HEAD)[1:]
     lines = tables[before].split("\n\n")[0].splitlines()
     found = {name.strip(" `"): meaning.strip() for name, meaning in (line.split("|", 2)[1:] for line in lines)}
     names = {field.encode_name for field in msgspec.structs.fields(type) if field.name in type.__annotations__}
