@@ -1,4 +1,4 @@
-"""The command line: specs from flags, one call each, and what it prints."""
+"""The command line: each command builds specs from flags, makes one call and prints the result."""
 
 from typing import TYPE_CHECKING
 

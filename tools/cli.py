@@ -1,14 +1,14 @@
-"""The command `sdc`. Nothing heavy is imported before the flags are read, and no failure looks like a verdict."""
+"""The command `sdc`. Imports nothing slow before the flags are parsed; no failure looks like a verdict."""
 
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 
-# The runtime's own log goes to standard error by the hundred lines; what people need, the commands say. Of several
-# processes it reports a lost peer as an error of its own, before the command can name it.
-_SEVERAL = any(word.partition("=")[0] == "--coordinator" for word in sys.argv)
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if _SEVERAL else "2")
+# The runtime logs hundreds of lines to standard error, and the commands print what users need. With several processes
+# the runtime also logs an error for a lost peer before the command can name that peer.
+_DISTRIBUTED = any(word.partition("=")[0] == "--coordinator" for word in sys.argv)
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if _DISTRIBUTED else "2")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 INCONCLUSIVE = 3
@@ -17,8 +17,8 @@ INCONCLUSIVE = 3
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: parses the command line, runs the command, exits with its code.
 
-    Python ends with 1 where an exception is left over, an import that fails among them. Here 1 means that a comparison
-    found corruption: everything else that goes wrong ends with 3.
+    Python exits with 1 after an uncaught exception, including a failed import. Here 1 means that a comparison found
+    corruption, so every other failure exits with 3.
     """
     code = INCONCLUSIVE
     try:
@@ -55,13 +55,13 @@ def run(arguments: Sequence[str]) -> int:
         command = command_of(arguments[0])
         try:
             return int(command(options))
-        except SystemExit as ended:  # that something in it asks for: no verdict either
-            raise RuntimeError(f"the command was ended from within, with {ended.code!r}") from ended
+        except SystemExit as ended:  # raised by code below the command: not a verdict
+            raise RuntimeError(f"the command called sys.exit({ended.code!r})") from ended
     except CommandError as error:
         label = "inconclusive" if error.code is Exit.INCONCLUSIVE else "error"
         print(f"sdc: {label}: {error}", file=sys.stderr)
         return int(error.code)
-    except BrokenPipeError:  # the reader of our output had enough, as `| head` has
+    except BrokenPipeError:  # the reader has closed the pipe, such as `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return int(Exit.INCONCLUSIVE)
     except KeyboardInterrupt as interrupt:
@@ -71,16 +71,16 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _interrupted(interrupt: KeyboardInterrupt) -> int:
-    """Says where the record is and how to go on; what is on record stays."""
+    """Prints where the record is and how to resume; the record is kept."""
     from .runtime import onward
 
-    told = filter(None, [f"interrupted by {interrupt or 'SIGINT'}", onward.how()])
-    print(f"sdc: inconclusive: {'. '.join(told)}", file=sys.stderr)
+    sentences = filter(None, [f"interrupted by {interrupt or 'SIGINT'}", onward.how()])
+    print(f"sdc: inconclusive: {'. '.join(sentences)}", file=sys.stderr)
     return INCONCLUSIVE
 
 
 def _failed() -> int:
-    """A failure of the tool says nothing about the hardware, least of all "corruption found" (1)."""
+    """Prints the traceback and returns 3: a failure of the tool says nothing about the hardware."""
     traceback.print_exc()
     print("sdc: inconclusive: the command failed (above); please report it", file=sys.stderr)
     return INCONCLUSIVE

@@ -1,6 +1,6 @@
-"""A run from its spec to its exit code: checks, processes, devices, folder.
+"""Runs a job from its spec to its exit code: checks, processes, devices, folder.
 
-Whatever can be wrong with flags and files is refused before JAX is imported, a peer is awaited or a device started.
+Errors in flags and files are reported before JAX is imported, before waiting for a peer and before a device starts.
 """
 
 import contextlib
@@ -39,17 +39,17 @@ Found = TypeVar("Found")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobCommand(ResultCommand):
-    """A job, and where to run it."""
+    """A job, and the processes and devices that run it."""
 
     job: Job
     peers: Peers = dataclasses.field(default_factory=Peers)
     devices: int | None = None
-    """Simulate this many CPU devices, over all processes; by default as many as needed if there is only a CPU."""
+    """Simulate this many CPU devices, over all processes; by default as many as needed if there is no accelerator."""
 
 
 def execute(command: JobCommand) -> int:
     loaded = check_job(command.job, command.peers, command.devices)
-    # Devices and peers from here on.
+    # From here on peers and devices are needed.
     from sdc.multihost import everyone
 
     job = command.job
@@ -72,32 +72,32 @@ def execute(command: JobCommand) -> int:
 
 
 def check_job(job: Job, peers: Peers, devices: int | None, *, kind: str | None = None) -> Loaded:
-    """Checks all that flags and files say of a job, and reads its data; a record of a kind has no flag `--resume`."""
+    """Checks a job's flags and files, and reads its data. With `kind`, the command has no flag `--resume`."""
     with usage_errors():
         peers.check()
         job.check()
         check_devices(devices, job, peers.processes or 1)
         aggregation = job.aggregation if isinstance(job, Training) else None
-        # What a cluster says of the processes is looked at later.
+        # The number of processes that a cluster reports is checked later.
         if aggregation is not None and aggregation.clocked and peers.processes not in (None, job.data):
             raise aggregation.no_clock(job.data)
-        # Of several processes all must hear of a folder that is taken: they join before they look.
+        # All processes must learn that a folder is taken, so several processes join before they look.
         if job.folder is not None and peers.coordinator is None:
             check_folder(job.folder, job.resume, kind or job.kind, resumable=kind is None)
         return job.load()
 
 
 class Joint(NamedTuple):
-    folder: Path  # of the run, of which all have heard
-    first: bool  # whether this is the process that writes
-    stop: "train.Stop"  # whether to end early
+    folder: Path  # of the run, the same in all processes
+    first: bool  # whether this process writes the record
+    stop: "train.Stop"  # requests an early end
 
 
 @contextlib.contextmanager
 def together(job: Job, peers: Peers, devices: int | None, *, kind: str | None = None) -> Iterator[Joint]:
-    """Joins the processes and starts the devices for the time of the block. What ends it early ends the command well.
+    """Joins the processes and starts the devices for the block; errors in it end the command with a message and code.
 
-    A record of a kind has no flag `--resume`, see `check_job`.
+    With `kind`, the command has no flag `--resume`; see `check_job`.
     """
     from sdc.multihost import everyone
 
@@ -109,43 +109,43 @@ def together(job: Job, peers: Peers, devices: int | None, *, kind: str | None = 
             prepare_devices(job, devices, check_devices(devices, job, processes))
 
     def too_late() -> None:
-        give_up(f"interrupted by {stop.asked}, and no step came to its end within {stop.patience:g} s")
+        give_up(f"interrupted by {stop.asked}, and no step ended within {stop.patience:g} s")
 
     warnings.showwarning = lambda message, *_, **__: print(f"sdc: warning: {message}", file=sys.stderr)
     end_aborts_well()
     onward.resumable = kind is None
-    onward.folder = Path(job.folder or "runs")  # until the processes have agreed on one
+    onward.folder = Path(job.folder or "runs")  # until the processes agree on one
     stop = train.Stop(too_late)
     with (
         run_errors(job.folder, resumable=kind is None),
         tools.waiting(peers) as there,
         train.joined(peers, start, give_up, stop),
     ):
-        # The first process makes the run folder; another one that a peer was given is a mistake.
+        # The first process makes the run folder; a peer that was given another folder is an error.
         named = everyone(str(Path(job.folder).absolute()) if job.folder else "")
         onward.folder = folder = Path(everyone(named[0] or str(new_folder(kind or job.kind)))[0])
         for process, other in enumerate(named):
             if other and Path(other) != folder:
                 raise train.Incomparable(
-                    f"process {process} was given --run {other}, but process 0 writes to {folder}; give all the same "
-                    "folder"
+                    f"process {process} was given --run {other}, but process 0 writes to {folder}; give all "
+                    "processes the same folder"
                 )
         gently(stop.ask)
         yield Joint(folder, jax.process_index() == 0, stop)
 
 
 def prepare_devices(job: Job | CampaignJob, given: int | None, count: int) -> None:
-    """Prepares a number of devices for this process, where the flags ask for a number over all processes."""
+    """Prepares `count` devices in this process; `given` is the number that the flags request over all processes."""
     records.prepare(
         cpu_devices=count,
-        # The same for one process and several, for twins (up to four) and `sdc train`: their bits are compared.
+        # The same in one and several processes, for twins (up to four) and `sdc train`, as their bits are compared.
         cpu_threads=max(os.cpu_count() or 1, 4 * job.data * job.model, given or 0),
         only_cpu=given is not None,
     )
 
 
 def experiment(name: str, count: int, parts: Generator[str, None, Found]) -> Found:
-    """Runs an experiment of so many parts on one device, and shows how far it is."""
+    """Runs an experiment of `count` parts on one device, and shows its progress."""
     with usage_errors():
         records.prepare(cpu_devices=1, cpu_threads=os.cpu_count())
     with tools.CountProgress(name, count) as progress:
@@ -155,37 +155,37 @@ def experiment(name: str, count: int, parts: Generator[str, None, Found]) -> Fou
 def new_folder(
     kind: str, named: str | PathLike[str] | None = None, *, resume: bool = False, resumable: bool = False
 ) -> Path:
-    """The folder that the flags name, or one below `runs/`; there is nothing in it, or what is to be continued."""
+    """Returns the folder that the flags name, or a new one below `runs/`; it is empty, or holds the run to resume."""
     if resume and named is None:
-        raise SettingError("resume", None, "continues what is in the folder that --run names; give --run DIR")
+        raise SettingError("resume", None, "resumes the run in the folder that --run names; give --run DIR")
     folder = Path(named or f"runs/{kind.split()[0]}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}")
     check_folder(folder, resume, kind, resumable=resumable)
     return folder.absolute()
 
 
 def check_folder(folder: str | PathLike[str], resume: bool, kind: str, *, resumable: bool = True) -> None:
-    """Looks at the run folder that the flags name: whether it can be made or, with `resume`, be continued."""
+    """Raises an error unless the run folder can be made or, with `resume`, its run can be resumed."""
     if resume:
         records.read_manifest(folder, kind)
         return
     folder = Path(folder)
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not there.is_dir():
-        problem = "is no folder" if there == folder.absolute() else f"{there} is no folder"
+        problem = "is not a folder" if there == folder.absolute() else f"{there} is not a folder"
         raise SettingError("folder", folder, f"{problem}; name a new one")
     if there == folder.absolute() and any(folder.iterdir()):
-        mend = ", or continue what is in it with --resume" if resumable else ""
+        mend = ", or continue its run with --resume" if resumable else ""
         raise SettingError("folder", folder, f"exists already; name another folder{mend}")
     if not os.access(there, os.W_OK | os.X_OK):
         raise SettingError("folder", folder, f"cannot be made: {there} is not writable; name another folder")
 
 
 def check_devices(given: int | None, job: Job | CampaignJob, processes: int) -> int:
-    """Simulated devices of one process, of those that the flags ask for over all processes."""
+    """Returns the number of simulated devices of one process; `given` is the number over all processes."""
     count = math.prod(job.axes.values())
     if given not in (None, count):
         product = " × ".join(f"{number} {axis}" for axis, number in job.axes.items())
         raise SettingError("devices", given, f"{product} needs {count} devices; change one of them")
     if count % processes:
-        raise SettingError("processes", processes, f"{count} devices are not divisible by that; change one of them")
+        raise SettingError("processes", processes, f"{count} devices are not divisible by it; change one of them")
     return count // processes

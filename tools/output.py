@@ -1,4 +1,4 @@
-"""What a command prints at its end: sections for people, or JSON for programs."""
+"""Prints the result of a command: sections as text, or JSON."""
 
 import itertools
 import json
@@ -19,18 +19,18 @@ from sdc.analysis.report import Banner, Facts, Items, Part as SectionPart, Repor
 from sdc.checksums import Profile, hardware
 from sdc.records import stamp, to_json
 
-WIDEST = 400  # columns of a table that no window has
-MOST = 30  # rows of a table of texts on a terminal
+WIDEST = 400  # columns of a table; no terminal is wider
+MOST = 30  # rows of a text table that a terminal shows
 COLOURS = {"clean": "bold green", "corrupt": "bold red", "inconclusive": "bold yellow", "simulated": "bold magenta",
            "note": "yellow", "quiet": "dim", "known": "cyan", "neutral": "bold", "": "bold"}  # fmt: skip
 Part: TypeAlias = SectionPart | Grid | Styled | str
 
 
 class Output(Console):
-    """Standard output. A reader that has had enough, as `| head` has, does not change the exit code."""
+    """Standard output. A reader that closes the pipe, such as `| head`, does not change the exit code."""
 
     def __init__(self) -> None:
-        # A table cut to the width of a pipe or a narrow window would hide figures.
+        # A table cut to the width of a pipe or narrow window would hide numbers.
         super().__init__(highlight=False, width=max(124, shutil.get_terminal_size().columns))
 
     def on_broken_pipe(self) -> None:
@@ -38,7 +38,7 @@ class Output(Console):
 
 
 def show(value: Mapping[str, Any], parts: Iterable[Part] | Report = (), *, as_json: bool) -> None:
-    """Prints a result on standard output: as JSON, or its parts and where its report is."""
+    """Prints a result on standard output: as JSON, or as text with the path of its report."""
     if as_json:
         write_json({**stamp(lasting=True), **value})
         return
@@ -50,7 +50,7 @@ def show(value: Mapping[str, Any], parts: Iterable[Part] | Report = (), *, as_js
 def print_parts(parts: Iterable[Part]) -> None:
     console = Output()
     for part in itertools.chain.from_iterable(map(_shown, parts)):
-        if isinstance(part, Grid):  # no figure is cut, however many columns there are
+        if isinstance(part, Grid):  # no number is cut, however many columns the table has
             wanted = Measurement.get(console, console.options.update(width=WIDEST), part).maximum
             console.width = max(console.width, wanted)
         console.print(part, markup=False, soft_wrap=not isinstance(part, Grid))
@@ -68,12 +68,12 @@ def write_json(value: Any) -> None:
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table whose first column is text and whose other columns are numbers."""
+    """Returns a table whose first column is text and whose other columns are numbers."""
     return Table(title, tuple(columns), tuple(map(tuple, rows)))
 
 
 def _shown(part: Part) -> Iterator[Grid | Styled | str]:
-    """A part of a report as a terminal shows it."""
+    """Yields what a terminal prints for a part of a report."""
     match part:
         case Table() if part.rows:
             words = part.style != ""
@@ -100,12 +100,12 @@ def _shown(part: Part) -> Iterator[Grid | Styled | str]:
             yield Styled.assemble(lead, (part.text, COLOURS["note"] if part.style == "note" else ""))
         case str() | Styled() | Grid():
             yield part
-        case _:  # an empty table, and what a terminal does not draw
+        case _:  # an empty table, or a part that a terminal cannot draw
             return
 
 
 def show_profile(profile: Profile, path: Path, *, as_json: bool) -> None:
-    """Prints what was measured of a device's products."""
+    """Prints the measurements of a device profile."""
     if as_json:
         sys.stdout.write(path.read_text(encoding="utf-8"))
         return
@@ -121,7 +121,7 @@ def show_profile(profile: Profile, path: Path, *, as_json: bool) -> None:
         f"{found['checked']:,} rows of {found['config']}, {found['steps']} steps: largest margin "
         f"{float(found['largest_margin']):.3g} of {found['examined']:,} examined rows, none flagged"
     )
-    lines.append(f"products that begin with the second tier: {', '.join(profile.second_tier) or 'none'}")
+    lines.append(f"products that start at the second tier: {', '.join(profile.second_tier) or 'none'}")
     if found["kernel_seconds"]:
         lines.append(f"fused kernel: {json.dumps(found['kernel_seconds'])}; {'used' if profile.fused else 'not used'}")
     print_parts([*lines, f"profile: {path}"])

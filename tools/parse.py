@@ -1,6 +1,6 @@
-"""From words to specs: which commands there are, and how tyro reads the fields of a command as its flags.
+"""Parses command lines: the list of commands, and how tyro reads the fields of a command as its flags.
 
-A command is a dataclass. Its fields are flags, and so are those of the specs that it holds: see `sdc.settings.Flag`.
+A command is a dataclass. Its fields and those of the specs in it are flags: see `sdc.settings.Flag`.
 """
 
 import ast
@@ -39,7 +39,7 @@ WIDTH = 80  # of the help
 EXAMPLE = "Example: "
 
 
-# What brings a user here, in the order of the overview.
+# Groups of commands, in the order of the overview.
 QUESTIONS = ("Test a host", "Compare hosts", "Look into a step", "Train", "Study and measure")
 TEST, COMPARE, LOOK, TRAIN, STUDY = QUESTIONS
 ENDING = (
@@ -51,7 +51,7 @@ ENDING = (
 
 
 class Entry(NamedTuple):
-    """A command: the module and the name of its dataclass, its function, its group, and the extras that it needs."""
+    """A command: module and name of its dataclass, its function, its group, and the extras that it needs."""
 
     module: str
     spec: str
@@ -60,7 +60,7 @@ class Entry(NamedTuple):
     extras: tuple[str, ...] = ()
 
 
-# All commands; a module is imported when its command is given.
+# All commands; a module is imported only when its command runs.
 COMMANDS: Mapping[str, Entry] = {
     "twin": Entry(".commands.runs", "TwinCommand", "execute", COMPARE, ("report", "text")),
     "train": Entry(".commands.runs", "TrainCommand", "execute", TRAIN, ("report", "text")),
@@ -83,7 +83,7 @@ COMMANDS: Mapping[str, Entry] = {
 }
 
 
-# Groups of flags in the help of a command, by name or by the class that declares them; the rest are its own options.
+# Groups of flags in the help of a command, by flag name or declaring class; all others are listed as options.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "run": ("Planned", "Job", "RecordedStudy", "JobCommand", "CampaignCommand"),
     "options": (),
@@ -103,7 +103,7 @@ def spec_of(command: str) -> type:
 
 
 def overview() -> str:
-    """The help of `sdc`: a line for each command, which is read from its source, as imports would take a second."""
+    """Returns the help of `sdc`; the lines of the commands are read from their sources, as imports take a second."""
     lines = ["usage: sdc COMMAND [OPTIONS]", "", DESCRIPTION]
     group = ""
     for command, entry in sorted(COMMANDS.items(), key=lambda item: QUESTIONS.index(item[1].group)):
@@ -124,13 +124,13 @@ def command_of(command: str) -> Callable[[Any], int]:
 
 
 def require(what: str, *extras: str) -> None:
-    """Refuses what needs an extra that is not installed."""
+    """Raises CommandError if one of the extras is not installed."""
     if lacking := [extra for extra in extras if missing(extra)]:
         raise CommandError(f"{what} {remedy(*lacking)}")
 
 
 class Only(tuple[str, ...]):
-    """In the `Annotated` type of a command's field: the fields of that spec which are flags of this command."""
+    """Names the fields of a spec that are flags of a command, in the `Annotated` type of the command's field."""
 
     def __new__(cls, *names: str) -> "Only":
         return super().__new__(cls, names)
@@ -138,29 +138,29 @@ class Only(tuple[str, ...]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ResultCommand:
-    """A command with a result for people or for programs."""
+    """A command that prints its result as text or JSON."""
 
     json: bool = False
     """Print the result as JSON, and nothing else, on standard output."""
 
 
 class Offered(NamedTuple):
-    """A flag, and the field that it is: the class that declares it, and its way from the command."""
+    """A flag: the class that declares its field, the path to the field from the command, and tyro's spec."""
 
     owner: type
     path: tuple[str, ...]
     flag: StructFieldSpec
 
 
-Maker = Callable[[Mapping[str, Any]], Any]  # makes a value of the values of all flags
+Maker = Callable[[Mapping[str, Any]], Any]  # builds an object from the values of all flags
 
 
 def offered(kind: type, only: Sequence[str] = ()) -> tuple[list[Offered], Maker]:
-    """The flags of a dataclass, those of the specs in it among them, and what makes the dataclass of their values."""
+    """Returns the flags of a dataclass and of the specs in it, and what builds the dataclass from their values."""
     every: list[Offered] = []
     makers: dict[str, Maker] = {}
     hints = typing.get_type_hints(kind, include_extras=True)
-    # Whatever a command does, the flag that says how to print it comes last.
+    # `--json` comes last.
     for field in sorted(dataclasses.fields(kind), key=lambda field: field.name == "json"):
         if only and field.name not in only:
             continue
@@ -200,7 +200,7 @@ def _read_as(hint: Any, field: "dataclasses.Field[Any]", flag: Flag, marks: Sequ
     own += [tyro.conf.Positional] * flag.argument
     if (
         field.default is None or field.default is False or field.default == () or flag.without
-    ):  # nothing that a reader would miss
+    ):  # the help does not show such a default
         own.append(tyro.conf.arg(help_behavior_hint=""))
     for mark in own:
         kind = Annotated[kind, mark]
@@ -218,7 +218,7 @@ def _default(field: "dataclasses.Field[Any]", flag: Flag) -> Any:
 
 
 def _optional(switch: StructFieldSpec, without: str, below: Sequence[Offered], make: Maker) -> Maker:
-    """Makes a spec where its flag asks for it; a flag that would be without effect is refused."""
+    """Builds a spec only if its flag is given, and raises CommandError for flags that have no effect without it."""
 
     def maybe(values: Mapping[str, Any]) -> Any:
         if values[switch.name] != switch.default:
@@ -244,12 +244,12 @@ def _rule(info: StructTypeInfo) -> StructConstructorSpec | None:
     def instantiate(**values: Any) -> Any:
         return make(values)
 
-    instantiate.__doc__ = info.type.__doc__  # the description in its help
+    instantiate.__doc__ = info.type.__doc__  # tyro's help shows it
     return StructConstructorSpec(instantiate, tuple(each.flag for each in every))
 
 
 def flags(kind: Any) -> Iterator[Offered]:
-    """The flags of a command, and those of the commands below it."""
+    """Yields the flags of a command and of its subcommands."""
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         for inner in typing.get_args(kind):
             yield from flags(inner)
@@ -260,14 +260,14 @@ def flags(kind: Any) -> Iterator[Offered]:
 
 
 def given(command: Any) -> dict[str, Any]:
-    """The flags of a command that are not as by default, by name, and their values."""
+    """Returns the flags of a command whose values differ from the defaults, by name."""
     every = ((each.flag, functools.reduce(getattr, each.path, command)) for each in offered(type(command))[0])
     return {flag.name: value for flag, value in every if value != flag.default}
 
 
 @functools.cache
 def _texts(module: str) -> dict[str, dict[str, str]]:
-    """What stands below the fields of the classes of a module."""
+    """Returns the docstrings of the fields of a module's classes, by class and field."""
     found: dict[str, dict[str, str]] = {}
     for node in ast.parse(inspect.getsource(sys.modules[module])).body:
         for field, text in itertools.pairwise(node.body if isinstance(node, ast.ClassDef) else ()):
@@ -278,17 +278,17 @@ def _texts(module: str) -> dict[str, dict[str, str]]:
 
 
 def _text(kind: type, name: str) -> str | None:
-    """What stands below a field, in the class or a base of it."""
+    """Returns the docstring of a field, from the class or one of its bases."""
     found = (_texts(base.__module__).get(base.__name__, {}).get(name) for base in kind.__mro__ if base is not object)
     return next(filter(None, found), None)
 
 
 @functools.cache
 def lay_out(kind: Any) -> None:
-    """Lays out the docstrings of a command, and of those below it, for `--help`.
+    """Formats the docstrings of a command and its subcommands for `--help`.
 
-    tyro joins the lines of a paragraph, those of several examples too, and breaks it before each line that does not
-    begin with a letter: whole paragraphs leave it nothing to join, and examples below the first one are indented.
+    tyro joins the lines of a paragraph, including those of several examples, but starts a new line before each line
+    that does not begin with a letter. So each paragraph becomes one line, and every example but the first is indented.
     """
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         kind.__doc__ = laid_out(kind.__doc__ or "")
@@ -298,7 +298,7 @@ def lay_out(kind: Any) -> None:
 
 
 def laid_out(text: str) -> str:
-    """A docstring with one line for each paragraph and example.
+    """Returns a docstring with one line for each paragraph and example.
 
     Example:
         >>> from sdc.tools.parse import laid_out
@@ -318,12 +318,12 @@ def laid_out(text: str) -> str:
 
 
 def parse(arguments: Sequence[str]) -> Any:
-    """The spec of a command line; tyro's framed message on a wrong one becomes one line."""
+    """Returns the spec of a command line, and turns tyro's framed error message into one line."""
     if "" in arguments:
         before = arguments[arguments.index("") - 1] if arguments[0] else "sdc"
         raise CommandError(f"'' after {before}: expected a value; give one, or leave the flag out")
     for word in arguments:
-        # A byte that is no UTF-8 comes as half of a surrogate pair, which no record can hold.
+        # Python decodes a byte that is not valid UTF-8 to a lone surrogate, which a record cannot hold.
         if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
             raise CommandError(f"{word!r}: expected text in UTF-8 without zero bytes; give the file another name")
     command = arguments[0] if arguments else ""
@@ -343,14 +343,14 @@ def parse(arguments: Sequence[str]) -> Any:
     message = io.StringIO()
     try:
         with contextlib.redirect_stderr(message):
-            if command not in COMMANDS:  # a completion
+            if command not in COMMANDS:  # --tyro-print-completion
                 kinds = (Annotated[spec_of(name), tyro.conf.subcommand(name)] for name in COMMANDS)
                 return _read(functools.reduce(operator.or_, kinds), arguments, "sdc", DESCRIPTION)
             found = _read(spec_of(command), merged(spec_of(command), arguments[1:]), f"sdc {command}")
             own = getattr(found, "command", found)
             names = {}
             for each in flags(type(own)):
-                if tyro.conf.Positional in _unwrapped(each.flag.type):  # an argument, in capitals
+                if tyro.conf.Positional in _unwrapped(each.flag.type):  # an argument, shown in capitals
                     names[each.path[-1]] = each.flag.name.upper()
                 elif each.flag.name != each.path[-1]:
                     names[each.path[-1]] = each.flag.name
@@ -364,23 +364,23 @@ def parse(arguments: Sequence[str]) -> Any:
             words = " ".join(line.strip() for line in below_title if line.strip(" -"))
             raise CommandError(_brief(" ".join(words.split()), command)) from None
         raise
-    except (AssertionError, OSError) as error:  # of a shell that tyro does not know, or a file that cannot be written
+    except (AssertionError, OSError) as error:  # an unknown shell, or a file that cannot be written
         if not command.startswith("--tyro"):
             raise
         raise CommandError(f"{' '.join(arguments[:2])}: {error}") from error
 
 
 def names_below(kind: type) -> list[str]:
-    """Names of the commands below a command, such as `record` of `golden`."""
+    """Returns the names of the subcommands of a command, such as `record` of `golden`."""
     hint = typing.get_type_hints(kind, include_extras=True).get("command")
     inner = typing.get_args(typing.get_args(hint)[0]) if hint is not None else ()
     return [mark.name for each in inner for mark in getattr(each, "__metadata__", ()) if hasattr(mark, "name")]
 
 
 def merged(kind: Any, arguments: Sequence[str]) -> list[str]:
-    """A command line in which each flag of several values stands once, at the end, with all that were given for it.
+    """Returns a command line in which each flag that takes several values occurs once, at the end, with all its values.
 
-    A list would swallow the arguments behind it: a flag before them has one value.
+    A flag that precedes positional arguments takes one value only: more would consume these arguments.
     """
     every = [each.flag for each in flags(kind)]
     several = {_word(flag) for flag in every if _takes_several(flag.type)}
@@ -392,7 +392,7 @@ def merged(kind: Any, arguments: Sequence[str]) -> list[str]:
         word = words.popleft()
         flag, equals, value = word.partition("=")
         if flag not in several:
-            # A word is an argument unless it names a command below this one, or is the value of a flag.
+            # A word is a positional argument unless it names a subcommand or is the value of a flag.
             before = others[-1] if others else "-" if names_below(kind) else ""
             open_ended = open_ended or not (word.startswith("-") or before.startswith("-"))
             others.append(word)
@@ -401,7 +401,7 @@ def merged(kind: Any, arguments: Sequence[str]) -> list[str]:
         while words and not words[0].startswith("--") and (open_ended or not found):
             found.append(words.popleft())
         if not found:
-            raise CommandError(f"{flag}: expected one or several values; give them, or leave the flag out")
+            raise CommandError(f"{flag}: expected at least one value; give one, or leave the flag out")
         values.setdefault(flag, []).extend(found)
     return [*others, *(word for flag, found in values.items() for word in (flag, *found))]
 
@@ -411,7 +411,7 @@ def _takes_several(hint: Any) -> bool:
 
 
 def grouped(text: str, kind: Any) -> str:
-    """A command's help as tyro prints it into a file: options in groups, lines of 80 columns."""
+    """Returns a command's help with its options in groups and lines of 80 columns, from the text that tyro prints."""
     titles = {owner: title for title, owners in GROUPS.items() for owner in owners}
     found = {
         _word(each.flag): titles.get(each.flag.name, titles.get(each.owner.__name__, "options")) for each in flags(kind)
@@ -451,12 +451,12 @@ def _read(kind: Any, arguments: Sequence[str], prog: str, description: str | Non
 
 
 def _brief(message: str, command: str) -> str:
-    """Says which flags are unknown and which may have been meant, without their help, which tyro adds."""
+    """Returns tyro's message about unknown flags without the help texts, and suggests similar flags."""
     unknown, hint = (*re.split(r"[ -]+(?:Perhaps you meant|Arguments similar to)", message, maxsplit=1), "")[:2]
     if not hint:
         return message or "wrong options; see sdc --help"
     unknown = f"Unrecognized options: {unknown.rpartition('Unrecognized options: ')[2].rstrip(' -')}"
-    if applied := re.findall(r"(\S+) \(applied to sdc [^)]*\)", unknown):  # where another command has that flag
+    if applied := re.findall(r"(\S+) \(applied to sdc [^)]*\)", unknown):  # if another command has that flag
         unknown = f"Unrecognized options: {', '.join(applied)}"
     own = set(_words(command)) if command in COMMANDS else set()
     near = []

@@ -1,4 +1,4 @@
-"""How far a run is: a live line on a terminal, a plain line every ten seconds in a pipe or a file."""
+"""Shows the progress of a run: a live line on a terminal, or a plain line every ten seconds in a pipe or file."""
 
 import contextlib
 import sys
@@ -14,11 +14,11 @@ from rich.text import Text
 
 from sdc.train import Peers
 
-EVERY = 10.0  # seconds from one line to the next where standard error is no terminal
+EVERY = 10.0  # seconds between lines if standard error is not a terminal
 
 
 class _Line:
-    """A bar on standard error, with a text that tells how things stand; a plain line now and then if it is piped."""
+    """A progress bar with a status text on standard error; plain lines if standard error is piped."""
 
     def __init__(self, what: str, total: int, *, first: int, show: bool = True) -> None:
         console = Console(stderr=True)
@@ -47,7 +47,7 @@ class _Line:
         self._ended.set()
         self._bar.stop()
 
-    def _tell(self, completed: int, text: str) -> None:
+    def _refresh(self, completed: int, text: str) -> None:
         self._now = completed, text
         self._bar.update(self._task, completed=completed, text=text)
 
@@ -62,9 +62,9 @@ class _Line:
 
 @contextlib.contextmanager
 def waiting(peers: Peers) -> Iterator[threading.Event]:
-    """Says every ten seconds that other processes are awaited; at once if there is no way to them yet.
+    """Prints every ten seconds that this process waits for others, and at once if they cannot be reached yet.
 
-    It ends when the event is set, or the block ends.
+    Stops when the yielded event is set or the block ends.
     """
     over = threading.Event()
 
@@ -74,8 +74,8 @@ def waiting(peers: Peers) -> Iterator[threading.Event]:
             tried, seconds = peers.tried(), time.monotonic() - started
             if over.is_set():
                 return
-            told, before = "" if tried == before else tried, tried  # what to mend is said once
-            print(f"waiting for the other processes{told}  {seconds:.0f} s", file=sys.stderr, flush=True)
+            problem, before = "" if tried == before else tried, tried  # printed once
+            print(f"waiting for the other processes{problem}  {seconds:.0f} s", file=sys.stderr, flush=True)
             known = True
 
     threading.Thread(target=repeat, daemon=True, name="waiting").start()
@@ -86,7 +86,7 @@ def waiting(peers: Peers) -> Iterator[threading.Event]:
 
 
 class Progress(_Line):
-    """Shows step, loss, mismatches and time left."""
+    """Shows the step, the loss, mismatches and the time left."""
 
     def __init__(self, steps: int, *, show: bool) -> None:
         super().__init__("step", steps, first=0, show=show)
@@ -106,11 +106,11 @@ class Progress(_Line):
             self._half = loss["steps"] if loss["fraction"] == 0.5 else self._half
         if self._half is not None:
             text += f"  half lost: {self._half:.3g} steps"
-        self._tell(row["step"] + 1, text)
+        self._refresh(row["step"] + 1, text)
 
 
 class InjectionProgress(_Line):
-    """Shows injections done, outcomes so far and time left."""
+    """Shows the number of injections, the outcomes so far and the time left."""
 
     def __init__(self, injections: int, *, first: int) -> None:
         super().__init__("injection", injections, first=first)
@@ -119,24 +119,24 @@ class InjectionProgress(_Line):
     def update(self, row: Mapping[str, Any]) -> None:
         self._outcomes[row["outcome"]] += 1
         text = "  ".join(f"{name} {count:,}" for name, count in sorted(self._outcomes.items()))
-        self._tell(row["injection"] + 1, text)
+        self._refresh(row["injection"] + 1, text)
 
 
 class CountProgress(_Line):
-    """Shows how many of so many parts are done."""
+    """Shows how many of all parts are done."""
 
     def __init__(self, what: str, total: int) -> None:
         super().__init__(what, total, first=0)
         self._done = 0
 
     def advance(self, text: str) -> None:
-        """One more part is done; the text says what comes next."""
+        """Counts one more part as done; the text names the next one."""
         self._done += 1
-        self._tell(self._done, text)
+        self._refresh(self._done, text)
 
 
 class StageProgress(_Line):
-    """Shows what is done at the moment, where nobody knows how much is to come; threads may tell."""
+    """Shows the current stage when the number of stages is not known in advance; thread-safe."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what, 1, first=0)
@@ -147,11 +147,11 @@ class StageProgress(_Line):
             self._begun += 1
             self._total = self._begun
             self._bar.update(self._task, total=self._total)
-            self._tell(self._begun - 1, text)
+            self._refresh(self._begun - 1, text)
 
 
 class BurninProgress(_Line):
-    """Shows how much of the time or of the runs is over, at what work the devices are, and differences so far."""
+    """Shows the elapsed time or rounds, the current workload, and the differences so far."""
 
     def __init__(self, minutes: float | None, rounds: int | None) -> None:
         super().__init__("burn-in", round(60 * minutes) if minutes is not None else rounds or 0, first=0)
@@ -168,4 +168,4 @@ class BurninProgress(_Line):
         seen = f"[red]{self._found:,} differences[/]" if self._found else "[green]no difference[/]"
         doing = {"compile": "compiling ", "run": f"round {self._round + 1}  "}.get(event["event"])
         if doing is not None:
-            self._tell(done, f"{doing}{event['workload']}  {seen}")
+            self._refresh(done, f"{doing}{event['workload']}  {seen}")

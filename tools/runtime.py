@@ -1,7 +1,7 @@
-"""The process around a command: its standard output and its end, in one clear line and with an exit code.
+"""The process of a command: its standard output, and how it ends with one message and an exit code.
 
-The end may be an error, the loss of a peer or of the runtime, or SIGINT (Ctrl-C) or SIGTERM (a scheduler), whatever the
-command does at that moment.
+A command may end by an error, the loss of a peer or of the runtime, SIGINT (Ctrl-C) or SIGTERM (a scheduler), at any
+moment.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from sdc._lazy import jax
 from sdc.settings import SettingError
 from sdc.verdict import Exit
 
-# Flags of the command that this process runs whose name is not that of the setting.
+# Flags of this process's command whose name differs from that of the setting.
 FLAGS: dict[str, str] = {"folder": "run"}
-# What a full or broken disk answers.
+# Errors of a full or broken disk.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
-# Characters of a line of a message, and how many are shown at its beginning where it is longer: what a message quotes
-# can be of any length, and its remedy stands at the end.
+# Most characters in a line of a message, and how many of a longer line's beginning are shown: quoted text can have any
+# length, and the remedy comes last.
 LONGEST, SHOWN = 4_000, 3_000
 
 
@@ -45,13 +45,13 @@ class CommandError(Exception):
 
 
 def name_flags(names: Mapping[str, str]) -> None:
-    """Says which settings have a flag of another name; an argument that has no flag is in capitals (RUN)."""
+    """Sets which settings have a flag of another name; positional arguments are in capitals (RUN)."""
     FLAGS.clear()
     FLAGS.update({"folder": "run", **names})
 
 
 def flag(error: SettingError) -> str:
-    """What is wrong with a setting, under the name of its flag."""
+    """Returns the error message of a setting, under the name of its flag."""
     name = FLAGS.get(error.setting, error.setting)
     if not name.isupper():
         name = "--" + name.replace("_", "-")
@@ -60,7 +60,7 @@ def flag(error: SettingError) -> str:
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """What goes wrong while input is read is the user's to mend: exit code 2."""
+    """Turns errors while input is read into usage errors (exit code 2)."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -69,10 +69,10 @@ def usage_errors() -> Iterator[None]:
 
 @contextmanager
 def run_errors(folder: object, *, resumable: bool = True) -> Iterator[None]:
-    """What ends a run: input that is wrong, a full or broken disk (2), or what leaves nothing to say (3).
+    """Turns errors of a run into exit codes: wrong input or a full or broken disk (2), or an inconclusive run (3).
 
-    What was written stays readable. The message names the folder that the command writes to, and says how to go on with
-    it where the command has the flag `--resume`.
+    What was written stays readable. The message names the command's folder and, if the command has the flag `--resume`,
+    how to resume.
     """
     from sdc.multihost import Unreachable
 
@@ -83,30 +83,30 @@ def run_errors(folder: object, *, resumable: bool = True) -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith("RESOURCE_EXHAUSTED"):
             raise
-        said = str(error).partition("\n")[0]
+        first_line = str(error).partition("\n")[0]
         raise CommandError(
-            f"the devices have too little memory for this run ({said}); take a smaller configuration, more ranks, or "
-            "fewer states on one device"
+            f"the devices have too little memory for this run ({first_line}); use a smaller configuration, more "
+            "ranks, or fewer states on one device"
         ) from error
     except train.NotWritten as error:
         raise CommandError(f"{error} with --resume") from error
     except ValueError as error:
         raise CommandError(flag(error) if isinstance(error, SettingError) else str(error)) from error
     except OSError as error:
-        # A path that is missing and is the folder or above it; what is missing inside of a folder is a failure of ours.
+        # Only the folder or one above it is missing; a missing file inside the folder is a failure of this tool.
         no_place = False
         if error.errno in (errno.ENOTDIR, errno.ENOENT) and error.filename is not None and folder is not None:
             place = Path(str(folder)).absolute()
             no_place = Path(str(error.filename)).absolute() in (place, *place.parents)
         if not no_place and error.errno not in FULL:
             raise
-        then = "continue with --resume" if resumable else "give the command again"
+        then = "continue with --resume" if resumable else "run the command again"
         remedy = "name another place" if no_place else f"make room there, then {then}"
         raise CommandError(f"cannot write to {folder or 'the run folder'} ({error.strerror}); {remedy}") from error
 
 
 def keep_standard_output() -> None:
-    """Gloo tells its connections on standard output, which belongs to the command: nobody needs to read that."""
+    """Keeps Gloo's connection messages out of the command's standard output."""
     sys.stdout.flush()
     own = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -114,23 +114,23 @@ def keep_standard_output() -> None:
 
 
 def give_up(message: str) -> None:
-    """Ends the process at once: the main thread may wait in a collective, or in the compiler, for ever."""
+    """Ends the process at once: the main thread may wait in a collective or the compiler forever."""
     shown = "\x1b[?25h\n" if os.isatty(2) else ""  # a bar hides the cursor
-    code, told = int(Exit.INCONCLUSIVE), [message, onward.how()]
+    code, sentences = int(Exit.INCONCLUSIVE), [message, onward.how()]
     if (last := onward.last_words) is not None:
-        onward.last_words = None  # whoever comes second, from another thread, has nothing to add
+        onward.last_words = None  # a second call, from another thread, adds nothing
         found: list[tuple[int, str]] = []
         _in_time(lambda: found.append(last(message)))
-        code, told = (found[0][0], [found[0][1]]) if found else (code, told)
+        code, sentences = (found[0][0], [found[0][1]]) if found else (code, sentences)
     label = "inconclusive" if code == Exit.INCONCLUSIVE else "corrupt"
-    os.write(2, f"{shown}sdc: {label}: {'. '.join(filter(None, told))}\n".encode())
+    os.write(2, f"{shown}sdc: {label}: {'. '.join(filter(None, sentences))}\n".encode())
     if (lock := sys.modules.get("sdc.records.lock")) is not None:
         _in_time(lock.release_all)
     os._exit(code)
 
 
 def _in_time(action: Callable[[], None]) -> None:
-    """Does something, unless storage that is gone never answers."""
+    """Waits at most 2 s for an action, which hangs if its storage no longer responds."""
     doing = threading.Thread(target=action, daemon=True)
     doing.start()
     doing.join(2.0)
@@ -138,20 +138,20 @@ def _in_time(action: Callable[[], None]) -> None:
 
 @dataclasses.dataclass
 class Onward:
-    """Where the record of a command is, and how to go on with it."""
+    """Where the record of a command is, and how to resume it."""
 
-    folder: Path | None = None  # of the run; None for a command that makes none
+    folder: Path | None = None  # of the run; None if the command makes none
     resumable: bool = True  # whether the command has the flag `--resume`
     last_words: Callable[[str], tuple[int, str]] | None = None
-    """Given why the process ends at once, writes what is known so far, and returns the exit code and what to say."""
+    """Takes the reason why the process ends, writes what is known so far, and returns the exit code and a message."""
 
     def how(self) -> str:
-        """Both, in a sentence."""
+        """Returns the folder and how to resume, as a sentence."""
         if self.folder is None:
             return ""
-        # One of these is there as soon as something is on record.
+        # One of these exists as soon as anything is recorded.
         if not any((self.folder / name).is_file() for name in ("manifest.json", "result.json")):
-            return "Nothing is on record; give the command again"
+            return "Nothing is on record; run the command again"
         there = f"The record is in {self.folder}"
         if not self.resumable:
             return there
@@ -165,7 +165,7 @@ onward = Onward()  # of the command that this process runs
 
 
 def leave_at_once(code: int) -> None:
-    """Ends a process of several without the runtime's farewell, which would wait for lost peers."""
+    """Exits one of several processes without the runtime's shutdown, which would wait for lost peers."""
     if "jax" not in sys.modules:
         return
     from jax._src import distributed
@@ -177,9 +177,9 @@ def leave_at_once(code: int) -> None:
 
 
 def _lost() -> None:
-    """The runtime ends the process when process 0 is lost; what it says of that is a stack trace."""
+    """Ends the process with one line when process 0 is lost, where the runtime would print a stack trace."""
     cluster = sys.modules.get("sdc.train.cluster")
-    give_up("the runtime gave up on a lost peer; nothing can be said" if cluster is None else cluster.unreachable())
+    give_up("the runtime lost a peer; the run has no verdict" if cluster is None else cluster.unreachable())
 
 
 _ABORTED = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: _lost())
@@ -187,49 +187,51 @@ _TERMINATED = ctypes.CFUNCTYPE(None)(_lost)  # kept alive as long as the module:
 
 
 def end_aborts_well() -> None:
-    """Lets the end that the runtime makes when process 0 is lost be one line and exit code 3.
+    """Makes the process end with one line and exit code 3 when the runtime aborts because process 0 is lost.
 
-    Python's own signal handlers do not run in an abort, so this one is set below it. The runtime can call a function
-    instead of aborting (`cluster.joined`), but jaxlib 0.10 fails to convert its argument, and C++ ends the process.
+    Python's own signal handlers do not run in an abort, so these are set in the C libraries. The runtime can call a
+    function instead of aborting (`cluster.joined`), but jaxlib 0.10 fails to convert its argument, and C++ ends the
+    process.
     """
     ctypes.CDLL(None).signal(int(signal.SIGABRT), _ABORTED)
     with contextlib.suppress(OSError, AttributeError):  # another C++ library
         ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE(_TERMINATED)
 
 
-# Python runs a signal's handler in its main thread, between two of its own operations: not while that thread compiles
-# or waits in a collective, and in a callback an exception from it gets lost. So a thread hears of the signal at once.
+# Python runs a signal handler in its main thread, between two bytecode instructions: not while that thread compiles or
+# waits in a collective; and an exception that the handler raises in a callback is lost. So a thread of its own receives
+# signals.
 
-# Seconds after which another signal is somebody's impatience; until then it may be the same one, sent to a group.
+# Seconds after which another signal ends the process at once; until then it may be the same one, sent to a group.
 AGAIN = 1.0
 
 _gentle: Callable[[str], None] | None = None
 
 
 def listen() -> None:
-    """Begins to listen. A signal ends the process at once, unless a command is to be told gently; see `gently`.
+    """Starts the thread that receives signals. A signal ends the process at once, unless the command uses `gently`.
 
-    Nothing is lost by that: files are written whole, and lines as soon as they are known. An exception in the main
-    thread would get lost in a callback or an import, and end the process in the middle of a compilation with a crash.
+    No data is lost: files are written atomically, and lines as soon as they are known. An exception in the main thread
+    would be lost in a callback or an import, and would crash the process during a compilation.
     """
     if threading.current_thread() is not threading.main_thread():
-        return  # signals belong to somebody else's program
+        return  # signals belong to the program that calls this one
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # the thread has heard of it
+        signal.signal(number, lambda *_: None)  # the thread receives it
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     threading.Thread(target=_wait, args=(reading,), daemon=True, name="signals").start()
 
 
-def gently(tell: Callable[[str], None]) -> None:
-    """From now on the first signal does not end the process: a function is told its name. The second one does."""
+def gently(on_signal: Callable[[str], None]) -> None:
+    """Passes the name of the first signal to a function, and does not end the process; the second signal ends it."""
     global _gentle
-    _gentle = tell
+    _gentle = on_signal
 
 
 def deaf() -> None:
-    """The command has ended, and says so with its exit code: what comes now comes too late."""
+    """Ignores signals from now on: the command has ended, and its exit code is known."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 

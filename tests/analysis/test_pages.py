@@ -128,10 +128,10 @@ def test_settings_that_differ() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "no folder: expected a run, a folder of runs, or several runs"),
+        ([], "RUNS: expected a run folder, a folder of run folders, or several run folders"),
         (["{a}", "{b}", "{a}"], "would be shown beside itself"),
         (["{a}", "{b}", "{a}", "{b}", "{a}", "{b}", "{a}"], "7 runs cannot be told apart on one page"),
-        (["{a}", "--output", "{b}"], "--output: one run has its report in its own folder"),
+        (["{a}", "--output", "{b}"], "--output: the report of one run is in its own folder"),
         (["{a}", "{a}"], "would be shown beside itself"),
         (["{a}", "{none}"], "is no run folder"),
         (["{none}"], "is no run folder"),

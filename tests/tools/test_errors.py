@@ -53,7 +53,7 @@ CASES: dict[str, tuple[str, str]] = {
     "corpus binary": ("train --corpus {binary.txt}", "binary.txt"),
     "tokenizer": ("train --tokenizer {not.json}", "not.json: is no tokenizer.json"),
     "tokenizer missing": ("train --tokenizer {folder}/none.json", "none.json"),
-    "run is a file": ("train --run {not.json}", "not.json: is no folder; name a new one"),
+    "run is a file": ("train --run {not.json}", "not.json: is not a folder; name a new one"),
     "run exists": ("train --steps 1 --run {taken}", "exists already; name another"),
     "resume nothing": ("train --resume --run {folder}/new", "is no run folder"),
     "resume unnamed": ("train --resume", "give --run DIR"),
@@ -85,9 +85,9 @@ CASES: dict[str, tuple[str, str]] = {
     "misspelt": ("twin --stesp 3", "Unrecognized options: --stesp, 3; did you mean --steps? See sdc twin --help"),
     "misspelt twice": ("train --step 3 --placment vmap", "--placment, vmap; did you mean --steps, --placement? See"),
     "noise": ("train --data 2 --aggregate noise,sigma=nan", "sigma=nan: expected a standard deviation of at least 0"),
-    "run below a file": ("train --run {not.json}/x/y", "not.json is no folder; name a new one"),
+    "run below a file": ("train --run {not.json}/x/y", "not.json is not a folder; name a new one"),
     "trace below a file": ("trace {not.json}/x", "error: RUN "),
-    "trace exists": ("trace {taken}", "taken: exists already; name another folder, or continue what is in it with"),
+    "trace exists": ("trace {taken}", "taken: exists already; name another folder, or continue its run with"),
     "calibrate nowhere": ("abft calibrate --out {folder}/none/x", "make it first"),
     "calibrate unwritable": ("abft calibrate --out /proc/x", "--out /proc/x: cannot be written (No such file"),
     "more devices than needed": (
@@ -320,7 +320,7 @@ def test_a_study_does_not_offer_to_resume(tmp_path: Path, capsys: pytest.Capture
     said = capsys.readouterr().err
     assert "exists already; name another folder" in said
     assert "--resume" not in said
-    with pytest.raises(CommandError, match="give the command again"), run_errors("x", resumable=False):
+    with pytest.raises(CommandError, match="run the command again"), run_errors("x", resumable=False):
         raise OSError(28, os.strerror(28))
 
 

@@ -96,15 +96,15 @@ def test_processes_that_do_not_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("pool", "--twins: says how many hosts are compared; give it, or --processes"),
-        ("pool --twins 2", "--twins 2: expected three hosts or more: two have no majority (sdc pair)"),
+        ("pool", "--twins: expected the number of hosts; give it, or --processes"),
+        ("pool --twins 2", "--twins 2: expected at least three hosts; compare two with sdc pair"),
         ("pair --coordinator 127.0.0.1:1 --processes 3 --process 0", "--processes 3: 2 hosts with equally many"),
         ("pair --resolve {there}/none", "there is no {there}/none; give a file that sdc pair or sdc pool wrote"),
         (
             "pair --resolve {there}",
             "{there} is a folder that holds no pair.json or pool.json; give a file that sdc pair or sdc pool wrote",
         ),
-        ("pair --resolve a --steps 3", "--steps 3: is without effect beside --resolve"),
+        ("pair --resolve a --steps 3", "--steps 3: has no effect with --resolve"),
         ("pair --run {there}", "exists already; name another folder"),
         ("pair --suspect node99", "--suspect node99: unknown suspect"),
     ],

@@ -131,7 +131,7 @@ def test_processes_that_are_about_to_do_different_things(tmp_path: Path) -> None
 def test_how_to_go_on(words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["sdc", *words])
     onward = Onward(tmp_path)
-    assert onward.how() == "Nothing is on record; give the command again"
+    assert onward.how() == "Nothing is on record; run the command again"
     Record.create(tmp_path, {}, kind="twin").close()
     assert onward.how() == f"The record is in {tmp_path}; continue with: {told.format(folder=tmp_path)}"
 

@@ -96,7 +96,7 @@ def test_a_study_of_failures_is_recorded_and_goes_on(
     assert "--resume" in said
     assert len((tmp_path / "run" / "parts.jsonl").read_text().splitlines()) == 4
     assert run(words) == 2
-    assert "continue what is in it with --resume" in capsys.readouterr().err
+    assert "continue its run with --resume" in capsys.readouterr().err
     assert run([*words, "--resume", "--seed", "1"]) == 2
     assert "is another study" in capsys.readouterr().err
     assert run([*words, "--resume"]) == 0

@@ -1,4 +1,4 @@
-"""`sdc bench abft`: what checked products cost, which errors they find, and whether healthy rows are flagged."""
+"""`sdc bench abft`: the cost of checked products, the errors that they find, and false alarms."""
 
 import functools
 import itertools
@@ -19,8 +19,8 @@ from sdc.train.studies import DISTRIBUTIONS, errors_found, flagged
 from . import harness
 from .command import BenchOptions
 
-SHAPES = ((4096, 1024, 1024), (4096, 2048, 2048))  # rows, terms and columns of the products that are timed on a CPU
-LARGE = ((4096, 4096, 4096), (8192, 8192, 8192))  # the same on an accelerator
+SHAPES = ((4096, 1024, 1024), (4096, 2048, 2048))  # rows, terms and columns of the products timed on a CPU
+LARGE = ((4096, 4096, 4096), (8192, 8192, 8192))  # those timed on an accelerator
 LINEAR = products & ~scope("*/mix/*", "*/mix")
 BARS = {
     **{f"product_{m}x{k}x{n}": bar for (m, k, n), bar in zip(SHAPES, (1.08, 1.08), strict=True)},
@@ -28,10 +28,10 @@ BARS = {
     "step_every_product": 1.20,
     "false_alarms": 0.0,
 }
-# Rows, terms and columns of the synthetic products that are looked at for false alarms.
+# Rows, terms and columns of the synthetic products that are checked for false alarms.
 ALARM_SHAPES = ((4096, 256, 1024), (4096, 1024, 256), (4096, 3000, 16), (512, 4096, 4096), (4096, 4096, 1))
-ROUNDS = 2  # draws of each kind of factors in each of these shapes
-POWER = (1024, 4096)  # terms and columns of the products that get errors, one in each of so many rows
+ROUNDS = 2  # draws of each distribution of factors in each of these shapes
+POWER = (1024, 4096)  # terms and columns of the products with errors, one in each of `ROWS` rows
 ROWS = 512
 PRODUCT = checksums.Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32))
 SCHEMES: tuple[checksums.SchemeName, ...] = ("two-tier", "blocks", "deterministic", "paper")
@@ -50,7 +50,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
 
 
 def _products(dtype: str, steps: int) -> dict[str, float]:
-    """A checked product against a plain one, and against one that returns its sums in float32."""
+    """Times checked products against plain ones, and against ones that return float32 sums."""
     found = {}
     for m, k, n in LARGE if jax.default_backend() == "gpu" else SHAPES:
         keys = jax.random.split(jax.random.key(0))
@@ -72,7 +72,7 @@ def _products(dtype: str, steps: int) -> dict[str, float]:
 
 
 def _steps(config: TrainConfig, steps: int) -> dict[str, float]:
-    """A training step with its linear layers checked, and with every product, against the plain step."""
+    """Times a training step with checked linear layers, and with every product checked, against the plain step."""
     step, arguments = harness.reference_step(config)
     variants = {
         "plain": step,
@@ -89,7 +89,7 @@ def _steps(config: TrainConfig, steps: int) -> dict[str, float]:
 
 
 def _alarms(dtype: str) -> dict[str, float]:
-    """Rows of healthy synthetic products, how many of them are flagged, and the largest margin."""
+    """Counts the rows of healthy synthetic products and the flagged ones; returns also the largest margin."""
     settings = checksums.Settings(rounding=checksums.Profile.assumed().rounding, tier=2)
 
     @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
@@ -108,7 +108,7 @@ def _alarms(dtype: str) -> dict[str, float]:
 
 
 def _power() -> dict[str, Any]:
-    """The smallest error found, in root mean squares of its row, and the share of random flips found."""
+    """Returns the smallest error found, relative to the root mean square of its row, and the share of flips found."""
     fine = jnp.asarray([10.0 ** (x / 32) for x in range(-144, 84)])
     result: dict[str, Any] = {}
 

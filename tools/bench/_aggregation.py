@@ -1,12 +1,12 @@
-"""`sdc bench aggregation`: what the methods of `sdc.aggregation` cost where nothing is wrong, against plain training.
+"""`sdc bench aggregation`: the cost of the methods of `sdc.aggregation` without faults, against plain training.
 
 Eight workers, one simulated device each, train a transformer with Adam, each on a batch of the configuration's size;
-each holds all parameters. One process runs all programs, which take turns. What a device waits for another counts as it
-does in data parallelism.
+each holds all parameters. One process runs all programs, which take turns. Waiting for another device counts, as in
+data parallelism.
 
-What a compute threshold gains, two processes measure, against what the theory predicts of their latencies. They train
-over Gloo on this machine, and stand still before each micro-batch as `delays` says: without a threshold first; then
-they agree on the best one, and do it again with that and the same delays.
+Two processes measure the gain of a compute threshold, against the prediction of the theory from their latencies. They
+train over Gloo on this machine, and sleep before each micro-batch for the time in `delays`: first without a threshold;
+then they agree on the best one and train again with it and the same delays.
 """
 
 import functools
@@ -41,13 +41,13 @@ from .harness import Benchmark, config_of, ratio, ratios, seconds_of, take_turns
 
 WORKERS = 8
 PERIOD = 10
-# Of the noise in the mean gradient of the embedding. Replicas drift apart by it; PAFT takes its period from that.
+# Noise in the mean gradient of the embedding. It makes replicas drift, and PAFT derives its period from the drift.
 SIGMA = 1e-7
-RATE, PACKET = 0.1, 375  # share of packets lost, and float32 elements in one of 1,500 bytes
+RATE, PACKET = 0.1, 375  # share of lost packets, and float32 elements in a packet of 1,500 bytes
 ADAM = optax.adam(3e-4)
 PROCESSES, MICRO_BATCHES, ITERATIONS, WARM_UP = 2, 12, 15, 2
 BASE = 0.03  # seconds of a micro-batch without delay
-LIMIT = 300.0  # seconds that all processes may take
+LIMIT = 300.0  # most seconds for all processes
 START = f"from {__name__} import follow; follow()"
 BARS = {
     "paft_sync_period_10": 1.05,
@@ -67,14 +67,14 @@ Step = Callable[[Tree, Tree, Any], tuple[Tree, Tree]]  # `(params, state, tokens
 
 
 class _Method(NamedTuple):
-    """A way to train: how a worker starts, and its step."""
+    """A training method: how a worker starts, and its step."""
 
     init: Callable[[Tree], Tree]
     step: Step
 
 
 class _Workers:
-    """A training under way: each call is a step of all workers, on from the last."""
+    """A training run; each call makes the next step of all workers."""
 
     def __init__(self, config: TrainConfig, mesh: Mesh, method: _Method) -> None:
         shape = WORKERS, config.batch_size, config.sequence_length + 1
@@ -101,14 +101,14 @@ class _Workers:
 
     @property
     def copies(self) -> float:
-        """What a device needs beside the arguments of the step, in copies of its parameters or gradient."""
+        """Memory of a device beside the arguments of the step, in copies of its parameters or gradient."""
         memory: Any = self._compiled.memory_analysis()
         working = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
         return float(working / (sum(leaf.nbytes for leaf in jax.tree.leaves(self.params)) // WORKERS))
 
 
 def _extra_copies(runs: dict[str, _Workers]) -> dict[str, float]:
-    """Of all runs but the first, the memory beyond that of the first."""
+    """Returns the memory of all runs but the first, beyond that of the first."""
     first, *others = runs
     return {f"{name}_extra_copies": runs[name].copies - runs[first].copies for name in others}
 
@@ -125,14 +125,14 @@ def measure(options: BenchOptions) -> dict[str, Any]:
 
     found = _paft(start, gradient, steps) | _lossy(start, gradient, steps) | _shadow(start, gradient, steps)
     found |= _dropcompute()
-    # The threshold of 100 iterations of 2,048 workers with 12 micro-batches.
+    # Selects the threshold from 100 iterations of 2,048 workers with 12 micro-batches.
     latencies = np.asarray(aggregation.BoundedLogNormal(0.3).sample(jax.random.key(0), (100, 2048, 12)))
     seconds = (seconds_of(lambda: aggregation.select_threshold(latencies, 0.5)) for _ in range(3))
     return {"float32": found | {"select_threshold_2048x100x12_seconds": statistics.median(seconds)}}
 
 
 def _paft(start: Callable[[_Method], _Workers], gradient: Any, steps: int) -> dict[str, Any]:
-    """Blocks of `PERIOD` steps, so that each has one average at a fixed period."""
+    """Times PAFT in blocks of `PERIOD` steps, so that each block has one average at a fixed period."""
     methods = {
         "plain": _averaging(gradient, ADAM),
         "paft_sync_period_10": _averaging(gradient, aggregation.paft_sync(ADAM, DATA, PERIOD)),
@@ -158,7 +158,7 @@ def _paft(start: Callable[[_Method], _Workers], gradient: Any, steps: int) -> di
 
 
 def _lossy(start: Callable[[_Method], _Workers], gradient: Any, steps: int) -> dict[str, Any]:
-    """Against ZeRO-2 that loses nothing."""
+    """Times lossy ZeRO-2 against a lossless one."""
     lossy = functools.partial(aggregation.lossy_zero2, ADAM, DATA, RATE, RATE)
     methods = {
         "lossless": _Method(*plain_zero2(gradient, ADAM, DATA, WORKERS)),
@@ -177,7 +177,7 @@ def _lossy(start: Callable[[_Method], _Workers], gradient: Any, steps: int) -> d
 
 
 def _shadow(start: Callable[[_Method], _Workers], gradient: Any, steps: int) -> dict[str, Any]:
-    """Against the same ranks, of which the last one's gradient is left out and nothing is compared."""
+    """Times a shadow replica against the same ranks without the last one's gradient and without comparison."""
     watched = aggregation.shadow(gradient, DATA)
 
     def idle(params: Tree, state: Tree, tokens: Any) -> tuple[Tree, Tree]:
@@ -215,9 +215,9 @@ def _step(
 
 
 def _averaging(gradient: Any, optimizer: Any, around: Callable[[Any], Step] = lambda step: step) -> _Method:
-    """Data parallelism: an optimizer behind the mean of all gradients, which comes to each worker with some noise.
+    """Returns data parallelism: an optimizer on the mean of all gradients, to which each worker adds noise.
 
-    Noise on one leaf is enough for replicas to drift, and takes next to no time.
+    Noise on one leaf is enough for replicas to drift, and takes almost no time.
     """
 
     def noisy(params: Tree) -> Tree:
@@ -232,7 +232,7 @@ def _averaging(gradient: Any, optimizer: Any, around: Callable[[Any], Step] = la
 
 
 def _local(gradient: Any, optimizer: Any) -> _Method:
-    """An optimizer that takes each worker's own gradient."""
+    """Returns a method whose optimizer takes each worker's own gradient."""
 
     def step(params: Tree, state: Tree, tokens: Any) -> tuple[Tree, Tree]:
         return _step(optimizer, gradient(params, tokens), params, state)
@@ -241,7 +241,7 @@ def _local(gradient: Any, optimizer: Any) -> _Method:
 
 
 def _on(mesh: Mesh, fn: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:
-    """A function of one worker, jitted for arrays with a leading axis of workers."""
+    """Jits a function of one worker for arrays with a leading axis of workers."""
 
     def one(*args: Any) -> Any:
         return jax.tree.map(lambda x: x[None], fn(*jax.tree.map(lambda x: x[0], args)))
@@ -253,9 +253,9 @@ def _on(mesh: Mesh, fn: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any
 def plain_zero2(
     gradient: Callable[[Tree, Any], Tree], optimizer: optax.GradientTransformation, axis_name: str, workers: int
 ) -> tuple[Callable[[Tree], Tree], Callable[[Tree, Tree, Any], tuple[Tree, Tree]]]:
-    """ZeRO-2 that loses nothing, written plainly: what `lossy_zero2` is measured against, and tested against.
+    """Returns lossless ZeRO-2, the reference of `lossy_zero2` here and in tests: how a worker starts, and its step.
 
-    Returns how a worker starts, and its step: each updates its own shards of all leaves, and hands them to the others.
+    Each worker updates its own shards of all leaves, and sends them to the others.
     """
 
     def cut(leaf: Any) -> Any:
@@ -280,13 +280,13 @@ def plain_zero2(
 
 
 class _Trained(NamedTuple):
-    latencies: list[list[list[float]]]  # of each micro-batch that was completed, [iterations][processes][completed]
+    latencies: list[list[list[float]]]  # of completed micro-batches, [iterations][processes][completed]
     compute: np.ndarray  # seconds until the all-reduce, [iterations, processes]
     whole: np.ndarray  # seconds with the all-reduce, [iterations, processes]
 
     @property
     def completed(self) -> int:
-        """Micro-batches that were."""
+        """Number of completed micro-batches."""
         return sum(len(times) for iteration in self.latencies for times in iteration)
 
     @property
@@ -295,7 +295,7 @@ class _Trained(NamedTuple):
 
 
 def _dropcompute() -> dict[str, float]:
-    """Starts the processes of DropCompute and returns what they found."""
+    """Starts the processes of DropCompute and returns their figures."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -328,7 +328,7 @@ def _dropcompute() -> dict[str, float]:
 
 
 def follow() -> None:
-    """One of the processes: ADDRESS NUMBER."""
+    """Runs one of the processes, with the arguments ADDRESS NUMBER."""
     address, number = sys.argv[1], int(sys.argv[2])
     peers = Peers(coordinator=address, processes=PROCESSES, process=number, timeout=60.0)
 
@@ -352,7 +352,7 @@ def _process(number: int) -> dict[str, float]:
     serial = plain.whole.max(axis=1) - plain.compute.max(axis=1)
     choice = aggregation.select_threshold(latencies, serial)
     if len(set(everyone(repr(choice)))) > 1:
-        raise RuntimeError("processes that hold the same latencies found different thresholds")
+        raise RuntimeError("processes with the same latencies found different thresholds")
     limited = _train(choice.threshold, delays)
     gained = limited.throughput / plain.throughput
     predicted = aggregation.effective_speedup(latencies, serial, choice.threshold)
@@ -370,7 +370,7 @@ def _process(number: int) -> dict[str, float]:
 
 
 def _train(threshold: float, delays: list[list[float]]) -> _Trained:
-    """Iterations with these delays, after some that compile; the same in all processes."""
+    """Trains with these delays, after iterations that compile; returns the same in all processes."""
     mesh = jax.make_mesh((PROCESSES,), (DATA,), axis_types=(jax.sharding.AxisType.Auto,))
     params = {"a": jnp.full((8, 64), 0.1), "b": jnp.full((64, 1), 0.1)}
     batches = list(jax.random.normal(jax.random.key(jax.process_index()), (MICRO_BATCHES, 32, 8)))

@@ -1,8 +1,8 @@
-"""What a burn-in costs, and what it finds.
+"""The cost of a burn-in, and what it finds.
 
-`sdc bench burnin`: the cost beside the load itself, of digests and comparison, checksums of products, a whole level,
-and of the summary of a fleet. `sdc bench nodes`: which of the study's fifteen nodes a burn-in, a pair and a pool catch,
-simulated at the published rates.
+`sdc bench burnin`: the cost of digests and comparison beside the load itself, of checked products, of a whole level,
+and of the summary of a fleet. `sdc bench nodes`: which of the study's fifteen nodes, simulated at the published rates,
+a burn-in, a pair and a pool catch.
 """
 
 import dataclasses
@@ -41,14 +41,14 @@ BURNIN_BARS = {
 }
 DEVICES = 4
 REPORTS, WORKLOADS, FLEET_DEVICES = 1000, 58, 8
-BAD = (3, 14, 15)  # hosts of the fleet that have a bad device
-# Of the simulated nodes: devices, of which the last one is struck; most rounds and steps; and trials of rounds.
+BAD = (3, 14, 15)  # hosts of the fleet with a bad device
+# For the simulated nodes: devices (faults strike the last one), most rounds, most steps, and trials.
 SUSPECTS, ROUNDS, STEPS, TRIALS = 3, 20, 20, 3
-STRUCK = ("matrix", "attention", "training")  # families whose outputs a node's faults strike
+STRUCK = ("matrix", "attention", "training")  # workload families that a node's faults strike
 
 
 def measure_burnin(options: BenchOptions) -> dict[str, Any]:
-    """All figures, as BENCHMARKS.md explains them."""
+    """Returns all figures, which BENCHMARKS.md explains."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["burnin", "--level", "quick", "--devices", DEVICES, "--run", Path(folder) / "run"]
         seconds, megabytes = command_costs(words)
@@ -61,7 +61,7 @@ def measure_burnin(options: BenchOptions) -> dict[str, Any]:
         "summarize_megabytes": fleet["megabytes"],
     }
     register_training()
-    # What two cores do in half a minute: matrices of 1,024 rows, and buffers of 16 MB.
+    # Two cores take half a minute for matrices of 1,024 rows and buffers of 16 MB.
     for level in (LEVELS["quick"], dataclasses.replace(LEVELS["prejob"], buffer=2**24, retention=0.0)):
         found |= {f"{name}_{level.name}": value for name, value in _costs(level, options.steps).items()}
     products = dataclasses.replace(LEVELS["acceptance"], data=("normal",))
@@ -85,7 +85,7 @@ def _costs(level: Level, steps: int, *, only: Sequence[str] | None = None) -> di
         rounds = [_round(programs, workload) for _ in range(steps)]
         loaded += statistics.median(seconds for seconds, _ in rounds)
         compared += statistics.median(max(whole - seconds, 0.0) for seconds, whole in rounds)
-        if workload.family == "matrix":  # the checked program, and the product alone, take turns
+        if workload.family == "matrix":  # the checked program and the product alone take turns
             ready = programs.prepare(workload, 0)
             calls: dict[str, Callable[..., Any]] = {"checked": ready.call, "plain": jax.jit(workload.run)}
             runs: dict[str, Callable[[], Any]] = {
@@ -102,14 +102,14 @@ def _costs(level: Level, steps: int, *, only: Sequence[str] | None = None) -> di
 
 
 def _round(programs: burnin.Programs, workload: BurninWorkload) -> tuple[float, float]:
-    """Seconds of a run at load, and with digest and comparison."""
+    """Returns the seconds of a run at load, and with digest and comparison."""
     began = time.perf_counter()
     (outcome,) = programs.run(workload, 0, rest=lambda seconds: None)
     return outcome.seconds, time.perf_counter() - began
 
 
 def summarize_results(reports: int = REPORTS) -> dict[str, float]:
-    """Writes results of hosts of 8 devices and 58 workloads, three of them bad, and summarizes them once."""
+    """Writes results of hosts with 8 devices and 58 workloads, three of them bad, and summarizes them once."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         started = time.perf_counter()
@@ -127,9 +127,9 @@ def summarize_results(reports: int = REPORTS) -> dict[str, float]:
 
 
 def write_results(folder: Path, reports: int) -> int:
-    """Results of hosts that agree with each other but for a device of each bad one; returns their size."""
+    """Writes results of hosts that agree except for one device of each bad host; returns their size in bytes."""
     total = 0
-    text = burnin.BURN_IN.encode(_result()).rpartition(b',\n "checksum"')[0] + b"\n}\n"  # as it was sealed
+    text = burnin.BURN_IN.encode(_result()).rpartition(b',\n "checksum"')[0] + b"\n}\n"  # as before sealing
     for host in range(reports):
         mine = text.replace(b"host-name", f"host-{host:04}".encode())
         if host in BAD:
@@ -141,7 +141,7 @@ def write_results(folder: Path, reports: int) -> int:
 
 
 def _result() -> burnin.BurninResult:
-    """The result of a host called `host-name`, as `sdc burnin` writes it."""
+    """Returns the result of a host called `host-name`, as `sdc burnin` writes it."""
     names = [f"family{number % 8}/float32/{number}x256x32/normal" for number in range(WORKLOADS)]
     rows = [
         burnin.Tally(
@@ -177,13 +177,13 @@ def _result() -> burnin.BurninResult:
 
 
 def measure_nodes(options: BenchOptions) -> dict[str, Any]:
-    """Rows are nodes. Of the columns:
+    """Returns figures with a row for each node and these columns.
 
-    `quick chance`: predicted probability that a round of level quick shows the node; `quick 95 %`: predicted rounds
-    until it does with 95 %; `quick found`: median round in which it did, of three simulations of at most 20 rounds, and
-    `quick missed` those in which it did not. `prejob 95 %`, `acceptance 95 %`: predicted rounds of these levels.
-    `pair found`, `pool found`: step in which a pair and a pool of three see it, of at most 20; -1 where they do not.
-    `pair expected`: wrong elements that the model of the node predicts in as many steps.
+    `quick chance`: predicted probability that a round of level quick finds the node; `quick 95 %`: predicted rounds
+    until one does with 95 % probability; `quick found`: median round that found it in three simulations of at most 20
+    rounds; `quick missed`: simulations that did not. `prejob 95 %`, `acceptance 95 %`: predicted rounds of these
+    levels. `pair found`, `pool found`: step in which a pair and a pool of three find it, of at most 20, or -1.
+    `pair expected`: number of wrong elements that the node's model predicts in these steps.
     """
     register_training()
     devices = jax.local_devices()[:SUSPECTS]

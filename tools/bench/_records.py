@@ -1,8 +1,8 @@
-"""What records, reports and checkpoints cost.
+"""The cost of records, reports and checkpoints.
 
-`sdc bench record`: that a record cannot lose anything unseen, as a share of the time of the run. `sdc bench report`:
-time and memory of the report of a long run. `sdc bench checkpoint`: certificates and running checkpoints, against Orbax
-alone and against a step.
+`sdc bench record`: checksums and syncs of a record, as a share of the run's time. `sdc bench report`: time and memory
+of the report of a long run. `sdc bench checkpoint`: certificates and running checkpoints against Orbax alone, and
+against a step.
 """
 
 import functools
@@ -32,7 +32,7 @@ from . import harness
 from .command import BenchOptions
 
 LINES, TURNS = 1000, 5
-STEPS, LAYERS, ELEMENTS = 100_000, 16, 4_194_304  # of the run that is reported
+STEPS, LAYERS, ELEMENTS = 100_000, 16, 4_194_304  # of the reported run
 CHECKPOINT_BARS = {
     "certify_digests": 1.5,
     "certify_save": 1.05,
@@ -45,18 +45,18 @@ CHECKPOINT_BARS = {
     "scar_store_after_1000": 3.0,
 }
 FRACTION = 1 / 8
-SAVES = 1000  # after which the size of a store is measured, that of `tiny`
+SAVES = 1000  # saves of `tiny` after which the size of its store is measured
 
 
 def measure_record(options: BenchOptions) -> dict[str, Any]:
-    """Trains twins, and writes 1,000 lines like theirs with checksums and syncs, and without, in turns."""
+    """Trains twins, and writes 1,000 lines like theirs with and without checksums and syncs, in turns."""
     job = Twins(workload=Workload(config=str(options.config)), steps=options.steps + 2)
     compiling, last = _last_comparison(job)
     with tempfile.TemporaryDirectory() as folder:
         trained = run(Twins(workload=job.workload, steps=job.steps, folder=Path(folder) / "run"))
         assert trained is not None
         rows = [trained.lines[2 + step % options.steps] for step in range(LINES)]
-        # What the run itself had in a line.
+        # The fields that the run itself put into a line.
         own = [{key: value for key, value in row.items() if key not in ("details", "discarded")} for row in rows]
         sealed, plain = [], []
         for turn in range(TURNS):
@@ -80,7 +80,7 @@ def measure_record(options: BenchOptions) -> dict[str, Any]:
 
 
 def _write_sealed(record: Record, rows: list[dict[str, Any]], every: int) -> None:
-    """Writes lines as a run does that saves a checkpoint `every` so many steps."""
+    """Writes lines as a run does that saves a checkpoint every `every` steps."""
     for step, row in enumerate(rows):
         record.line({**row, "step": step})
         if (step + 1) % every == 0:
@@ -88,16 +88,16 @@ def _write_sealed(record: Record, rows: list[dict[str, Any]], every: int) -> Non
 
 
 def _write_plain(lines: Any, rows: list[dict[str, Any]]) -> None:
-    """Appends the same lines to a file, each handed to the system."""
+    """Appends the same lines to a file, and flushes each."""
     for step, row in enumerate(rows):
         lines.write(encode({**row, "step": step}).encode() + b"\n")
         lines.flush()
 
 
 def _last_comparison(job: Twins) -> tuple[float, float]:
-    """Seconds to digest the final states and compare them: what compiling takes, which any run does once, and the rest.
+    """Times digesting and comparing the final states: with compiling, which every run does once, and without.
 
-    The summary of a run had the digests before they were compared.
+    The summary of a run held the digests already before they were compared.
     """
     config, _ = job.load()
     placement = place(twins=job.number, data=job.data, model=job.model, kind=job.layout, devices=jax.devices())
@@ -111,7 +111,7 @@ def _last_comparison(job: Twins) -> tuple[float, float]:
 
 
 def measure_report(options: BenchOptions) -> dict[str, Any]:
-    """Writes the record of 100,000 steps of twins, of which one in forty mismatches, and reports on it once."""
+    """Writes the record of 100,000 steps of twins, one in forty with mismatches, and reports on it once."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         writing = harness.seconds_of(lambda: write_run(path, STEPS))
@@ -129,7 +129,7 @@ def measure_report(options: BenchOptions) -> dict[str, Any]:
 
 
 def write_run(folder: Path, steps: int) -> None:
-    """A record as twins in lock-step on two ranks write it: bursts of mismatches, losses that differ at every step."""
+    """Writes a record like that of twins on two ranks: bursts of mismatches, and another loss at every step."""
     draw = random.Random(0)
     about = {
         "steps": steps, "layers": LAYERS, "sync": "compute", "compare": "gated", "placement": "mesh", "twins": 2,
@@ -173,13 +173,13 @@ def _line(step: int, hits: list[dict[str, Any]], draw: random.Random) -> dict[st
 
 
 def measure_checkpoint(options: BenchOptions) -> dict[str, Any]:
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells of each save
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs each save
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         step, (state, batch) = harness.reference_step(harness.config_of(options))
         run = harness.compiled({"step": step}, state, batch)["step"]
         found = _certificates(state, folder, options.steps) | _running(state, run, folder, options.steps)
-        # A store of `tiny` after many saves, in states.
+        # Size of a store of `tiny` after many saves, in states.
         _, (state, _) = harness.reference_step(get_config("tiny").of_type("float32"))
         store = folder / "thousand"
         with RunningCheckpoint(store, state, fraction=FRACTION, moving="params") as running:
@@ -193,7 +193,7 @@ def measure_checkpoint(options: BenchOptions) -> dict[str, Any]:
 
 
 def _orbax(folder: Path) -> Any:
-    """A checkpointer that keeps the newest."""
+    """Returns a checkpointer that keeps the newest checkpoint."""
     return ocp.training.Checkpointer(folder, preservation_policy=ocp.training.preservation_policies.LatestN(1))
 
 
@@ -227,7 +227,7 @@ def _certificates(state: Any, folder: Path, steps: int) -> dict[str, Any]:
 
 
 def _running(state: Any, run: Callable[[], Any], folder: Path, steps: int) -> dict[str, Any]:
-    """A training step, and a save after each; then saves and recoveries against Orbax's."""
+    """Times a training step and the save after it, and saves and recoveries against Orbax's."""
     plain = _orbax(folder / "full")
     held, stepped, saved, full = [], [], [], []
     with RunningCheckpoint(folder / "running", state, fraction=FRACTION, moving="params") as running:
@@ -269,7 +269,7 @@ def _running(state: Any, run: Callable[[], Any], folder: Path, steps: int) -> di
 
 @jax.jit
 def _moved(state: Any, key: jax.Array) -> Any:
-    """Rows that move unlike each other, as those of a training do."""
+    """Moves each row by a different amount, as training does."""
 
     def moved(x: jax.Array) -> jax.Array:
         if not jnp.issubdtype(x.dtype, jnp.floating) or not x.ndim:

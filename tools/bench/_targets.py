@@ -1,7 +1,7 @@
-"""`sdc bench targets`: what the tools cost on TPUs and GPUs, by their compilers' estimate; nothing is measured.
+"""`sdc bench targets`: the cost of the tools on TPUs and GPUs, as their compilers estimate it; nothing is measured.
 
-The step is the hard case: two products of 4096 by 4096 forward and three backward, with a probe at each tensor between
-them, so that every probe is as large as a product's result and nothing else is there to hide behind.
+The step is a worst case: two products of 4096 by 4096 forward and three backward, with a probe at each tensor between
+them. Every probe is as large as the result of a product, and no other work hides its cost.
 """
 
 import functools
@@ -48,10 +48,9 @@ ELEMENTS = (8192, 8192)  # shape of the array whose digest is taken: 64 Mi eleme
 WIDTH = 4096
 ROWS = 16384  # of each device's batch, where parameters are averaged
 PRODUCTS = primitive("dot_general")
-# `abft` with the kernel that sums rows while the product is made, of bfloat16 on TPUs: a profile decides whether it is
-# used.
+# `abft` with the fused kernel, which sums rows while it multiplies (bfloat16 on TPUs), if a profile selects it.
 FUSED = "abft_fused"
-# By name of a figure the tool, what it selects, and when twins exchange digests.
+# Tool, selector, and `exchange` of the twins, by name of the figure.
 TOOLS: dict[str, tuple[Tool, Where | None, Exchange]] = {
     "plain": ("plain", None, "probe"),
     "lockstep": ("lockstep", None, "probe"),
@@ -64,7 +63,7 @@ TOOLS: dict[str, tuple[Tool, Where | None, Exchange]] = {
 
 
 def measure(options: BenchOptions) -> dict[str, Any]:
-    """Estimates for each target and type; of the study's model with two twins of eight chips on the v5p only."""
+    """Estimates each target and dtype, and the study's model with two twins of eight chips on the v5p only."""
     found = {}
     for target, dtype in itertools.product(TARGETS, options.dtypes):
         fused = [FUSED] if dtype == "bfloat16" and find_target(target).chip.platform == "tpu" else []
@@ -76,7 +75,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
 
 
 def digest_costs(target: str, dtype: str) -> dict[str, float]:
-    """A digest against a float sum of the same array, and its temporary memory."""
+    """Returns the cost of a digest against a float sum of the same array, and its temporary memory."""
     x = jax.ShapeDtypeStruct(ELEMENTS, dtype)
     plain = estimate(lambda x: jnp.sum(x, dtype=jnp.float32), x, target=target)
     own = estimate(digest, x, target=target)
@@ -84,7 +83,7 @@ def digest_costs(target: str, dtype: str) -> dict[str, float]:
 
 
 def step_costs(target: str, dtype: str, names: Sequence[str]) -> dict[str, float]:
-    """The step with some of the `TOOLS` against the plain one; of `abft` also the time of compiling."""
+    """Returns the cost of the step with some of the `TOOLS` against the plain one; for `abft` also the compile time."""
     plain = _estimated(target, dtype, "plain")
     found = {"plain_million_cycles": plain.cost / 1e6} if plain.cycles else {"plain_ms_moving": 1e3 * plain.cost}
     for name in names:
@@ -101,10 +100,10 @@ def step_costs(target: str, dtype: str, names: Sequence[str]) -> dict[str, float
 
 
 def paft_costs(target: str, dtype: str) -> dict[str, float]:
-    """A step with an average beside it against plain data parallelism: what remains when each is rid of what is hidden.
+    """Returns the cost of a step with a concurrent average against plain data parallelism, both without hidden time.
 
-    `paft_hidden` is the share of the exchanges' own time that the compiler put other work beside; `paft_of_ten` is what
-    remains with an average in every tenth step, the period that `paft` begins with.
+    `paft_hidden` is the share of the exchanges' time that the compiler overlaps with other work; `paft_of_ten` is the
+    cost with an average in every tenth step, the initial period of `paft`.
     """
     plain, own = _parallel(target, dtype, optax.sgd(0.1), around=False), averaging(target, dtype)
     more = _remaining(own) / _remaining(plain)
@@ -112,12 +111,12 @@ def paft_costs(target: str, dtype: str) -> dict[str, float]:
 
 
 def averaging(target: str, dtype: str) -> Estimate:
-    """A step of data parallelism with an average beside it."""
+    """Estimates a data-parallel step with a concurrent average."""
     return _parallel(target, dtype, paft(optax.sgd(0.1), "data"), around=True)
 
 
 def hidden_share(found: Estimate) -> float:
-    """Share of the time of an average's exchanges in which other things run."""
+    """Returns the share of the time of an average's exchanges that overlaps with other work."""
     exchanges = [each for each in found.collectives if each.kind == "all-to-all"]
     return sum(each.hidden for each in exchanges) / sum(each.seconds for each in exchanges)
 
@@ -127,7 +126,7 @@ def _remaining(found: Estimate) -> float:
 
 
 def _parallel(target: str, dtype: str, optimizer: optax.GradientTransformation, *, around: bool) -> Estimate:
-    """A step of data parallelism over all devices; with `around` the choice of an average is put around it."""
+    """Estimates a data-parallel step over all devices; with `around`, wraps it in `overlapped`."""
     devices = devices_of(target)
     mesh = Mesh(np.asarray(devices, dtype=object), ("data",))
     extended = optax.with_extra_args_support(optimizer)
@@ -178,7 +177,7 @@ def _estimated(target: str, dtype: str, name: str) -> Estimate:
 
 
 def _study() -> dict[str, float]:
-    """The study's model: two twins of eight chips, and one copy with fingerprints of its probes."""
+    """Estimates the study's model: two twins of eight chips, and one copy with fingerprints of its probes."""
     shared: dict[str, Any] = {"target": "v5p:2x2x4", "config": "llama3_8b_16l", "model": 8}
     plain = estimate_subject(Subject(**shared, tool="lockstep", sync="none"))
     alone = estimate_subject(Subject(**shared))

@@ -1,8 +1,7 @@
-"""What fingerprints, injection, rewriting and campaigns cost.
+"""The cost of fingerprints, injection, rewriting and campaigns.
 
-`sdc bench transform`: against the plain step, and before a step runs: programs of many layers that are traced,
-rewritten and compiled. `sdc bench campaign`: injections through one program, against a run and a program of its own for
-each.
+`sdc bench transform`: the cost of a step, and of tracing, rewriting and compiling programs of many layers, against the
+plain step. `sdc bench campaign`: injections through one program, against a run and a program of its own for each.
 """
 
 import statistics
@@ -46,14 +45,14 @@ TRANSFORM_BARS = {
     "compiling_tiny_detect": 2.0,
     "compiling_tiny_correct": 3.0,
 }
-ELEMENTS = 16 * 2**20  # elements of the array whose digest is measured
+ELEMENTS = 16 * 2**20  # elements of the array whose digest is timed
 LAYERS, WIDTH, ROWS = 96, 32, 16
 OPERATIONS = 4000
-ALONE = 3  # injections that are also run on their own
+ALONE = 3  # injections that also run separately
 
 
 def measure_transform(options: BenchOptions) -> dict[str, Any]:
-    """Each type; tracing and compiling of float32."""
+    """Measures each dtype, and tracing and compiling in float32."""
     result: dict[str, dict[str, float]] = {}
     for dtype in options.dtypes:
         x = jax.random.normal(jax.random.key(0), (ELEMENTS // 1024, 1024)).astype(dtype)
@@ -66,10 +65,10 @@ def measure_transform(options: BenchOptions) -> dict[str, Any]:
 
 
 def _steps(config: TrainConfig, steps: int) -> dict[str, float]:
-    """Ratios of step times, and the time that rewriting adds to lowering and compiling."""
+    """Returns ratios of step times, and the share that rewriting adds to lowering and compiling."""
     step, arguments = harness.reference_step(config)
     moment = sdc.Moment(jax.random.key(0), jnp.int32(0))
-    # One backward matrix product; the rate is such that a few of its elements are hit.
+    # One backward matrix product; the rate makes the fault hit a few of its elements.
     site = sdc.sites(step, *arguments, where=primitive("dot_general") & direction("bwd"))[0]
     one = named(site.name)
     fault = sdc.Fault(BitFlip(), 1e-6, one)
@@ -103,7 +102,7 @@ def _steps(config: TrainConfig, steps: int) -> dict[str, float]:
 
 
 def _unrolled(times: int) -> dict[str, float]:
-    """Times of tracing and compiling, as multiples of the plain step's, and seconds for a step of 4,000 sites."""
+    """Returns times of tracing and compiling relative to the plain step, and seconds for a step of 4,000 sites."""
     moment = sdc.Moment(jax.random.key(0), jnp.int32(0))
     faults = [sdc.Fault(BitFlip(), 1e-6, products)]
     layers = [jnp.full((WIDTH, WIDTH), 0.01)] * LAYERS, jnp.ones((ROWS, WIDTH))
@@ -134,7 +133,7 @@ def _compiling_seconds(step: Callable[..., Any], arguments: Any) -> float:
 
 
 def _layers(weights: list[Any], x: Any) -> Any:
-    """One step of a network whose layers are written out: 3 products for each but the first."""
+    """Makes one step of a network with unrolled layers: 3 products for each layer but the first."""
 
     def loss(weights: list[Any]) -> Any:
         y = x
@@ -152,7 +151,7 @@ def _operations(x: Any) -> Any:
 
 
 def measure_campaign(options: BenchOptions) -> dict[str, Any]:
-    """Both ways on the reference workload, on the same injections."""
+    """Measures both ways on the reference workload, with the same injections."""
     injections = 10 * options.steps
     job = CampaignJob(workload=Workload(config=str(options.config)), injections=injections, batch=1)
     loaded = job.load()
@@ -180,14 +179,14 @@ def measure_campaign(options: BenchOptions) -> dict[str, Any]:
 
 
 def _process(config: str, runner: Campaign, number: int) -> float:
-    """Seconds of a training run, as a process, of the steps that an injection needs: at the least a run of its own."""
+    """Times a training process of the steps that an injection needs: the least cost of a run of its own."""
     steps = runner.plan(number).step + 1 + runner.follow
     with tempfile.TemporaryDirectory() as folder:
         return harness.command_costs(["train", "--config", config, "--steps", steps, "--run", f"{folder}/run"])[0]
 
 
 def _alone(loaded: Loaded, placement: Placement, runner: Campaign, number: int) -> float:
-    """Seconds of one injection as a run of its own: compiles a step with this fault, and starts at step 0."""
+    """Times one injection as a run of its own, which compiles a step with this fault and starts at step 0."""
     work = sharded(loaded.config)
     whole, start = plain(work, placement), initial_state(work, placement, runner.seed)
     injection = runner.plan(number)

@@ -1,8 +1,8 @@
-"""What lock-step costs when nothing is wrong: `sdc bench lockstep`, and `sdc bench delay` where the network is slow.
+"""The cost of lock-step when nothing is wrong: `sdc bench lockstep`, and `sdc bench delay` for a slow network.
 
-For the latter, two processes on two hosts of one machine, between which packets are delayed, train twins with each
-`--exchange`. Steps with and without the delay take turns, in the same processes. The hosts are network namespaces, and
-between them is a cable that can delay; they need Linux, root and `ip`.
+For the latter, two processes train twins with each `--exchange`, in two network namespaces of one machine. A simulated
+cable between them delays packets. Steps with and without the delay take turns in the same processes. This needs Linux,
+root and `ip`.
 """
 
 import contextlib
@@ -43,14 +43,14 @@ SAYS = "seconds of a step: "
 COMMAND = f"from {__name__} import follow; follow()"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")  # of the hosts
 LINKS = ("sdca", "sdcb")  # names of their network devices
-# Of Linux: makes a network device whose packets a process reads and writes.
+# Linux constants that make a network device whose packets a process reads and writes.
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 LARGEST = 65535  # bytes of a packet
 
 
 def measure_lockstep(options: BenchOptions) -> dict[str, Any]:
     result: dict[str, Any] = {}
-    # One device per twin; a single accelerator runs both under vmap.
+    # One device for each twin; a single accelerator runs both twins under vmap.
     devices = jax.devices()[:2]
     placement = place(twins=2, data=1, model=1, kind="mesh" if len(devices) == 2 else "vmap", devices=devices)
     for dtype in options.dtypes:
@@ -73,7 +73,7 @@ def _lockstep(programs: dict[str, TwinProgram], steps: int) -> dict[str, Any]:
             stepped = time.perf_counter()
             states[sync], observed = jax.block_until_ready(program.compiled_observation(state, metrics.gradient))
             ended = time.perf_counter()
-            if sync == "compute":  # a benchmark of a comparison that compares nothing would be a fine figure
+            if sync == "compute":  # the comparison must have compared something
                 found = [mismatch.difference for mismatch in reports[0].values()]
                 assert sum(int(each.checked.sum()) for each in found) > 0
                 if wrong := sum(int(each.mismatched.sum()) for each in [*found, observed["state"].difference]):
@@ -100,17 +100,17 @@ def _lockstep(programs: dict[str, TwinProgram], steps: int) -> dict[str, Any]:
 
 
 def _crossing(compiled: Any, twins: int) -> int:
-    """Bytes in collectives between twins of one device each, that always run."""
+    """Returns the bytes in unconditional collectives between twins of one device each."""
     calls = collective_calls(compiled.as_text() or "")
     return sum(sum(each.sizes) for each in calls if not each.conditional and each.crosses(range(twins)))
 
 
 def pool_bytes(config: TrainConfig, *, twins: int = 3) -> int:
-    """Bytes of digests that each host hands to the others in a step in which nothing differs, at each of its ranks.
+    """Returns the bytes of digests that each rank of a host sends to the other hosts in a step without differences.
 
-    They are counted in what the compiler made of the programs: arrays in collectives between twins, that run always,
-    all of them outside of the loop over microsteps. An array has a row for each host; what of it crosses the network is
-    up to the collective, at most twice the array. One device for each twin must be there.
+    Counts the arrays in unconditional collectives between twins in the compiled programs, all of which are outside the
+    loop over microsteps. An array has a row for each host; the collective determines how much of it crosses the
+    network, at most twice the array. Requires one device for each twin.
 
     Example:
         >>> from sdc.tools.bench._twins import pool_bytes
@@ -130,7 +130,7 @@ class Cable:
     """Carries packets between two network devices."""
 
     def __init__(self) -> None:
-        self.delay = 0.0  # seconds from one end to the other, beside what carrying takes
+        self.delay = 0.0  # seconds added to the time of carrying a packet
         self._ends = [os.open("/dev/net/tun", os.O_RDWR) for _ in LINKS]
         for end, name in zip(self._ends, LINKS, strict=True):
             fcntl.ioctl(end, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TUN | IFF_NO_PI))
@@ -157,13 +157,13 @@ class Cable:
                 waiting.append((time.monotonic() + self.delay, self._ends[1 - self._ends.index(end)], packet))
             while waiting and waiting[0][0] <= time.monotonic():
                 _, end, packet = waiting.popleft()
-                with contextlib.suppress(OSError):  # of a link that is down, a network loses them too
+                with contextlib.suppress(OSError):  # a link that is down loses packets, as a network does
                     os.write(end, packet)
 
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[tuple[tuple[str, str], Cable]]:
-    """Names of two namespaces, and the cable between them. In each its own host name leads to its address."""
+    """Yields the names of two namespaces and the cable between them. Each resolves the host name to its own address."""
     if not (hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("ip") and Path("/dev/net/tun").exists()):
         raise CommandError("network namespaces need Linux, root, the command ip and /dev/net/tun", Exit.USAGE)
     names = (f"sdc{os.getpid()}a", f"sdc{os.getpid()}b")
@@ -227,7 +227,7 @@ def _delayed(config: str, dtype: str, steps: int) -> dict[str, Any]:
 
 
 def _together(workers: Sequence[subprocess.Popen[str]], exchange: Exchange) -> float:
-    """Seconds that a step of all processes took."""
+    """Makes one step in all processes; returns the seconds of the slowest."""
     for worker in workers:
         assert worker.stdin is not None
         worker.stdin.write(exchange + "\n")
@@ -235,16 +235,16 @@ def _together(workers: Sequence[subprocess.Popen[str]], exchange: Exchange) -> f
     found = []
     for worker in workers:
         # Collectives print lines of their own.
-        said = (line.removeprefix(SAYS) for line in worker.stdout or () if line.startswith(SAYS))
-        if (seconds := next(said, None)) is None:
-            raise CommandError("a process of the benchmark has ended; what it said stands above", Exit.INCONCLUSIVE)
+        times = (line.removeprefix(SAYS) for line in worker.stdout or () if line.startswith(SAYS))
+        if (seconds := next(times, None)) is None:
+            raise CommandError("a process of the benchmark has ended; see its output above", Exit.INCONCLUSIVE)
         found.append(float(seconds))
     return max(found)
 
 
 def follow() -> None:
-    """One of the processes: makes a step for each line of standard input, and says how long it took."""
-    dtype: Any  # as the flag of the benchmark allows it
+    """Runs one of the processes: makes a step for each line of standard input, and prints its time."""
+    dtype: Any  # one that the benchmark's flag allows
     config, dtype, process = sys.argv[1:]
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"{ADDRESSES[0]}:4321", 2, int(process))

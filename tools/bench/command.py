@@ -1,4 +1,4 @@
-"""`sdc bench`: its flags, one harness for all benchmarks, and their figures."""
+"""`sdc bench`: its flags, and the harness that runs a benchmark and prints its figures."""
 
 import dataclasses
 import importlib
@@ -12,7 +12,7 @@ import tyro
 
 from .. import Output, usage_errors
 
-# By the name of a benchmark the module that has it in its `BENCHMARKS`.
+# The module whose `BENCHMARKS` holds each benchmark.
 MODULES = {
     "lockstep": "_twins", "delay": "_twins", "transform": "_transform", "campaign": "_transform", "abft": "_abft",
     "aggregation": "_aggregation", "report": "_records", "record": "_records", "checkpoint": "_records",
@@ -27,18 +27,17 @@ class BenchOptions:
     Example: sdc bench transform --json
     Example: sdc bench abft --steps 7 --dtypes float32
 
-    Programs are compiled first and then take turns, so that other load of the machine affects all alike. The figures
-    are medians. lockstep: twins in lock-step against twins without. transform: fingerprint, inject, digest and
-    rewriting against the plain step. campaign: injections through one program against a run of its own for each. abft:
-    checked products and steps against plain ones, false alarms and what is detected. aggregation: PAFT, lossy ZeRO-2, a
-    shadow replica and DropCompute against plain data parallelism, on simulated CPU devices. report: time and memory of
-    the report of 100,000 steps. record: checksums and syncs of a record, as a share of the run's time. targets:
-    digests, lock-step, fingerprint, inject and abft on TPUs and GPUs that are not here, by their compilers' estimate.
-    delay: twins in two processes, with a slow network between them against a fast one; needs root. checkpoint:
-    certificates and running checkpoints against Orbax alone, and against a step. burnin: digests and comparison as a
-    share of a level's time, checked matrix products, a quick level, a pool's digests, the summary of 1,000 hosts, false
-    alarms in 1,000 healthy rounds. nodes: which of the study's nodes a burn-in, a pair and a pool catch, simulated,
-    against what is predicted (minutes).
+    Programs are compiled first and then take turns, so that other load affects all equally. The figures are medians.
+    lockstep: twins with lock-step against twins without. transform: fingerprint, inject, digest and rewriting against
+    the plain step. campaign: injections through one program against a run of its own for each. abft: checked products
+    and steps against plain ones, false alarms and detected errors. aggregation: PAFT, lossy ZeRO-2, a shadow replica
+    and DropCompute against plain data parallelism, on simulated CPU devices. report: time and memory of the report of
+    100,000 steps. record: checksums and syncs of a record, as a share of the run's time. targets: digests, lock-step,
+    fingerprint, inject and abft on TPUs and GPUs, as their compilers estimate without the hardware. delay: twins in two
+    processes, with a slow network between them against a fast one; needs root. checkpoint: certificates and running
+    checkpoints against Orbax alone, and against a step. burnin: digests and comparison as a share of a level's time,
+    checked matrix products, a quick level, a pool's digests, the summary of 1,000 hosts, false alarms in 1,000 healthy
+    rounds. nodes: which simulated nodes of the study a burn-in, a pair and a pool catch, against predictions (minutes).
     """
 
     benchmark: Annotated[
@@ -58,13 +57,13 @@ class BenchOptions:
         ],
         tyro.conf.Positional,
     ]
-    """What to measure."""
+    """Benchmark to run."""
     config: str | None = None
     """Configuration; by default bench, and tiny for campaign and record."""
     steps: int = 15
-    """Measured steps of each program, after two that are not measured; a campaign makes ten injections for each."""
+    """Measured steps of each program, after two that do not count; a campaign makes ten injections for each step."""
     dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
-    """Types to measure; campaign, aggregation and record measure float32."""
+    """Dtypes to measure; campaign, aggregation and record measure float32."""
     json: bool = False
     """Print the figures as JSON."""
 
@@ -100,7 +99,7 @@ def run(options: BenchOptions) -> int:
 
 
 def _table(title: str, measured: dict[str, Any], bars: Mapping[str, float]) -> Any:
-    """Figures in rows, types in columns; only single numbers are shown."""
+    """Returns a table with a row for each numeric figure and a column for each dtype."""
     from rich.table import Table
 
     table = Table(title=title)

@@ -1,4 +1,4 @@
-"""What benchmarks share: what they run, times of programs that take turns, and their ratios."""
+"""Shared by benchmarks: their programs, interleaved timing, and ratios of times."""
 
 import functools
 import statistics
@@ -16,7 +16,7 @@ from sdc.train.programs import Placement, described_batch, initial_state, place,
 
 from .command import BenchOptions
 
-# `ru_maxrss` of a process is at least what its parent had: Linux counts its own peak (VmHWM) apart.
+# `ru_maxrss` of a process is at least that of its parent; Linux counts the process's own peak separately (VmHWM).
 COMMAND = (
     "import re, resource, sys\n"
     "from pathlib import Path\n"
@@ -31,11 +31,11 @@ COMMAND = (
 
 
 class Benchmark(NamedTuple):
-    """What `sdc bench` measures under a name."""
+    """A benchmark of `sdc bench`."""
 
-    measure: Callable[[BenchOptions], dict[str, Any]]  # figures by column, mostly of a type of numbers
-    bars: Mapping[str, float]  # what figures should not exceed, or of a speed-up at least be; see BENCHMARKS.md
-    devices: int = 1  # simulated ones of a CPU
+    measure: Callable[[BenchOptions], dict[str, Any]]  # returns figures by column, usually a dtype
+    bars: Mapping[str, float]  # upper bounds of figures, lower bounds of speedups; see BENCHMARKS.md
+    devices: int = 1  # simulated CPU devices
 
 
 def config_of(options: BenchOptions, dtype: Any = "float32") -> TrainConfig:
@@ -43,27 +43,27 @@ def config_of(options: BenchOptions, dtype: Any = "float32") -> TrainConfig:
 
 
 def made_up_tokens(config: TrainConfig, placement: Placement) -> jax.Array:
-    """A batch of random tokens, placed."""
+    """Returns a batch of random tokens on its devices."""
     batch = described_batch(config, placement)
     tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, batch.shape).astype(np.int32)
     return jax.device_put(tokens, batch.sharding)
 
 
 def reference_step(config: TrainConfig) -> tuple[Callable[..., Any], tuple[Any, jax.Array]]:
-    """The training step on one device, without any tool, and its arguments: a state and a batch."""
+    """Returns the plain training step for one device, and its arguments: a state and a batch."""
     work, placement = sharded(config), place(twins=None, data=1, model=1, devices=jax.devices()[:1])
     return plain(work, placement), (initial_state(work, placement, 0), made_up_tokens(config, placement))
 
 
 def compiled(variants: Mapping[str, Callable[..., Any]], *arguments: Any) -> dict[str, Callable[[], Any]]:
-    """Programs, compiled, that run on these arguments."""
+    """Compiles programs for these arguments; the returned functions run them."""
     return {
         name: functools.partial(jax.jit(fn).lower(*arguments).compile(), *arguments) for name, fn in variants.items()
     }
 
 
 def seconds_of(work: Callable[[], Any], *, anew: bool = False) -> float:
-    """Seconds that something takes; of tracing and compiling `anew`, where nothing is known from before."""
+    """Measures a call in seconds; with `anew`, JAX's caches are cleared first."""
     if anew:
         jax.clear_caches()
     started = time.perf_counter()
@@ -76,23 +76,23 @@ def tracing_seconds(step: Callable[..., Any], *arguments: Any) -> float:
 
 
 def take_turns(runs: Mapping[str, Callable[[], Any]], steps: int) -> dict[str, list[float]]:
-    """Seconds of each run, after two rounds that are not counted."""
+    """Measures each run `steps` times in turns, after two rounds that do not count."""
     rounds = [{name: seconds_of(run) for name, run in runs.items()} for _ in range(steps + 2)]
     return {name: [each[name] for each in rounds[2:]] for name in runs}
 
 
 def ratio(plain: list[float], other: list[float]) -> float:
-    """Median of the ratios of neighbours in time, which share what else the machine does."""
+    """Returns the median of the ratios of consecutive measurements, which see the same load of the machine."""
     return statistics.median(b / a for a, b in zip(plain, other, strict=True))
 
 
 def ratios(seconds: Mapping[str, list[float]], base: str = "plain") -> dict[str, float]:
-    """Of all but the base, the ratio to it."""
+    """Returns the ratio to the base of all other programs."""
     return {name: ratio(seconds[base], own) for name, own in seconds.items() if name != base}
 
 
 def command_costs(words: Sequence[object], code: int = 0) -> tuple[float, float]:
-    """Seconds and megabytes of a command as a process, which must end with this code."""
+    """Runs a command in a process, which must end with this code; returns its seconds and megabytes."""
     started = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", COMMAND, *map(str, words)], capture_output=True, text=True, check=False

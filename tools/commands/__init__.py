@@ -1,1 +1,1 @@
-"""Commands: flags to objects, call, show. A module each, loaded when its command is called."""
+"""The commands, in modules that are imported when one of their commands is called."""

@@ -1,4 +1,4 @@
-"""`sdc burnin`: loads the devices of this host, and says what came of it: the verdict first, then what it rests on."""
+"""`sdc burnin`: loads the devices of this host, and prints the verdict and its evidence."""
 
 import contextlib
 import dataclasses
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from sdc.burnin import Session
 
-PATIENCE = 1.5  # seconds after a signal until a burn-in whose devices do not come to the end of a run is ended at once
-STARTING = 300.0  # seconds that devices have to start
-SENTENCES = 12  # sentences that are printed; all of them are in the result
+PATIENCE = 1.5  # seconds from a signal until the burn-in ends even if its devices have not finished their runs
+STARTING = 300.0  # most seconds for devices to start
+SENTENCES = 12  # most sentences to print; the result holds all of them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,15 +33,15 @@ class BurninCommand(ResultCommand):
     Example: sdc burnin --level prejob --golden fleet.golden --prometheus /var/lib/node_exporter/sdc.prom
     Example: sdc burnin --devices 4 --only matrix --suspect node11
 
-    Runs on one host, without a coordinator. The verdict names the evidence that it rests on: each device repeats
+    Runs on one host, without a coordinator. The verdict names its evidence: each device repeats
     itself, all devices of the host agree, recorded digests agree. Exit codes: 0 PASS, 1 FAIL, 2 bad usage, 3
     INCONCLUSIVE (docs/burnin.md).
     """
 
     settings: BurninSettings
     devices: str | None = None
-    """Devices that there must be: gpu, tpu, cpu, gpu:8 for so many of them, or 4 to simulate as many on the CPU; by
-    default the best there are, and a host that has a CPU alone is inconclusive."""
+    """Required devices: gpu, tpu, cpu, gpu:8 for eight GPUs, or 4 for four simulated CPU devices; by default the
+    accelerators of the host, and a host without one is inconclusive."""
     golden: Path | None = None
     """File of golden digests, from sdc golden record."""
     suspect: str | None = None
@@ -49,21 +49,21 @@ class BurninCommand(ResultCommand):
     run: Path | None = None
     """Folder for result.json, the log, and the bundle for the vendor; by default a new one below runs/."""
     resume: bool = False
-    """Go on with the burn-in in the folder that --run names, until its time is over: short tests add up."""
+    """Resume the burn-in in the folder that --run names, until its time is over: short tests add up."""
     junit: Path | None = None
     """Also write the result as JUnit XML."""
     prometheus: Path | None = None
     """Also write the result as metrics, for the textfile collector of the Prometheus node exporter (NAME.prom)."""
 
     def publish(self, result: BurninResult) -> None:
-        """Writes what others read, each time that there is something new to say."""
+        """Writes the JUnit and Prometheus files, whenever the result has changed."""
         if self.junit is not None:
             write_text(self.junit, burnin.junit(result))
         if self.prometheus is not None:
             write_text(self.prometheus, burnin.metrics(result))
 
     def say(self, result: BurninResult, folder: Path | None) -> None:
-        """Prints the result; its folder is None where it could not be written."""
+        """Prints the result; `folder` is None if the result could not be written."""
         from .. import print_parts, write_json
 
         if self.json:
@@ -93,7 +93,7 @@ def run(options: BurninCommand) -> int:
         )  # fmt: skip
 
         def end(why: str) -> None:
-            """A signal: the run that is at work is finished, if that does not take long."""
+            """Handles a signal: lets the current run finish, if that does not take long."""
             session.stop(why)
             _start_timer(PATIENCE, options, session, why)
 
@@ -102,17 +102,17 @@ def run(options: BurninCommand) -> int:
         with run_errors(folder):
             try:
                 result = _burn(options, asked, session)
-            except NotOnRecord as error:  # what was found is told, and where it can still be written
+            except NotOnRecord as error:  # the findings are printed, and written to the other outputs
                 result, unwritten = error.result, error
     options.say(result, folder if unwritten is None else None)
     if unwritten is not None:
-        with contextlib.suppress(OSError):  # of the same disk
+        with contextlib.suppress(OSError):  # on the same disk
             options.publish(result)
-        print(f"sdc: cannot write to {folder} ({unwritten}): what was found is not on record there", file=sys.stderr)
+        print(f"sdc: cannot write to {folder} ({unwritten}): the result is not on record there", file=sys.stderr)
     if session.hung:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(result.verdict.code)  # a thread waits for its device for ever
+        os._exit(result.verdict.code)  # a thread waits for its device forever
     return result.verdict.code
 
 
@@ -135,7 +135,7 @@ def _burn(options: BurninCommand, asked: DeviceRequest, session: "Session") -> B
 
 
 def start_devices(asked: DeviceRequest) -> "tuple[Sequence[jax.Device], str | None]":
-    """The devices of this process, or what went wrong with them."""
+    """Returns the devices of this process, and an error message if they cannot start."""
     import jax
 
     from sdc.records import prepare
@@ -145,18 +145,18 @@ def start_devices(asked: DeviceRequest) -> "tuple[Sequence[jax.Device], str | No
         prepare(cpu_devices=count, cpu_threads=max(os.cpu_count() or 1, count), only_cpu=asked.platform == "cpu")
     try:
         devices = jax.local_devices()
-    except RuntimeError as error:  # a driver that is not there, or answers with an error
+    except RuntimeError as error:  # a missing or failing driver
         return [], f"JAX cannot start its devices: {' '.join(str(error).split())[:300]}"
     return devices[: asked.simulated if devices[0].platform == "cpu" else asked.number], None
 
 
 def _start_timer(seconds: float, options: BurninCommand, session: "Session", why: str) -> threading.Timer:
-    """After so many seconds, ends the process: the main thread waits for a device or the compiler, perhaps for ever."""
+    """Ends the process after some seconds, as the main thread may wait for a device or the compiler forever."""
 
     def leave() -> None:
         options.say(session.known(why), session.folder)
         sys.stdout.flush()
-        give_up(f"ended by {why}, and no run came to its end within {PATIENCE:g} s")
+        give_up(f"ended by {why}, and no run ended within {PATIENCE:g} s")
 
     timer = threading.Timer(seconds, leave)
     timer.daemon = True
@@ -165,7 +165,7 @@ def _start_timer(seconds: float, options: BurninCommand, session: "Session", why
 
 
 def _check_outputs(options: BurninCommand) -> None:
-    """Whether the outputs can be written is told now, and not after an hour of load."""
+    """Raises SettingError now, and not after an hour of load, if an output cannot be written."""
     if options.golden is not None and not options.golden.exists():
         raise SettingError("golden", options.golden, "there is no such file; sdc golden record writes one")
     if options.golden is not None and options.golden.is_dir():
@@ -181,7 +181,7 @@ def _check_outputs(options: BurninCommand) -> None:
 
 
 def check_place(setting: str, file: Path) -> None:
-    """Refuses a file that cannot be written, before there is anything to write."""
+    """Raises SettingError if a file cannot be written, before there is anything to write."""
     there = file.absolute().parent
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         problem = "is not writable" if there.is_dir() else "does not exist"
@@ -192,7 +192,7 @@ def _folder(options: BurninCommand) -> Path:
     if not options.resume:
         return new_folder("burnin", options.run)
     if options.run is None:
-        raise SettingError("resume", None, "continues what is in the folder that --run names; give --run DIR")
+        raise SettingError("resume", None, "resumes the burn-in in the folder that --run names; give --run DIR")
     try:
         burnin.BURN_IN.read(options.run)
     except RecordError as error:
@@ -240,11 +240,11 @@ def _parts(result: BurninResult, folder: Path | None) -> Iterator[Any]:
                 ]
             )
         columns = ["device", "elements", "s at load", "rate excluded", "bursts excluded", "hottest", "power"]
-        yield table("Devices: what would have been seen with 95 %, independent or in bursts", columns, rows)
+        yield table("Devices: rates and burst intervals that would have been seen with 95 % probability", columns, rows)
     for outlook in result.outlooks:
         yield (
-            f"a burst like that of {outlook.node} (one in {outlook.interval:,} steps, observed once): "
-            f"{outlook.steps:,} training steps would show one with {outlook.probability:.0%} "
+            f"{outlook.steps:,} training steps would show a burst like that of {outlook.node} (one in "
+            f"{outlook.interval:,} steps, observed once) with probability {outlook.probability:.0%} "
             f"({outlook.low:.0%} to {outlook.high:.0%})"
         )
     yield Text.assemble(

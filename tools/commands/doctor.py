@@ -1,4 +1,4 @@
-"""`sdc doctor`: is this environment fit for bitwise comparison?"""
+"""`sdc doctor`: checks whether this environment is fit for bitwise comparison."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -37,8 +37,8 @@ def run(options: DoctorCommand) -> int:
 
 
 def _parts(found: Examined) -> "Iterator[pages.Part]":
-    """Checks that say something, what to set, and the verdict."""
-    to_set: dict[str, str] = {}  # by variable: what makes this host like another one comes last
+    """Yields the checks, the variables to set, and the verdict."""
+    to_set: dict[str, str] = {}  # by variable; lines that match this host to another come last
     tones = {"differs": "corrupt", "ok": "clean", "not applicable": "quiet", "information": "known"}
     for each in found.checks:
         tone = tones.get(each.outcome, "inconclusive")
@@ -46,6 +46,6 @@ def _parts(found: Examined) -> "Iterator[pages.Part]":
         if each.outcome not in ("ok", "not applicable"):
             to_set |= {line.partition("=")[0].split()[-1]: line for line in each.lines}
     if to_set:
-        yield pages.Text("to make bits comparable, set")
+        yield pages.Text("to make bits comparable, set:")
         yield from (pages.Text(f"  {line}") for line in to_set.values())
     yield pages.Text(found.sentence, lead=found.verdict.fitness, tone=found.verdict.value)

@@ -1,4 +1,4 @@
-"""`sdc estimate`: compiles programs for chips that are not here, each in a process of its own."""
+"""`sdc estimate`: compiles programs for chips that this machine lacks, each in a process of its own."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from sdc.verdict import Exit
 
 from .. import CommandError, ResultCommand, flag, new_folder, run_errors, usage_errors
 
-LAST = 12  # lines of a compiler's output that are shown if it crashes
+LAST = 12  # lines of a compiler's output to show if it crashes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,16 +39,16 @@ class EstimateCommand(ResultCommand):
     target: tuple[str, ...]
     """Chips: v4:2x2x1, v5e:4x4, v5p:2x2x4, v6e:4x4, 7x:2x2x1; 2xv5p:2x2x4 for two slices; h100x1, h100x8, 2xh100x8."""
     tool: tuple[Tool, ...] = ("plain", "lockstep")
-    """Tools to estimate; the first is what the others are compared with."""
+    """Tools to estimate; the others are compared with the first."""
     program: Compiled = dataclasses.field(default_factory=Compiled)
     compiler_option: tuple[str, ...] = ()
     """NAME=VALUE for the compiler, such as xla_tpu_enable_sdc_checker=true."""
     run: Path | None = None
-    """Folder of the record, a new one; by default one below runs/."""
+    """New folder for the record; by default one below runs/."""
 
 
 def estimate(options: EstimateCommand) -> int:
-    """Estimates each tool on each target; one that fails is reported, and those before it stay."""
+    """Estimates each tool on each target; reports a failed estimate and keeps the earlier ones."""
     from sdc.costs import check_compiler, find_target, prepare_compilers, read_options
 
     with usage_errors():
@@ -63,10 +63,10 @@ def estimate(options: EstimateCommand) -> int:
         ]
         for subject in subjects:
             subject.check()
-        for subject in subjects:  # before a process is started for each program
+        for subject in subjects:  # before starting a process for each program
             check_compiler(find_target(subject.target))
         folder = new_folder("estimate", options.run)
-    prepare_compilers()  # for what this process asks of JAX at the end
+    prepare_compilers()  # this process uses JAX at the end
     from .. import CountProgress
 
     rows: list[ProgramEstimate] = []
@@ -75,7 +75,7 @@ def estimate(options: EstimateCommand) -> int:
         for subject in subjects:
             try:
                 found = _process(subject)
-                if "uncharged" in found:  # a program with kernels of others is compiled again, for their instructions
+                if "uncharged" in found:  # compiled again, for the instructions of foreign kernels
                     found = _process(subject, "")
                 for wrong in ("usage", "uncharged"):
                     if wrong in found:
@@ -83,7 +83,7 @@ def estimate(options: EstimateCommand) -> int:
                 about = {"tool": subject.tool, "target": subject.target, **found.get("estimate", found)}
                 rows.append(msgspec.convert(about, ProgramEstimate))
             except CommandError as error:
-                if not rows:  # what is wrong with the first is likely wrong with all
+                if not rows:  # an error of the first is likely one of all
                     raise
                 failed.append(error)
             progress.advance(f"{subject.target} {subject.tool}")
@@ -118,21 +118,21 @@ def _process(subject: Subject, kernel: str | None = None) -> dict[str, Any]:
             found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
             return found
         how = signal.Signals(-ended.returncode).name if ended.returncode < 0 else f"exit code {ended.returncode}"
-        said = "\n  ".join(ended.stderr.decode(errors="replace").splitlines()[-LAST:])
+        last = "\n  ".join(ended.stderr.decode(errors="replace").splitlines()[-LAST:])
         raise CommandError(
-            f"the compiler of {subject.target} ended with {how} on the {subject.tool} step, and estimated nothing; its "
-            f"last words:\n  {said}",
+            f"the compiler of {subject.target} ended with {how} on the {subject.tool} step without an estimate; its "
+            f"last output:\n  {last}",
             Exit.INCONCLUSIVE,
         )
 
 
 def main() -> None:
-    """Estimates one program in a process of its own: a compiler that crashes takes nothing else with it.
+    """Estimates one program in a process of its own, so that a compiler crash affects nothing else.
 
     python -m sdc.tools.commands.estimates SUBJECT RESULT SCHEDULES KERNEL
 
     KERNEL is the name of the kernel whose instructions are written, or empty for all. The process reads a `Subject` as
-    JSON and writes what it found as JSON, an error of the user's among that.
+    JSON and writes the estimate, or the user's error, as JSON.
     """
     given, result, schedules = map(Path, sys.argv[1:4])
     subject = json.loads(given.read_text(encoding="utf-8"))
@@ -156,14 +156,14 @@ def _found(subject: dict[str, Any], schedules: Path, kernel: str | None) -> dict
         return {"uncharged": str(error)}
     except SettingError as error:
         return {"usage": flag(error)}
-    except jax.errors.JaxRuntimeError:  # of the compiler
+    except jax.errors.JaxRuntimeError:  # from the compiler
         raise
     except Exception as error:
         if subject["step"] is None and not isinstance(error, ValueError | TypeError):
-            raise  # nobody's code but ours has run
+            raise  # only this project's code has run
         first, where = str(error).partition("\n")[0], traceback.extract_tb(error.__traceback__)[-1]
-        told = f"{type(error).__name__}: {first} ({where.filename}:{where.lineno})"
-        return {"usage": f"{subject['step'] or subject['config']}: {told}"}
+        problem = f"{type(error).__name__}: {first} ({where.filename}:{where.lineno})"
+        return {"usage": f"{subject['step'] or subject['config']}: {problem}"}
 
 
 if __name__ == "__main__":

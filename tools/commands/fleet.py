@@ -1,4 +1,4 @@
-"""`sdc fleet`: results of many hosts, and whom to pair with whom. Nothing here needs JAX."""
+"""`sdc fleet`: results of many hosts, and schedules of pairs. Nothing here needs JAX."""
 
 import dataclasses
 import gc
@@ -34,9 +34,9 @@ class SummarizeCommand(ResultCommand):
     files: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Results of sdc burnin (result.json), or folders that hold them at any depth."""
     output: Path | None = None
-    """Folder for a page (index.html), suspects.csv and devices.csv; one of an earlier summary is written anew."""
+    """Folder for a page (index.html), suspects.csv and devices.csv; those of an earlier summary are overwritten."""
     ledger: Path | None = None
-    """File that adds up what was checked on each device, over time and hosts; made if there is none."""
+    """File that accumulates what was checked on each device over time; created if it does not exist."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,24 +46,24 @@ class ScheduleCommand:
     Example: sdc fleet schedule gpu-1 gpu-2 gpu-3 gpu-4 --rounds 2
     Example: sdc fleet schedule gpu-1 gpu-2 gpu-3 gpu-4 --rounds 2 --format jobset
 
-    In each round every host meets another one that it has not met before, and suspects meet healthy hosts, as far as
-    the numbers allow; the command lists what they do not allow. Exit codes: 0 done, 2 bad usage.
+    In each round every host meets another one for the first time, and suspects meet healthy hosts, as far as possible;
+    the command lists exceptions. Exit codes: 0 done, 2 bad usage.
     """
 
     hosts: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Names of hosts; @FILE stands for those in a file, divided by spaces or lines."""
+    """Names of hosts; @FILE reads names from a file, separated by spaces or lines."""
     rounds: int
-    """How many others each host is to meet."""
+    """Number of other hosts that each host meets."""
     suspects: str = ""
-    """Hosts that are not to meet each other, divided by commas."""
+    """Hosts that must not meet each other, separated by commas."""
     format: Literal["srun", "jobset", "json"] = "srun"
     """A script of srun lines, JobSet documents, or JSON."""
     folder: str = "pairs"
-    """Folder below which the runs of the pairs are to be written."""
+    """Folder for the run folders of the pairs."""
     image: str = "IMAGE"
     """Container image of the JobSets."""
     seed: Annotated[int, Within(0, 2**31 - 1)] = 0
-    """Who meets whom first."""
+    """Seed of the order of the pairs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,13 +80,13 @@ class SimulateCommand(ResultCommand):
     hosts: int
     """Number of hosts."""
     bad: int = 1
-    """How many of them are bad."""
+    """Number of bad hosts."""
     probability: float = 1.0
-    """With which a pair with a bad host differs in one meeting."""
+    """Probability that a pair with a bad host differs in one comparison."""
     rounds: int = 8
-    """Most rounds."""
+    """Largest number of rounds."""
     trials: int = 1000
-    """Fleets to draw."""
+    """Number of simulated fleets."""
     seed: Annotated[int, Within(0, 2**31 - 1)] = 0
     """Seed of the draws."""
 
@@ -120,7 +120,7 @@ def _summarize(options: SummarizeCommand) -> int:
 
     from .. import CountProgress, show
 
-    # There are no cycles, and the search for them would walk through all rows of a fleet many times.
+    # Objects here form no cycles, and the garbage collector would traverse all rows of a fleet many times.
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -132,7 +132,7 @@ def _summarize(options: SummarizeCommand) -> int:
             if options.ledger is not None:
                 if not options.ledger.absolute().parent.is_dir():
                     raise SettingError("ledger", options.ledger, "its folder does not exist; make it, or name another")
-                fleet.read_ledger(options.ledger)  # what is wrong with it is told before the work
+                fleet.read_ledger(options.ledger)  # reports a damaged ledger before the work
             if options.output is not None:
                 fleet.prepare_folder(options.output)
             with CountProgress("result", len(files)) as progress:
@@ -189,7 +189,7 @@ def _simulate(options: SimulateCommand) -> int:
 
 
 def _named(words: Sequence[str]) -> Iterator[str]:
-    """Names of hosts, those in files among them."""
+    """Yields host names, including those in @FILEs."""
     for word in words:
         if word.startswith("@"):
             lines = _text(word, Path(word[1:])).splitlines()
@@ -199,13 +199,13 @@ def _named(words: Sequence[str]) -> Iterator[str]:
 
 
 def _text(word: str, path: Path) -> str:
-    """A file of host names. What has no end is not opened, and never more is read than such a file can hold."""
+    """Reads a file of host names; opens no endless file, and reads at most `LARGEST` bytes."""
     try:
         what = "a folder" if path.is_dir() else endless(path)
         if what is not None:
             raise SettingError("HOSTS", word, f"is {what}, expected a text file of host names; name such a file")
         with path.open("rb") as file:
-            content = file.read(LARGEST + 1)  # files of the kernel have no size, and yet contents
+            content = file.read(LARGEST + 1)  # files in /proc have size 0 but contents
     except FileNotFoundError as error:
         raise SettingError("HOSTS", word, "there is no such file; name a text file of host names") from error
     except OSError as error:
@@ -215,4 +215,4 @@ def _text(word: str, path: Path) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SettingError("HOSTS", word, "is no text in UTF-8; name a text file of host names") from error
+        raise SettingError("HOSTS", word, "is not UTF-8 text; name a text file of host names") from error

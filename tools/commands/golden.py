@@ -1,4 +1,4 @@
-"""`sdc golden`: records what healthy devices compute, and verifies, merges and lists such registers."""
+"""`sdc golden`: records the digests that healthy devices compute, and verifies, merges and lists golden registers."""
 
 import contextlib
 import dataclasses
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from sdc.burnin import Confirmed
 
-# What stands of an environment in a line; flags and options follow below.
+# Fields of an environment on its first line; flags and options follow on the next.
 SHORT = ("platform_version", "driver", "jax", "jaxlib", "machine", "processor", "cpu_threads")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordCommand(ResultCommand):
-    """Records what the devices of this host compute, where runs or devices agree.
+    """Records the digests of this host's devices where runs or devices agree.
 
     Example: sdc golden record h100.golden --level prejob --devices gpu:8
     Example: sdc golden record matrix.golden --only matrix
@@ -42,7 +42,7 @@ class RecordCommand(ResultCommand):
     """The register to write; a file that exists is not overwritten."""
     settings: Annotated[BurninSettings, Only("level", "minutes", "rounds", "only", "dtypes", "seed")]
     devices: str | None = None
-    """Devices that there must be, as for sdc burnin."""
+    """Required devices, as for sdc burnin."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,11 +59,11 @@ class VerifyCommand(ResultCommand):
     file: Annotated[Path, tyro.conf.Positional]
     """The register."""
     rounds: Annotated[int, Within(1, MOST_ROUNDS)] = 2
-    """How often: so many times through all workloads."""
+    """Rounds through all workloads."""
     devices: str | None = None
-    """Devices, as for sdc burnin; for a register of CPUs by default as many as it was recorded with."""
+    """Devices, as for sdc burnin; for a CPU register the default is the number that recorded it."""
     no_run: bool = False
-    """Only look whether it is whole, and start no device."""
+    """Only check that the file is undamaged, and start no device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ Subcommand: TypeAlias = (
 
 @dataclasses.dataclass(frozen=True)
 class GoldenCommand:
-    """Records and verifies what healthy devices compute, bit for bit.
+    """Records and verifies golden digests of what healthy devices compute.
 
     Example: sdc golden record h100.golden --level prejob
     Example: sdc burnin --golden h100.golden
@@ -133,12 +133,8 @@ def _record(options: RecordCommand) -> int:
         if register is not None:
             GOLDEN.write(options.file, register)
     if register is None:
-        said = (
-            "a difference was found"
-            if found.verdict is Verdict.CORRUPT
-            else "there is nothing that healthy devices agree on"
-        )
-        return _end(found, {"file": str(options.file), "recorded": 0}, f"nothing is recorded: {said}", options.json)
+        problem = "a difference was found" if found.verdict is Verdict.CORRUPT else "no devices agree on any digest"
+        return _end(found, {"file": str(options.file), "recorded": 0}, f"nothing is recorded: {problem}", options.json)
     count = len(register.entries)
     about = {"file": str(options.file), "recorded": count, "repeated_only": found.repeated_only}
     return _end(found, about, f"{count} digests recorded", options.json)
@@ -150,8 +146,8 @@ def _verify(options: VerifyCommand) -> int:
     (register,) = _read([options.file])
     if options.no_run:
         counts = f"{len(register.entries)} digests, {len(register.disputed)} disputed"
-        said = f"{options.file} is whole: {counts}, none run here"
-        return _show({"file": str(options.file), "sentence": said}, options.json)
+        sentence = f"{options.file} is undamaged: {counts}, none run here"
+        return _show({"file": str(options.file), "sentence": sentence}, options.json)
     if options.devices is None and all(each.subject.kind.startswith("cpu ") for each in register.entries):
         most = max((len(recording.devices) for recording in register.recordings.values()), default=1)
         asked = burnin.parse_devices(str(max(1, most)))
@@ -160,10 +156,10 @@ def _verify(options: VerifyCommand) -> int:
 
         found = verify(register, devices, rounds=options.rounds, on_event=on_event)
     about = {"file": str(options.file), "confirmed": found.confirmed, "elsewhere": found.elsewhere}
-    said = f"{found.confirmed} digests confirmed by this host"
+    sentence = f"{found.confirmed} digests confirmed by this host"
     if found.elsewhere:
-        said += f", {found.elsewhere} are of other devices or versions"
-    return _end(found, about, said, options.json)
+        sentence += f", {found.elsewhere} are of other devices or versions"
+    return _end(found, about, sentence, options.json)
 
 
 def _merge(options: MergeCommand) -> int:
@@ -173,11 +169,11 @@ def _merge(options: MergeCommand) -> int:
     with usage_errors():
         GOLDEN.write(options.out, merged)
     disputes = [burnin.describe_dispute(merged, each) for each in merged.disputed]
-    said = f"{len(merged.entries)} digests in {options.out}"
+    sentence = f"{len(merged.entries)} digests in {options.out}"
     if disputes:
-        said += f"; {len(disputes)} that hosts disagree on are used of none of them"
-    verdict = {"verdict": Verdict.CORRUPT} if disputes else {}  # without a dispute, perhaps nothing could be compared
-    summary = {"file": str(options.out), "digests": len(merged.entries), "sentence": said, "sentences": disputes}
+        sentence += f"; {len(disputes)} are left out because hosts disagree on them"
+    verdict = {"verdict": Verdict.CORRUPT} if disputes else {}  # without disputes, perhaps nothing was compared
+    summary = {"file": str(options.out), "digests": len(merged.entries), "sentence": sentence, "sentences": disputes}
     return _show({**verdict, **summary}, options.json, Exit.CORRUPT if disputes else Exit.CLEAN)
 
 
@@ -200,7 +196,7 @@ def _merged(files: Sequence[Path], expected: str) -> Register:
 
 
 def _read(files: Sequence[Path]) -> list[Register]:
-    """A file that is not there is a wrong word; one that is damaged says nothing about anything."""
+    """Reads registers: a missing file is a usage error, a damaged one inconclusive."""
     for file in files:
         if not file.exists():
             raise CommandError(f"{file}: there is no such file; sdc golden record {file} writes one")
@@ -213,7 +209,7 @@ def _read(files: Sequence[Path]) -> list[Register]:
 
 
 def _check_new(setting: str, file: Path) -> None:
-    """Whether a file can be written is told now, and not after the devices were loaded."""
+    """Raises SettingError now, and not after the devices were loaded, if a file cannot be written."""
     if file.exists():
         raise SettingError(setting, file, "exists already; name another file, or remove it")
     check_place(setting, file)
@@ -223,7 +219,7 @@ def _check_new(setting: str, file: Path) -> None:
 def _at_load(
     file: Path, asked: DeviceRequest, minutes: float | None, rounds: int | None
 ) -> Iterator[tuple[Sequence["jax.Device"], Callable[[Mapping[str, Any]], None]]]:
-    """Starts and claims devices, and shows how far their load is; others than were asked for do not stand in."""
+    """Starts and claims the requested devices, and shows the progress of their load; accepts no substitutes."""
     devices, problem = start_devices(asked)
     if problem is not None:
         raise CommandError(problem, Exit.INCONCLUSIVE)
@@ -235,7 +231,7 @@ def _at_load(
     from .. import BurninProgress
 
     register_training()
-    claim = burnin.claimed(burnin.claim_names(describe_devices(devices)))  # a burn-in may test them
+    claim = burnin.claimed(burnin.claim_names(describe_devices(devices)))  # a burn-in may be testing them
     with BurninProgress(minutes, rounds) as progress, run_errors(file, resumable=False), claim:
         yield devices, progress.update
 
@@ -246,7 +242,7 @@ def _end(found: "Confirmed", about: dict[str, Any], sentence: str, as_json: bool
 
 
 def _show(summary: Mapping[str, Any], as_json: bool, code: Exit = Exit.CLEAN) -> int:
-    """Prints what became of a register, or what is in registers, and returns the exit code."""
+    """Prints the result of a command or the contents of registers, and returns the exit code."""
     from .. import show
 
     show(summary, _parts(summary), as_json=as_json)

@@ -1,4 +1,4 @@
-"""`sdc pair` and `sdc pool`: hosts compared with each other, and what several such comparisons say together."""
+"""`sdc pair` and `sdc pool`: compare hosts with each other, and resolve several pairs."""
 
 import contextlib
 import dataclasses
@@ -27,13 +27,13 @@ from .. import CommandError, JobCommand, Joint, Only, check_job, given, onward, 
 if TYPE_CHECKING:
     from sdc.analysis import Opening, Resolution
 
-# Flags that decide what is computed, for commands that compare more hosts in the same way.
+# Flags that determine the computation; commands for further comparisons repeat them.
 FLAGS = ("config", "model", "data", "dtype", "steps", "seed", "corpus", "tokenizer")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComparisonCommand(JobCommand):
-    """What the hosts compute, where they find one another, and what to simulate."""
+    """The job of the hosts, their processes, and simulated faults."""
 
     job: Annotated[FullLoad, Only("workload", "steps", "data", "model", "folder", "suspect", "faults")]
 
@@ -51,7 +51,8 @@ class PairCommand(ComparisonCommand):
     """
 
     resolve: tuple[Path, ...] = ()
-    """Results of several pairs, files or folders: says which hosts they name. Goes with --json alone."""
+    """Results of several pairs (files or folders): name the hosts that they show to be wrong. Allows no other flag but
+    --json."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ class PoolCommand(ComparisonCommand):
     """
 
     twins: int | None = None
-    """Number of hosts that are compared; by default --processes."""
+    """Number of hosts to compare; by default --processes."""
 
 
 def pair(command: PairCommand) -> int:
@@ -75,7 +76,7 @@ def pair(command: PairCommand) -> int:
     with usage_errors():
         for name, value in given(command).items():
             if name not in ("resolve", "json"):
-                raise SettingError(name, value, "is without effect beside --resolve")
+                raise SettingError(name, value, "has no effect with --resolve; leave it out")
         from sdc.analysis import resolve_pairs
 
         found = resolve_pairs([PAIR_FORMAT.read(file) for file in command.resolve])
@@ -84,14 +85,14 @@ def pair(command: PairCommand) -> int:
 
 
 def pool(command: PoolCommand) -> int:
-    """Compares three or more hosts, as many as there are processes where no number is given; returns the exit code."""
+    """Compares three or more hosts, by default one for each process; returns the exit code."""
     with usage_errors():
         count = command.peers.processes if command.twins is None else command.twins
         if count is None:
-            raise SettingError("twins", None, "says how many hosts are compared; give it, or --processes")
+            raise SettingError("twins", None, "expected the number of hosts; give it, or --processes")
         if count < 3:
             name = "processes" if command.twins is None else "twins"
-            raise SettingError(name, count, "expected three hosts or more: two have no majority (sdc pair)")
+            raise SettingError(name, count, "expected at least three hosts; compare two with sdc pair")
     return compare(command, "pool", count)
 
 
@@ -100,10 +101,10 @@ def compare(command: ComparisonCommand, kind: Literal["pair", "pool"], twins: in
     with usage_errors():
         if peers.processes is not None and peers.processes > 1 and peers.processes % twins:
             raise SettingError(
-                "processes", peers.processes, f"{twins} hosts with equally many processes each need a multiple of it"
+                "processes", peers.processes, f"expected a multiple of {twins}: each host has equally many processes"
             )
     loaded = check_job(job, peers, command.devices, kind=kind)
-    # Devices and peers from here on.
+    # From here on peers and devices are needed.
     from sdc.analysis import Opening, stage_differs
     from sdc.multihost import everyone, together as agreed
     from sdc.train import escalate
@@ -117,7 +118,7 @@ def compare(command: ComparisonCommand, kind: Literal["pair", "pool"], twins: in
                 if joint.first and joint.folder.is_dir() and any(joint.folder.iterdir()):
                     raise SettingError("run", joint.folder, "exists already; name another folder")
 
-            agreed(look)  # in all processes, whether the folder is a new one
+            agreed(look)  # all processes check that the folder is new
             hosts, processes = _hosts(twins)
             workload = {name: getattr(job.workload, name, getattr(job, name, None)) for name in (*FLAGS, "suspect")}
             settings = {**workload, "corpus": list(job.workload.corpus), "fault": list(job.faults)}
@@ -156,7 +157,7 @@ def compare(command: ComparisonCommand, kind: Literal["pair", "pool"], twins: in
 
 
 class _Result:
-    """What is known so far, which any of the processes can write at any time, from any thread."""
+    """The result so far, which any process can write at any time, from any thread."""
 
     def __init__(self, opening: "Opening", file: Path) -> None:
         from sdc.analysis import judge_pair
@@ -176,7 +177,7 @@ class _Result:
         return pair
 
     def last_words(self, why: str) -> tuple[int, str]:
-        """Writes what is known, since the process ends at once."""
+        """Writes the result so far, as the process ends at once; returns the exit code and a message."""
         pair = self.write(why)
         found = pair.sentences[0]
         return (
@@ -186,12 +187,15 @@ class _Result:
 
 
 def _hosts(twins: int) -> tuple[list[TwinRow], int]:
-    """The twins as hosts with their devices; every process hears of all, as any may have to write the result."""
+    """Returns the twins as hosts with their devices, and the number of processes.
+
+    Every process learns of all hosts, as any of them may have to write the result.
+    """
     from sdc.multihost import everyone
     from sdc.records import describe_devices
 
-    said = [json.loads(text) for text in everyone(json.dumps(describe_devices()), at="which devices each has")]
-    devices = [device for each in said for device in each]
+    described = [json.loads(text) for text in everyone(json.dumps(describe_devices()), at="which devices each has")]
+    devices = [device for each in described for device in each]
     each = len(devices) // twins
     parts = [devices[twin * each : (twin + 1) * each] for twin in range(twins)]
     names = [" and ".join(dict.fromkeys(str(device.get("host")) for device in part)) for part in parts]
@@ -199,10 +203,10 @@ def _hosts(twins: int) -> tuple[list[TwinRow], int]:
     for twin, (name, part) in enumerate(zip(names, parts, strict=True)):
         processes = sorted({int(device["process"]) for device in part})
         if names.count(name) > 1:  # one machine plays several hosts
-            alone = len(said) >= twins
+            alone = len(described) >= twins
             name = f"{name} (process {processes[0]})" if alone else f"{name} (twin {twin})"
         rows.append(TwinRow(twin=twin, host=name, processes=processes, devices=msgspec.convert(part, list[Device])))
-    return rows, len(said)
+    return rows, len(described)
 
 
 @contextlib.contextmanager
@@ -226,7 +230,7 @@ def _flags(command: ComparisonCommand) -> list[str]:
 
 
 def _show(found: "Pair | Resolution", sentences: Sequence[str], whole: Any) -> int:
-    """Prints all of a result as JSON, or sentences where that is None; returns the exit code."""
+    """Prints `whole` as JSON, or the sentences if it is None; returns the exit code."""
     from sdc.analysis.report import Text
 
     from .. import print_parts, write_json

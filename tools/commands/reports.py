@@ -1,4 +1,4 @@
-"""What is on record: `sdc report` of runs, `sdc diff` of two traces, `sdc checkpoint` of checkpoints."""
+"""`sdc report` of runs, `sdc diff` of two traces, and `sdc checkpoint` of certified checkpoints."""
 
 import dataclasses
 import os
@@ -66,21 +66,21 @@ class CheckpointCommand(ResultCommand):
     """
 
     action: tyro.conf.Positional[Literal["show", "verify", "certify"]]
-    """List checkpoints and what is known of them (show), restore and compare them (verify), or give those that have no
-    certificate one of what they restore to now (certify)."""
+    """List checkpoints and their states (show), restore and compare them (verify), or certify what those without a
+    certificate restore to now (certify)."""
     folder: tyro.conf.Positional[str]
-    """Folder that an Orbax checkpointer wrote: it holds one folder a step."""
+    """Folder that an Orbax checkpointer wrote, with one folder for each step."""
     step: Annotated[tuple[int, ...], tyro.conf.UseAppendAction] = ()
     """Only this step; may be repeated. By default all."""
 
 
 def report(options: ReportCommand) -> int:
     if not options.runs:
-        raise CommandError("no folder: expected a run, a folder of runs, or several runs")
+        raise CommandError("RUNS: expected a run folder, a folder of run folders, or several run folders")
     first, *more = options.runs
     if not more and options.output is not None:
-        raise CommandError("--output: one run has its report in its own folder; give several, or leave the flag out")
-    # `sdc.analysis` imports JAX: what is no run is refused before.
+        raise CommandError("--output: the report of one run is in its own folder; give several, or leave the flag out")
+    # Folders without a run are refused before `sdc.analysis` imports JAX.
     with usage_errors():
         several = os.path.isdir(first) and not os.path.exists(first / MANIFEST) and any(first.glob(f"*/{MANIFEST}"))
         for folder in options.runs if more or not several else ():
@@ -99,7 +99,7 @@ def report(options: ReportCommand) -> int:
 
 
 def _several(result: "analysis.Overview") -> "Iterator[pages.Part]":
-    """Several runs, a line for each, and which settings differ."""
+    """Yields a line for each run, and the settings that differ."""
     for one in result.runs:
         yield pages.Text(f"{one.run}  {one.sentence}", lead=one.label, tone=one.verdict or "")
     if isinstance(result, analysis.RunsBeside):
@@ -109,7 +109,7 @@ def _several(result: "analysis.Overview") -> "Iterator[pages.Part]":
 
 def diff(options: DiffCommand) -> int:
     with usage_errors():
-        for folder in (options.run_a, options.run_b):  # what is no trace is told before JAX is imported
+        for folder in (options.run_a, options.run_b):  # refused before JAX is imported, if not a trace
             read_manifest(folder, "trace")
     with usage_errors():
         a, b = twins.read_trace(options.run_a), twins.read_trace(options.run_b)
@@ -125,7 +125,7 @@ def diff(options: DiffCommand) -> int:
 
 
 def checkpoint(options: CheckpointCommand) -> int:
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing is computed but digests
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # computes only digests
     with usage_errors():
         there = checkpoints.checkpoints_in(options.folder)
         if unknown := sorted({*options.step} - {*there}):
@@ -141,7 +141,7 @@ def checkpoint(options: CheckpointCommand) -> int:
                 found = checkpoints.audit(options.folder, step, restore=False)
             rows.append(dataclasses.asdict(found))
             progress.advance(f"step {step}")
-    # What differs was compared; what has a problem and does not differ was not. Remains of others do not count.
+    # A checkpoint that differs was compared; one with a problem that does not differ was not. Remains do not count.
     counted = [row for row in rows if not row["remains"]] or rows
     verdict = Verdict.CLEAN
     if any(row["wrong"] for row in counted):
@@ -155,7 +155,7 @@ def checkpoint(options: CheckpointCommand) -> int:
 
 
 def _listed(verdict: Verdict | None, rows: list[dict[str, Any]]) -> "Iterator[pages.Part]":
-    """The checkpoints, a line each, what is wrong with them, and the verdict."""
+    """Yields a line for each checkpoint, their problems, and the verdict."""
     cells = []
     for row in rows:
         status = row["status"] or {"state": "-", "reasons": [], "history": True}

@@ -1,4 +1,4 @@
-"""`sdc twin`, `sdc train`, `sdc trace`: a run; `sdc campaign`: thousands of them that are struck once."""
+"""`sdc twin`, `sdc train` and `sdc trace` make a run; `sdc campaign` injects faults one at a time."""
 
 import dataclasses
 import sys
@@ -65,7 +65,7 @@ class CampaignCommand(ResultCommand):
 
     job: CampaignJob
     devices: int | None = None
-    """Simulate this many CPU devices; by default as many as needed if there is only a CPU."""
+    """Simulate this many CPU devices; by default as many as needed if there is no accelerator."""
 
 
 def campaign(command: CampaignCommand) -> int:

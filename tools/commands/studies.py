@@ -1,4 +1,4 @@
-"""`sdc study` repeats the experiments of a paper; `sdc abft` studies and calibrates checked products."""
+"""`sdc study` repeats the experiments of a paper; `sdc abft` studies and calibrates checked matrix products."""
 
 import dataclasses
 import os
@@ -35,7 +35,7 @@ TRAINED = Only("steps", "seed")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordedStudy(ResultCommand):
-    """What all studies have in common."""
+    """Flags that all studies share."""
 
     run: Path | None = None
     """Run folder, a new one; by default one below runs/."""
@@ -43,7 +43,7 @@ class RecordedStudy(ResultCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AggregationStudyCommand(RecordedStudy):
-    """What the studies of robust aggregation have in common."""
+    """Flags that the studies of robust aggregation share."""
 
     study: Annotated[Study[Any], TRAINED]
     workload: Literal["both", "convnet", "transformer"] = "both"
@@ -110,11 +110,11 @@ class ScarStudyCommand(RecordedStudy):
     workload: tuple[
         Literal["regression", "factorization", "topics", "cnn-layers", "cnn-shards", "transformer"], ...
     ] = ("regression", "factorization", "topics", "cnn-layers", "cnn-shards", "transformer")
-    """What is trained, one or several."""
+    """Models to train."""
     study: Annotated[ScarStudy, Only("trials", "starts", "seed")] = dataclasses.field(default_factory=ScarStudy)
     sources: Sources = dataclasses.field(default_factory=Sources)
     resume: bool = False
-    """Go on with the study in the folder that --run names."""
+    """Resume the study in the folder that --run names."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,7 +171,7 @@ class ProductsStudyCommand(RecordedStudy):
     text: Text = dataclasses.field(default_factory=Workload)
     study: Annotated[ProductsStudy, Only("dtypes", "steps", "where")] = dataclasses.field(default_factory=ProductsStudy)
     profile: Path | None = None
-    """File that sdc abft calibrate wrote on this kind of device; by default assumptions about the platform are used."""
+    """File that sdc abft calibrate wrote on this kind of device; by default the platform's assumed profile."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -237,17 +237,17 @@ def study(options: StudyCommand) -> int:
 def _recorded(
     command: RecordedStudy, folder: Path, parts: tuple[str, int, Generator[str, None, Any]], about: Mapping[str, Any]
 ) -> int:
-    """Runs an experiment, writes what it measured into a folder, and shows it."""
+    """Runs an experiment, writes its measurements into a folder, and prints them."""
     from sdc.analysis import describe
     from sdc.analysis.studies import write_study
 
     from .. import show
 
     with run_errors(folder, resumable=False):
-        # Whether it can be made is told now, and not after minutes of work.
+        # A folder that cannot be made is reported now, not after minutes of work.
         made = [place for place in (folder, *folder.parents) if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        for place in made:  # a signal ends the process at once, and is to leave nothing behind
+        for place in made:  # a signal ends the process at once and should leave no empty folder
             place.rmdir()
         started = time.perf_counter()
         measured = experiment(*parts)
@@ -261,7 +261,7 @@ def _scar(options: ScarStudyCommand) -> int:
     with usage_errors():
         folder = new_folder("scar study", options.run, resume=options.resume, resumable=True)
         if not options.workload:
-            raise SettingError("workload", None, "expected one or several; see --help")
+            raise SettingError("workload", None, "expected at least one; see --help")
         options.study.check()
     from sdc.analysis import draw_conclusion
     from sdc.records import prepare
@@ -273,7 +273,7 @@ def _scar(options: ScarStudyCommand) -> int:
         ratings, documents = map(_path, (options.sources.ratings, options.sources.documents))
         sources = dataclasses.replace(options.sources, ratings=ratings, documents=documents)
         chosen = subjects(options.workload, sources)
-        prepare(cpu_devices=os.cpu_count() or 1, cpu_threads=os.cpu_count())  # trials are shared out
+        prepare(cpu_devices=os.cpu_count() or 1, cpu_threads=os.cpu_count())  # the devices share the trials
     onward.folder = folder
     with run_errors(folder), CountProgress("scar", len(options.study.parts(chosen))) as progress:
         record_study(
@@ -290,7 +290,7 @@ def _scar(options: ScarStudyCommand) -> int:
 
 
 def _path(source: str | Path) -> str | Path:
-    """What holds a path separator, or is there, is a file or a folder."""
+    """Returns a source as a path if it holds a path separator or exists."""
     return Path(source) if os.sep in str(source) or os.path.exists(source) else source
 
 
@@ -311,7 +311,7 @@ def abft(options: AbftCommand) -> int:
 
 
 def _calibrate(options: CalibrateCommand) -> int:
-    """Measures how the devices at hand round, and writes a profile."""
+    """Measures how the devices of this machine round, and writes a profile."""
     out = options.out
     with usage_errors():
         if out.exists():
@@ -319,7 +319,7 @@ def _calibrate(options: CalibrateCommand) -> int:
         if not out.parent.is_dir():
             raise SettingError("out", out, f"there is no folder {out.parent}; make it first")
         options.study.check()
-        try:  # to measure takes minutes, and permissions do not tell of every system
+        try:  # measuring takes minutes, and permissions do not show every obstacle
             out.touch(exist_ok=False)
             out.unlink()
         except OSError as error:

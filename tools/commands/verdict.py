@@ -1,4 +1,4 @@
-"""`sdc verdict`: the last result, at once and without a device."""
+"""`sdc verdict`: prints the last result at once, without a device."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from sdc.verdict import Exit
 from .. import CommandError, ResultCommand, flag
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-# Its word and its exit code for each of ours: 1 is a warning there.
+# State and exit code of Nagios for each exit code of this tool; 1 would be a warning.
 NAGIOS = {Exit.CLEAN: ("OK", 0), Exit.CORRUPT: ("CRITICAL", 2), Exit.INCONCLUSIVE: ("UNKNOWN", 3)}
 
 
@@ -31,9 +31,9 @@ class VerdictCommand(ResultCommand):
     """
 
     result: Annotated[Path, tyro.conf.Positional] = Path("runs")
-    """Result file, run folder, or a folder of run folders, of which the newest counts."""
+    """Result file, run folder, or a folder of run folders, whose newest result counts."""
     max_age: str | None = None
-    """A result that is older says nothing: 90s, 30m, 24h or 7d."""
+    """Greatest age of a result, such as 90s, 30m, 24h or 7d; an older one is INCONCLUSIVE."""
     format: Literal["text", "nagios"] = "text"
     """Print a line for people, or one for Nagios with its exit codes (0 OK, 2 critical, 3 unknown)."""
 
@@ -41,21 +41,21 @@ class VerdictCommand(ResultCommand):
 def run(options: VerdictCommand) -> int:
     try:
         age = None if options.max_age is None else seconds_of(options.max_age)
-    except SettingError as error:  # code 2 is critical for Nagios
+    except SettingError as error:  # exit code 2 is critical for Nagios
         raise CommandError(flag(error), Exit.INCONCLUSIVE if options.format == "nagios" else Exit.USAGE) from error
     standing = standing_of(options.result, age)
     word, code = NAGIOS[standing.verdict.code]
     if options.json:
-        told = json.dumps(to_json(standing), allow_nan=False, indent=1)
+        text = json.dumps(to_json(standing), allow_nan=False, indent=1)
     elif options.format == "nagios":
-        # A bar would begin what Nagios reads as performance data, and it shows the first line only.
-        told = f"SDC {word} - {_line(standing).replace('|', '/')}"
+        # Nagios shows the first line only, and reads what follows a bar as performance data.
+        text = f"SDC {word} - {_line(standing).replace('|', '/')}"
     else:
-        told = _line(standing)
+        text = _line(standing)
     try:
-        print(told, flush=True)
+        print(text, flush=True)
     except OSError as error:
-        raise CommandError(f"standard output takes nothing ({error.strerror})", Exit.INCONCLUSIVE) from error
+        raise CommandError(f"cannot write to standard output ({error.strerror})", Exit.INCONCLUSIVE) from error
     return code if options.format == "nagios" else standing.verdict.code
 
 
@@ -63,14 +63,14 @@ def _line(standing: Standing) -> str:
     marked = "SIMULATION  " if standing.simulated else ""
     when = f"  ({standing.ended}, {standing.file})" if standing.ended else ""
     line = f"{marked}{standing.verdict.acceptance}  {' '.join(standing.reason.split())}{when}"
-    return "".join(c if c.isprintable() else "?" for c in line)  # sentences hold names of hosts, which are foreign text
+    return "".join(c if c.isprintable() else "?" for c in line)  # sentences hold host names, which are untrusted text
 
 
 def seconds_of(text: str) -> float:
-    """Seconds of a time such as `24h`.
+    """Returns the seconds in a time such as `24h`.
 
     Raises:
-        SettingError: it is none.
+        SettingError: `text` is not a time.
 
     Example:
         >>> from sdc.tools.commands.verdict import seconds_of
