@@ -1,8 +1,8 @@
-"""Builds the wheel, imports every module from it, checks its requirements and all types.
+"""Builds the wheel, imports every module from it, and checks its requirements and all types.
 
-Type checkers do not see the mapped packages (`sdc.train` is the folder `train`) in a checkout. In the wheel they do,
-and a package that `setup.cfg` forgot is missing there. The wheel is unpacked and not installed: what it needs is
-in this environment already, and whether it says so is read off its metadata. Run by `make test`.
+Type checkers see the mapped packages (`sdc.train` is the folder `train`) in the wheel but not in a checkout, and a
+package that `setup.cfg` omits is missing in the wheel. The wheel is unpacked and not installed: this environment has
+its requirements already, and its metadata must name them. Run by `make test`.
 """
 
 import ast
@@ -37,7 +37,7 @@ def main() -> None:
     """Exits with a message if anything is wrong."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shutil.rmtree(ROOT / "build", ignore_errors=True)  # what an earlier build left would get into the wheel
+        shutil.rmtree(ROOT / "build", ignore_errors=True)  # files of an earlier build would get into the wheel
         build = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT)]
         subprocess.run(build, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         (wheel,) = folder.glob("*.whl")
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def check_modules(unpacked: Path) -> None:
-    """Every module of the checkout is in the wheel, and can be imported."""
+    """Exits with a message unless every module of the checkout is in the wheel and can be imported."""
     found = subprocess.run(
         [sys.executable, "-c", IMPORT_ALL, str(unpacked)], check=True, cwd=unpacked, stdout=subprocess.PIPE, text=True
     ).stdout.split()
@@ -67,7 +67,7 @@ def check_modules(unpacked: Path) -> None:
 
 
 def check_requirements(unpacked: Path) -> None:
-    """What is imported is required, by the wheel or by one of its extras."""
+    """Exits with a message unless the wheel or one of its extras requires every imported package."""
     (metadata,) = unpacked.glob("*.dist-info/METADATA")
     lines = email.message_from_string(metadata.read_text(encoding="utf-8")).get_all("Requires-Dist", [])
     required = {normal(re.split(r"[^\w.-]", line)[0]) for line in lines if "extra ==" not in line}
@@ -86,7 +86,7 @@ def normal(name: str) -> str:
 
 
 def imported(path: Path) -> set[str]:
-    """First names of the modules that a file imports."""
+    """Returns the top-level names of the modules that a file imports."""
     tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     found: set[str] = set()
     for node in tree:

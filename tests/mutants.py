@@ -1,10 +1,10 @@
-"""Forty mutants of the source: one change of logic each, which the suite should find.
+"""Forty mutants of the source: each changes the logic in one place, and the suite should detect it.
 
     python -m tests.mutants list
-    python -m tests.mutants apply 7    # changes the tree; `git checkout` takes it back
+    python -m tests.mutants apply 7    # changes the tree; undo with `git checkout`
 
-tests/mutants.json was drawn with the seed 20,261,125, by this file as of the commit that added it (c403ccc), before the
-tests changed. A mutant is found again by its lines and those around them, wherever the code has moved since.
+The commit that added this file (c403ccc) drew tests/mutants.json with the seed 20,261,125, before the tests changed.
+A mutant is located by its lines and the lines around them, even if the code has moved.
 """
 
 import argparse
@@ -17,20 +17,20 @@ from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_suffix(".json")
-SOURCES = ("sdc", "train", "analysis", "tools")  # folders in which a mutant is looked for
-# Characters that lines must have to be taken for those of a mutant where nothing around them is as it was.
-TELLING = 30
+SOURCES = ("sdc", "train", "analysis", "tools")  # folders to search for a mutant
+# Least number of characters in a mutant's lines if no line around them is unchanged.
+DISTINCTIVE = 30
 
 
 class Mutant(NamedTuple):
-    """A change.
+    """A change of the source.
 
     Attributes:
-        file, function, line: where it was, when it was drawn.
-        kind: what is changed.
-        original, mutated: the source that is changed, and what it becomes.
-        lines, instead: the whole lines of it without indentation, as they are and as they become.
-        before, after: the lines around these, without indentation.
+        file, function, line: its location when it was drawn.
+        kind: kind of change.
+        original, mutated: the expression before and after the change.
+        lines, instead: whole lines before and after the change, without indentation.
+        before, after: the lines above and below, without indentation.
     """
 
     file: str
@@ -54,7 +54,7 @@ def source_files() -> list[Path]:
 
 
 def places(text: str, mutant: Mutant) -> Iterator[tuple[int, int]]:
-    """Lines at which a text has those of a mutant, and how many of the two lines around them are the same."""
+    """Yields where a text has the lines of a mutant, and how many of the two lines around them are unchanged."""
     lines = stripped(text.splitlines())
     for at in range(len(lines) - len(mutant.lines) + 1):
         if lines[at : at + len(mutant.lines)] == mutant.lines:
@@ -64,10 +64,10 @@ def places(text: str, mutant: Mutant) -> Iterator[tuple[int, int]]:
 
 
 def apply(mutant: Mutant) -> str:
-    """Makes the change, at the one place that is most like where it was drawn. Returns where that is.
+    """Makes the change at the place that best matches the original one, and returns that place.
 
     Raises:
-        LookupError: there is no such place, or there are several.
+        LookupError: no place matches, or several match equally well.
     """
     found: dict[tuple[int, bool, bool], list[tuple[Path, int]]] = {}
     for path in source_files():
@@ -75,23 +75,23 @@ def apply(mutant: Mutant) -> str:
             kept, alike = path == REPOSITORY / mutant.file, path.name == Path(mutant.file).name
             found.setdefault((same, kept, alike), []).append((path, at))
     about = f"{mutant.file}:{mutant.line} ({mutant.function}): {' '.join(mutant.lines)}"
-    telling = len("".join(mutant.lines)) >= TELLING
-    best = max((key for key in found if key[0] or telling), default=None)
+    distinctive = len("".join(mutant.lines)) >= DISTINCTIVE
+    best = max((key for key in found if key[0] or distinctive), default=None)
     if best is None:
-        raise LookupError(f"not found in the source any more: {about}")
+        raise LookupError(f"no longer found in the source: {about}")
     if len(found[best]) > 1:
         shown = ", ".join(f"{path.relative_to(REPOSITORY)}:{at + 1}" for path, at in found[best])
-        raise LookupError(f"found at several places ({shown}): {about}")
+        raise LookupError(f"found in several places ({shown}): {about}")
     [(path, at)] = found[best]
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     old = lines[at : at + len(mutant.lines)]
     indents = [line[: len(line) - len(line.lstrip())] for line in old]
-    # Of a mutant with fewer lines, each has the indentation of the line in its place.
+    # If the mutant has fewer lines, each takes the indentation of the line that it replaces.
     lines[at : at + len(old)] = [f"{indent}{line}\n" for indent, line in zip(indents, mutant.instead, strict=False)]
     text = "".join(lines)
     ast.parse(text)
     path.write_text(text, encoding="utf-8")
-    around = "" if best[0] == 2 else f" ({best[0]} of 2 lines around it are as they were)"
+    around = "" if best[0] == 2 else f" ({best[0]} of 2 lines around it are unchanged)"
     return f"{path.relative_to(REPOSITORY)}:{at + 1}{around}"
 
 
@@ -102,7 +102,7 @@ def read() -> list[Mutant]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="Mutants of the source.")
     parser.add_argument("what", choices=("list", "apply"))
-    parser.add_argument("number", type=int, nargs="?", help="of the mutant to apply, from 0")
+    parser.add_argument("number", type=int, nargs="?", help="number of the mutant to apply, from 0")
     options = parser.parse_args()
     mutants = read()
     if options.what == "list":

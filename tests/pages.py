@@ -11,7 +11,7 @@ HEAD = "| field | meaning |\n|---|---|\n"
 
 
 def built(page: str) -> str:
-    """A page as Sphinx parses it: after every handler that docs/conf.py connects to the event `source-read`."""
+    """Returns a page as Sphinx parses it, after all handlers that docs/conf.py connects to the event `source-read`."""
     handlers: list[tuple[str, Any]] = []
 
     class App:
@@ -27,7 +27,7 @@ def built(page: str) -> str:
 
 
 def check_table(page: str, type: Any) -> None:
-    """The source has the type's marker once, and the built page in its place a table with a line for each own field."""
+    """Asserts that a page's source has the type's marker once, and the built page a table row for each own field."""
     marker = f"<!-- fields: {type.__name__} -->"
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     assert text.count(marker) == 1, f"docs/{page}.md: expected one line {marker}"

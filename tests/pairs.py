@@ -1,4 +1,4 @@
-"""Two processes over Gloo, each with four of eight simulated devices, that run some code and say what came of it."""
+"""Runs code in two processes over Gloo, each with four of eight simulated devices."""
 
 import json
 import os
@@ -13,7 +13,10 @@ import numpy as np
 
 
 def run_pair(code: str, folder: Path) -> list[Any]:
-    """What each process printed last, read as JSON; the code is given folder, number of the process, and port."""
+    """Returns the last line that each process printed, read as JSON.
+
+    The code gets the folder, the number of the process and the port as arguments.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -27,7 +30,7 @@ def run_pair(code: str, folder: Path) -> list[Any]:
 
 
 def spoiled(array: jax.Array) -> jax.Array:
-    """An array of which one element of this process's last shard is another."""
+    """Returns an array that differs in one element of this process's last shard."""
     shards = [np.array(shard.data) for shard in array.addressable_shards]
     shards[-1][0, 0] += 1
     devices = [shard.device for shard in array.addressable_shards]

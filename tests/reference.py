@@ -1,15 +1,15 @@
-"""What the commands find, as one file of keys and values: to show that another version finds the same.
+"""Writes the results of all commands into one file of keys and values, to compare versions of the code.
 
     python -m tests.reference OUT.json [--against BEFORE.json] [--compilers FOLDER] [--only twin fleet]
 
 Runs the commands of this environment in a temporary folder, on the CPU, and writes what they printed with `--json`, the
-rows of their records, their exit codes and verdicts. Rows are recognized by their fields, in whatever file or envelope
-they lie, so that another layout of files makes no difference. Left out is what is another one in each run, on each host
-or in each layout: `IGNORED`, `IGNORED_TEXTS` and `REPLACED` are all of it.
+rows of their records, their exit codes and verdicts. Rows are recognized by their fields in any file, so that the
+layout of files does not matter. `IGNORED`, `IGNORED_TEXTS` and `REPLACED` list everything that is left out because it
+depends on the run, the host or the layout.
 
-With `--against`, lists what differs, is missing and is new, by command, and ends with 1 if anything differs or is
-missing. `--compilers` names a folder with the package libtpu, without which `sdc estimate` only says that it needs it.
-A result holds for one machine, one Python and one jax.
+With `--against`, lists differing, missing and new keys by command, and ends with 1 if any differ or are missing.
+`--compilers` names a folder with the package libtpu; without it `sdc estimate` only reports that it is missing. A
+result is valid for one machine, one Python and one jax.
 """
 
 import argparse
@@ -36,26 +36,26 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-LIMIT = 900.0  # seconds that a command may take; most take ten
-# A decoder that compiles within seconds, which commands know of once the tests have named it.
+LIMIT = 900.0  # most seconds for a command; most take ten
+# A decoder that compiles within seconds; importing tests.train.runs registers it.
 MINI = ("--config", "mini")
 NAMED = (
     "import importlib.metadata, tests.train.runs; "
     "[sdc] = importlib.metadata.entry_points(group='console_scripts', name='sdc'); sdc.load()()"
 )
-LONGEST = 500  # characters of a text; of a longer one the SHA-256 is kept
+LONGEST = 500  # characters; a longer text is replaced by its SHA-256
 
-# Fields that are left out, wherever they stand.
+# Fields to leave out everywhere.
 IGNORED = {
-    # Formats, and who wrote when.
+    # Formats, authors and times.
     "schema", "version", "format", "created", "resumed_at", "command", "boot", "pid", "machine", "firmware",
     "environment", "environments", "checksum", "crc32", "lines", "run", "report", "file",
-    # How long it took, and what follows from that.
+    # Durations, and values derived from them.
     "seconds", "seconds_per_step", "compile_seconds", "rate", "best", "excluded_interval", "sensors", "timings",
 }  # fmt: skip
-# Fields that are left out where they are a text or an object: as a number or a truth value they are kept.
+# Fields to leave out if they are text or an object; numbers and booleans are kept.
 IGNORED_TEXTS = {"id", "ended", "since", "host", "source", "recording"}
-# What is replaced in texts.
+# Replacements in texts.
 REPLACED = (
     (r"(?:[\w.<>-]*/)*[\w<>-]+\.py:\d+(?: \([\w.<>]+\))?", "SOURCE"),
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:\.\d+)?(?:Z|\+00:00)?", "TIME"),
@@ -67,7 +67,7 @@ REPLACED = (
     (r"(?:/[\w.-]+)+\.jsonl?\b", "FILE"),
     (r"127\.0\.0\.1:\d+", "COORDINATOR"),
 )
-# Rows of records: what they are called here, fields by which they are recognized, and those that number them.
+# Rows of records: their name here, the fields that identify them, and those that number them.
 ROWS = (
     ("injections", {"injection", "outcome", "site"}, ("injection",)),
     ("traces", {"step", "digests"}, ("step",)),
@@ -78,10 +78,10 @@ ROWS = (
     ("sites", {"name", "primitive", "direction"}, ("name",)),
     ("clean", {"loss", "gradient_norm", "digest"}, ()),
 )
-VERDICT = re.compile(r"^[A-Z]{4}")  # what a line begins with that tells a verdict
+VERDICT = re.compile(r"^[A-Z]{4}")  # start of a line with a verdict
 
 HOSTS = [f"gpu-{number:02}" for number in range(30)]
-# Hosts that compute from other data than the rest, on all of their devices: only other hosts can tell.
+# Hosts that compute from other data on all of their devices, which only a comparison with other hosts reveals.
 WRONG = {"gpu-04", "gpu-17", "gpu-29"}
 STRUCK = {"gpu-11"}  # hosts with a simulated fault
 OTHER = {"gpu-22"}  # hosts that ran something else
@@ -91,7 +91,7 @@ Words: TypeAlias = tuple[object, ...]
 
 
 class Place:
-    """A temporary folder in which commands run, and what they found."""
+    """A temporary folder in which commands run, and their results."""
 
     def __init__(self, folder: Path, compilers: Path | None) -> None:
         self.folder, self.compilers = folder, compilers
@@ -100,7 +100,7 @@ class Place:
         self.corpus.write_text("\n".join(f"{n} squared is {n * n}, and cubed {n**3}." for n in range(20_000)))
 
     def start(self, *words: object, **environment: str) -> subprocess.Popen[str]:
-        """Starts a command as people do."""
+        """Starts a command in a process."""
         if set(MINI) <= set(words):
             command = [sys.executable, "-c", NAMED]
             environment |= {"PYTHONPATH": str(REPOSITORY)}
@@ -109,7 +109,7 @@ class Place:
         return self._start([*command, *map(str, words)], environment)
 
     def hosts(self, folder: Path) -> None:
-        """Burns thirty hosts in, one after the other."""
+        """Runs burn-ins of thirty hosts, one after another."""
         _, err, code = end(
             self._start(
                 [sys.executable, "-m", "tests.reference", "--hosts", str(folder)], {"PYTHONPATH": str(REPOSITORY)}
@@ -137,7 +137,7 @@ class Place:
         )
 
     def run(self, name: str, *words: object, folder: Path | None = None, **environment: str) -> None:
-        """Runs a command, and keeps what it printed and wrote under a name."""
+        """Runs a command, and keeps its output and files under a name."""
         self.keep(name, *end(self.start(*words, **environment)), folder=folder)
 
     def several(self, name: str, *words: object, folder: Path) -> None:
@@ -152,7 +152,7 @@ class Place:
         self.found[f"{name}: the other process"] = {"exit code": second[2]}
 
     def keep(self, name: str, out: str, err: str, code: int, *, folder: Path | None) -> None:
-        """Keeps the exit code, what was printed, and the rows of a record."""
+        """Keeps the exit code, the output, and the rows of a record."""
         found: Found = {"exit code": code}
         try:
             found["printed"] = json.loads(out)
@@ -165,7 +165,7 @@ class Place:
         self.found[name] = dict(flat(self._normal(found)))
 
     def _normal(self, value: Any) -> Any:
-        """A value without what is ignored."""
+        """Returns a value without ignored fields."""
         if isinstance(value, dict):
             kept = {key: part for key, part in value.items() if not ignored(key, part)}
             return {
@@ -187,7 +187,7 @@ class Place:
 
 
 def end(process: subprocess.Popen[str]) -> tuple[str, str, int]:
-    """What a command printed, its errors, and its exit code."""
+    """Returns the standard output, standard error and exit code of a command."""
     try:
         out, err = process.communicate(timeout=LIMIT)
     finally:
@@ -196,18 +196,18 @@ def end(process: subprocess.Popen[str]) -> tuple[str, str, int]:
 
 
 def digest(value: Any) -> str:
-    """What stands for a value that is too long."""
+    """Returns the replacement of a value that is too long."""
     text = value if isinstance(value, str) else json.dumps(value)
     return f"{len(text)} characters, SHA-256 {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def ignored(key: str, value: Any) -> bool:
-    """Whether a field is left out."""
+    """Returns whether a field is left out."""
     return key in IGNORED or (key in IGNORED_TEXTS and isinstance(value, str | dict) and value not in HOSTS)
 
 
 def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Each number and text in a value, by the path that leads to it."""
+    """Yields each number and text in a value with its path."""
     if isinstance(value, dict | list) and value:
         parts = value.items() if isinstance(value, dict) else enumerate(value)
         for name, part in parts:
@@ -217,7 +217,7 @@ def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def rows_below(folder: Path) -> Found:
-    """The rows of records in all JSON files of a folder, and the digests of programs."""
+    """Returns the rows of records in all JSON files of a folder, and the digests of programs."""
     found: Found = {}
     for path in sorted(folder.rglob("*.json*")):
         if "checkpoints" in path.relative_to(folder).parts:
@@ -236,7 +236,7 @@ def rows_below(folder: Path) -> Found:
 
 
 def rows_in(value: Any) -> Iterator[tuple[str, Any]]:
-    """Rows in a value at any depth, each with a name; what lies in a row belongs to it."""
+    """Yields the rows in a value at any depth, each with a name; rows within a row belong to it."""
     if isinstance(value, list):
         for part in value:
             yield from rows_in(part)
@@ -252,7 +252,7 @@ def rows_in(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def twins(place: Place) -> None:
-    """Twins: float32, bfloat16, a healthy pair that is resumed, and two processes."""
+    """Runs twins: float32, bfloat16, a healthy pair that is resumed, and two processes."""
     twin = ("twin", "--corpus", place.corpus)
     folder = place.folder / "twin"
     words: Words = (*twin, "--suspect", "node11", "--steps", 3, "--run", folder)
@@ -271,7 +271,7 @@ def twins(place: Place) -> None:
 
 
 def training(place: Place) -> None:
-    """Checked products, other aggregations, and a running checkpoint of which half is lost."""
+    """Trains with checked products, with other aggregations, and with a running checkpoint that loses half."""
     train = ("train", "--corpus", place.corpus, "--json")
     folder = place.folder / "abft"
     fault = 'scale,factor=-3,rate=4e-3,where=products & scope("*/ffn/*") & direction("bwd")'
@@ -291,7 +291,7 @@ def training(place: Place) -> None:
 
 
 def traces(place: Place) -> None:
-    """A trace, the same again, and one with a fault; and what they differ in."""
+    """Records a trace, the same again, and one with a fault, and compares them."""
     where = (*MINI, "--corpus", place.corpus, "--model", 2, "--steps", 2, "--where", 'probes | primitive("tanh")')
     golden, again, struck = (place.folder / name for name in ("golden", "again", "struck"))
     place.run("trace", "trace", golden, *where, "--fault", "none", "--json", folder=golden)
@@ -304,14 +304,14 @@ def traces(place: Place) -> None:
 
 
 def campaign(place: Place) -> None:
-    """A campaign of two kinds of faults."""
+    """Runs a campaign of two kinds of faults."""
     folder = place.folder / "campaign"
     words: Words = ("--injections", 32, "--steps", 5, "--follow", 2, "--fault", "bitflip", "nan")
     place.run("campaign", "campaign", *MINI, "--corpus", place.corpus, *words, "--run", folder, "--json", folder=folder)
 
 
 def burnin(place: Place) -> None:
-    """A clean burn-in, and one that finds a simulated fault."""
+    """Runs a clean burn-in, and one that finds a simulated fault."""
     burn = ("burnin", "--devices", 4, "--rounds", 2, "--dtypes", "float32")
     folder = place.folder / "burnin"
     place.run("burnin", *burn, "--run", folder, "--json", folder=folder)
@@ -323,7 +323,7 @@ def burnin(place: Place) -> None:
 
 
 def golden(place: Place) -> None:
-    """A golden register, what confirms it, and a burn-in that uses it."""
+    """Records and verifies a golden register, and runs a burn-in that uses it."""
     register = place.folder / "here.golden"
     load = ("--devices", 2, "--rounds", 1, "--only", "ordering", "--only", "reductions", "--only", "matrix")
     place.run("golden record", "golden", "record", register, *load, "--json")
@@ -335,7 +335,7 @@ def golden(place: Place) -> None:
 
 
 def pair(place: Place) -> None:
-    """Two hosts, of which one is a simulated one that differs."""
+    """Compares two hosts, one with a simulated fault."""
     folder = place.folder / "pair"
     words: Words = ("--steps", 2, "--fault", "bitflip,rate=1e-3,site=fwd/ffn", "--run", folder, "--json")
     place.several("pair", "pair", *MINI, "--corpus", place.corpus, *words, folder=folder)
@@ -343,7 +343,7 @@ def pair(place: Place) -> None:
 
 
 def fleet(place: Place) -> None:
-    """Thirty hosts, of which three are outvoted; and a file that is damaged."""
+    """Summarizes thirty hosts, three of which are outvoted, and a damaged file."""
     folder = place.folder / "hosts"
     place.hosts(folder)
     codes = {host: folder / f"{host}.code" for host in HOSTS}
@@ -362,7 +362,7 @@ def fleet(place: Place) -> None:
 
 
 def studies(place: Place) -> None:
-    """The cost of losing parts of a regression, and what checking schemes find."""
+    """Studies the cost of losing parts of a regression, and the errors that checking schemes find."""
     folder = place.folder / "study"
     words: Words = ("--workload", "regression", "--images", "digits", "--trials", 5, "--starts", 5)
     place.run("study scar", "study", "scar", *words, "--run", folder, "--json", folder=folder)
@@ -372,7 +372,7 @@ def studies(place: Place) -> None:
 
 
 def estimate(place: Place) -> None:
-    """What a step costs on chips that are not here."""
+    """Estimates the cost of a step on chips that this machine lacks."""
     folder = place.folder / "estimate"
     words: Words = ("--target", "v5e:2x2", "--config", "tiny", "--tool", "plain", "lockstep", "--run", folder)
     path = "" if place.compilers is None else str(place.compilers)
@@ -386,17 +386,17 @@ GROUPS: dict[str, Callable[[Place], None]] = {
 
 
 def burn_hosts(folder: Path) -> None:
-    """Burns each host in, in a process that takes itself for that host: forked from this one, which has no devices yet.
+    """Runs the burn-in of each host in a forked process with that host's name; this process has started no devices.
 
-    Only names that the system gives are changed, and for those that are to be wrong the generator of random numbers:
-    whatever the files of a burn-in look like, they are what it wrote.
+    Only the names that the system reports are changed, and the random number generator of `WRONG` hosts: the files are
+    what real burn-ins write.
     """
     folder.mkdir()
     (script,) = importlib.metadata.entry_points(group="console_scripts", name="sdc")
     main = script.load()
     package = importlib.import_module("sdc.burnin")
     for module in pkgutil.iter_modules(package.__path__, "sdc.burnin."):
-        with contextlib.suppress(Exception):  # it needs what is not installed
+        with contextlib.suppress(Exception):  # a requirement is not installed
             importlib.import_module(module.name)
     for host in HOSTS:
         child = os.fork()
@@ -407,7 +407,7 @@ def burn_hosts(folder: Path) -> None:
 
 
 def _burn_host(host: str, folder: Path, main: Callable[[], Any]) -> None:
-    """The process of a host, which ends with the exit code of its burn-in."""
+    """Runs the process of a host, which ends with the exit code of its burn-in."""
     import numpy as np
 
     vars(platform)["node"] = vars(socket)["gethostname"] = lambda: host
@@ -435,7 +435,7 @@ def _burn_host(host: str, folder: Path, main: Callable[[], Any]) -> None:
 
 
 def compare(before: dict[str, Found], now: dict[str, Found], show: int = 20) -> bool:
-    """Prints what differs, is missing and is new, by command. Returns whether nothing differs or is missing."""
+    """Prints differing, missing and new keys by command; returns whether none differ or are missing."""
     same = True
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)
@@ -458,21 +458,21 @@ def compare(before: dict[str, Found], now: dict[str, Found], show: int = 20) -> 
 
 
 def main() -> int:
-    """Runs the commands, writes what they found, and compares it if asked."""
-    parser = argparse.ArgumentParser(prog="python -m tests.reference", description="What the commands find.")
-    parser.add_argument("out", type=Path, nargs="?", help="the file to write, or to compare with --no-run")
-    parser.add_argument("--against", type=Path, help="a file of another version")
-    parser.add_argument("--compilers", type=Path, help="a folder with the package libtpu, for sdc estimate")
-    parser.add_argument("--only", nargs="+", choices=GROUPS, help="only these commands anew; the rest stays in OUT")
-    parser.add_argument("--no-run", action="store_true", help="only compare two files")
-    parser.add_argument("--show", type=int, default=20, help="keys that are shown of each kind and command")
+    """Runs the commands, writes their results, and compares them if asked."""
+    parser = argparse.ArgumentParser(prog="python -m tests.reference", description="Writes the commands' results.")
+    parser.add_argument("out", type=Path, nargs="?", help="file to write, or to compare with --no-run")
+    parser.add_argument("--against", type=Path, help="file of another version")
+    parser.add_argument("--compilers", type=Path, help="folder with the package libtpu, for sdc estimate")
+    parser.add_argument("--only", nargs="+", choices=GROUPS, help="run only these commands; the others stay in OUT")
+    parser.add_argument("--no-run", action="store_true", help="run nothing, and compare two files")
+    parser.add_argument("--show", type=int, default=20, help="number of keys to show for each kind and command")
     parser.add_argument("--hosts", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.hosts is not None:
         burn_hosts(options.hosts)
         return 0
     if options.out is None:
-        parser.error("name the file to write")
+        parser.error("expected OUT, the file to write")
     if not options.no_run:
         with tempfile.TemporaryDirectory(prefix="sdc-reference-") as folder:
             place = Place(Path(folder), options.compilers and options.compilers.resolve())

@@ -1,4 +1,4 @@
-"""Results of burn-ins that never ran: valid `result.json` files for tests of what reads them."""
+"""Makes results of burn-ins that never ran: valid `result.json` files for tests of their readers."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,12 +20,12 @@ DAY = "2026-01-05T00:00:00+00:00"
 
 
 def digest_of(*parts: object) -> str:
-    """16 hexadecimal digits that follow from what is given."""
+    """Returns 16 hexadecimal digits that are a hash of the arguments."""
     return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
 def key_of(workload: str, kind: str = KIND) -> str:
-    """What decides the bits of a workload."""
+    """Returns the key of a workload, which determines its bits."""
     return f"{workload} | seed 0 | {digest_of('program', workload)} | murmur | gpu {kind}"
 
 
@@ -39,7 +39,7 @@ def make_finding(
     host: str = "host-0",
     **changes: Any,
 ) -> Finding:
-    """A difference."""
+    """Returns a finding of a difference."""
     fields: dict[str, Any] = {
         "workload": workload, "devices": tuple(devices), "round": round, "kinds": tuple(kinds),
         "digest": digest_of("wrong", host, workload), "expected": digest_of(workload), "persistence": persistence,
@@ -75,25 +75,25 @@ def make_report(
     device: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> BurninResult:
-    """The result of a burn-in that never ran, which contradicts itself nowhere.
+    """Returns a consistent result of a burn-in that never ran.
 
-    The verdict follows: FAIL with findings, INCONCLUSIVE if something did not run to the end, else PASS.
+    The verdict is FAIL with findings, INCONCLUSIVE with unfinished workloads, and otherwise PASS.
 
     Args:
-        host: name of the host; machine, serial numbers and `id` follow from it.
-        devices: how many devices.
-        workloads: names; each runs on each device.
-        kind: of the devices.
-        digests: those that are not the healthy one, by workload and device; None for a row without.
-        rates: throughputs that are not 1e12, by workload and device.
-        findings: as `make_finding` makes them. Rows count one difference for each.
-        unfinished: what did not run to the end.
-        events, uncorrected: what the driver told of a device, by its index.
-        void: workloads and devices that were throttled.
-        simulated: whether faults are.
-        runs, elements, seconds: of each workload on each device.
-        device: fields of every device that are not the usual ones; a callable value is called with the index.
-        changes: fields of the report.
+        host: name of the host; its machine, serial numbers and `id` are derived from it.
+        devices: number of devices.
+        workloads: names of workloads; each runs on each device.
+        kind: kind of the devices.
+        digests: digests that differ from the healthy one, by workload and device; None for a row without a digest.
+        rates: throughputs other than 1e12, by workload and device.
+        findings: findings from `make_finding`; rows count one difference for each.
+        unfinished: workloads that did not finish.
+        events, uncorrected: events and uncorrected errors that the driver reported, by device index.
+        void: pairs of a workload and a device that was throttled.
+        simulated: whether faults are simulated.
+        runs, elements, seconds: those of each workload on each device.
+        device: fields of every device to change; a callable value is called with the device's index.
+        changes: fields of the report to change.
 
     Example:
         >>> from tests.reports import make_report
@@ -117,12 +117,12 @@ def make_report(
             )  # fmt: skip
     described = []
     for index in range(devices):
-        told = (events or {}).get(index), (uncorrected or {}).get(index)
+        reported = (events or {}).get(index), (uncorrected or {}).get(index)
         sensors = None
-        if any(each is not None for each in told):
+        if any(each is not None for each in reported):
             sensors = Course(
-                source="nvml", before=Sensors(uncorrected=0), after=Sensors(uncorrected=told[1] or 0), samples=3,
-                events=list(told[0] or ()),
+                source="nvml", before=Sensors(uncorrected=0), after=Sensors(uncorrected=reported[1] or 0), samples=3,
+                events=list(reported[0] or ()),
             )  # fmt: skip
         fields: dict[str, Any] = {
             "index": index, "host": host, "machine": machine, "id": index, "process": 0, "kind": kind,
@@ -153,7 +153,7 @@ def make_report(
 
 
 def put_report(folder: Path, report: BurninResult, name: str | None = None) -> Path:
-    """Writes a result below a folder, in one of its own; returns its path."""
+    """Writes a result into a new folder below `folder`, and returns its path."""
     place = folder / (name or f"{report.host.name}-{report.id[:8]}") / RESULT
     place.parent.mkdir(parents=True)
     BURN_IN.write(place, report)

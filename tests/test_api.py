@@ -1,4 +1,4 @@
-"""Every public name has its place on a page of docs/api, in an example that runs."""
+"""Every public name occurs in a running example on a page of docs/api."""
 
 import ast
 import importlib
@@ -16,7 +16,7 @@ PAGES = sorted(API.glob("sdc*.md"))
 
 
 def used(path: Path) -> set[str]:
-    """Names that the Python of a page imports, reads or calls."""
+    """Returns the names that the Python blocks of a page import or use."""
     found = set()
     for _, block in blocks(path, "python"):
         for node in ast.walk(ast.parse(block)):

@@ -1,4 +1,4 @@
-"""The examples and the notebook run, without the command line, and find what they simulate."""
+"""The examples and the notebook run without the command line, and detect the faults that they simulate."""
 
 import ast
 import json
@@ -18,7 +18,7 @@ SCRIPTS = sorted((DOCS / "examples").glob("*.py"))
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default configuration, made so small that its programs compile within seconds."""
+    """Replaces the default configuration by one whose programs compile within seconds."""
     monkeypatch.setitem(config.PRESETS, "tiny", lambda: MINI)
 
 
@@ -30,7 +30,7 @@ def example(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[st
 
 
 def read(folder: Path) -> tuple[dict[str, Any], str]:
-    """The summary and the report of a record."""
+    """Returns the summary and the report of a record."""
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     assert (folder / "report.html").is_file()
     return summary, (folder / "report.md").read_text()
@@ -41,7 +41,7 @@ def lines(folder: Path, name: str = "steps.jsonl") -> list[dict[str, Any]]:
 
 
 def modules(tree: ast.AST) -> set[str]:
-    """What a program imports."""
+    """Returns the modules and names that a program imports."""
     found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     return found | {
         f"{node.module}.{alias.name}"
@@ -108,7 +108,7 @@ def test_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its cells assert what they say."""
+    """Its cells contain assertions of what they show."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     notebook = json.loads((DOCS / "notebook.ipynb").read_text())
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]

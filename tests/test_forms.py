@@ -1,4 +1,4 @@
-"""The README's table of forms of a step and transformations: every cell is what it says."""
+"""The README's table of forms of a step and transformations: every cell is correct."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -35,9 +35,9 @@ class Form(NamedTuple):
     step: Callable[[Any, Any], Any]
     state: Callable[[], Any] = lambda: W
     x: Any = X
-    where: Any = products  # the sites that are looked at
-    struck: Any = None  # those that twins are struck at; None for the same
-    mesh: bool = False  # whether twins lie on two devices, and not under vmap
+    where: Any = products  # sites that the tools observe
+    struck: Any = None  # sites where faults strike twins; None for the same
+    mesh: bool = False  # whether twins run on two devices instead of under vmap
     jit: Callable[..., Any] = jax.jit
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
@@ -153,7 +153,7 @@ FORMS: dict[str, Form] = {
     "`shard_map`": Form(mapped),
     "`scan`, `while`, `cond` in one another": Form(nested),
     "`remat`, custom derivatives": Form(trained(rematerialized)),
-    "experts (`ragged_dot`)": Form(trained(experts), mesh=True),  # JAX maps ragged_dot over few axes
+    "experts (`ragged_dot`)": Form(trained(experts), mesh=True),  # JAX supports ragged_dot under vmap for few axes only
     "sparse arrays (BCOO, BCSR)": Form(trained(lambda w, x: SPARSE @ w + x @ w)),
     "complex products": Form(complex_step, struck=argument("1")),
     "kernels (`pallas_call`, foreign calls)": Form(kernel_step, where=primitive("pallas_call", "dot_general")),
@@ -170,7 +170,7 @@ def own_bytes(tree: Any) -> list[np.ndarray]:
 
 
 def inject(form: Form) -> str:
-    """A fault that never hits changes nothing; one that hits is reported, and changes the result."""
+    """Asserts that a fault that never hits changes nothing, and that one that hits is reported with its effect."""
     hits, quiet = ([sdc.Fault(sdc.faults.BitFlip(bits=(30,)), rate, form.where)] for rate in (1.0, 0.0))
     state = form.state()
     clean = form.jit(form.step)(form.state(), form.x)
@@ -195,7 +195,7 @@ def fingerprint(form: Form) -> str:
 def lockstep(form: Form) -> str:
     struck = form.where if form.struck is None else form.struck
     fault = sdc.Fault(sdc.faults.BitFlip(bits=(20,)), 0.3, struck, at={"twin": 1})
-    # Where anything differs, the step is repeated with an exchange at every site: this looks at both ways.
+    # If anything differs, the step is repeated with an exchange at every site, so this covers both ways.
     twins = sdc.lockstep(sdc.inject(form.step, [fault]), "twin", where=form.where, exchange="step")
     if form.jit is nnx.jit:
         states = nnx.vmap(lambda _: form.state(), out_axes=0)(jnp.arange(2))
@@ -220,7 +220,7 @@ def lockstep(form: Form) -> str:
 
 
 def _reports(out: Any) -> Any:
-    """Without the step's own output, which may hold what is no array."""
+    """Drops the step's own output, which may hold objects that are not arrays."""
     (_, events), mismatches = out
     return events, mismatches
 
@@ -236,7 +236,7 @@ def campaign(form: Form) -> str:
     rows = sdc.campaign(
         form.step, form.state(), [form.x] * 3, loss=lambda state, value: value, injections=2, where=form.where, follow=1
     )
-    # Nobody knows how often a `while` runs: a fault may be planned for an iteration that never comes.
+    # The number of iterations of a `while` is unknown: a fault may be planned for one that never runs.
     assert sum(row["changed"] for row in rows) == 2 or form.step is nested
     assert len(rows) == 2
     return "yes"
@@ -246,7 +246,7 @@ TOOLS = {tool.__name__: tool for tool in (inject, fingerprint, lockstep, abft, c
 
 
 def cells() -> Iterator[tuple[str, str, str]]:
-    """Form, transformation and what the README says of them."""
+    """Yields each form, each transformation, and the README's cell for them."""
     rows = [
         [cell.strip() for cell in line.strip("|\n").split("|")]
         for line in README.read_text().splitlines()

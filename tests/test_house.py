@@ -1,4 +1,4 @@
-"""The house: modules are modules, facades offer what they name, arrows run one way, nothing heavy comes in early."""
+"""The structure of the code: modules, facades, directions of imports, and no slow import before it is needed."""
 
 import ast
 import importlib
@@ -25,7 +25,7 @@ TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 PACKAGES = {name for name, path in MODULES.items() if path.name == "__init__.py"}
 FLOORS = ("sdc", "sdc.train", "sdc.analysis", "sdc.tools")
 
-# What the house keeps to; see CONTRIBUTING.md.
+# Limits; see CONTRIBUTING.md.
 MOST_FILES, MOST_NAMES, SHORT = 22, 50, 60
 MOST_CRUMBS, MOST_REPEATED_CLASSES, MOST_REPEATED_FILES = 12, 8, 8
 MOST_FORMATS, MOST_TABLES_OF_CODES = 1, 1
@@ -37,7 +37,7 @@ def public(facade: str) -> Iterator[tuple[str, object]]:
 
 
 def exports(facade: str) -> list[str]:
-    """All names that a facade offers: public ones, and those for the other packages of this project."""
+    """Returns all names of a facade: public ones, and those for the other packages of this project."""
     return [
         alias.asname or alias.name
         for block in TREES[facade].body
@@ -54,19 +54,19 @@ def offered(facade: str) -> Iterator[tuple[str, object]]:
 
 
 def package(name: str) -> str:
-    """The package that a module is in; a package is in itself."""
+    """Returns the package of a module; a package is its own package."""
     while name not in PACKAGES:
         name = name.rpartition(".")[0]
     return name
 
 
 def top(name: str) -> int:
-    """The floor of a module."""
+    """Returns the layer of a module."""
     return max(floor for floor, base in enumerate(FLOORS) if f"{name}.".startswith(f"{base}."))
 
 
 def imports(name: str) -> Iterator[str]:
-    """Modules of this project that a module imports, within functions and below `if TYPE_CHECKING` too."""
+    """Yields the modules of this project that a module imports, also in functions and under `if TYPE_CHECKING`."""
     base = name if name in PACKAGES else name.rpartition(".")[0]
     for node in ast.walk(TREES[name]):
         targets: list[str] = []
@@ -81,11 +81,11 @@ def imports(name: str) -> Iterator[str]:
 
 
 def test_importing_a_module_gives_the_module() -> None:
-    """`import a.b as m` takes the attribute `b` of `a`, which must not be a function of that name."""
+    """`import a.b as m` binds the attribute `b` of `a`, which must not be a function."""
     for name in MODULES:
         importlib.import_module(name)
     for facade in FACADES:
-        dict(offered(facade))  # whatever a facade loads must not change that
+        dict(offered(facade))  # names that a facade loads must not change that
     namespace: dict[str, object] = {}
     wrong = []
     for name in MODULES:
@@ -99,7 +99,7 @@ def test_no_module_has_the_name_of_a_public_function() -> None:
     functions = {name for facade in FACADES for name, value in public(facade) if inspect.isfunction(value)}
     assert len(functions) > 50
     rooms = {f"{facade}.{name}" for facade in FACADES for name, value in public(facade) if inspect.ismodule(value)}
-    assert rooms <= set(FACADES)  # a function that its module hides would be a module here
+    assert rooms <= set(FACADES)  # a function hidden by its module would be a module here
     assert not functions & {name.rpartition(".")[2] for name in MODULES}
 
 
@@ -113,12 +113,12 @@ def test_a_facade_offers_what_it_lists() -> None:
 
 
 def test_a_facade_is_no_warehouse() -> None:
-    """What many others need of a package is a sign that it lives in the wrong one."""
+    """If other packages need many names of a package, these belong elsewhere."""
     assert {name: n for name in FACADES if (n := len(exports(name))) > MOST_NAMES} == {}
 
 
 def test_arrows_run_one_way() -> None:
-    """`tools` knows `analysis`, which knows `train`, which knows `sdc`."""
+    """`tools` may import `analysis`, which may import `train`, which may import `sdc`."""
     wrong = [(name, target) for name in MODULES for target in imports(name) if top(target) > top(name)]
     assert not wrong
 
@@ -148,13 +148,13 @@ def test_no_packages_in_a_circle() -> None:
             ahead.extend(new)
         return seen
 
-    # A package imports from itself: a circle has at least two.
+    # A package may import from itself: a cycle has at least two packages.
     circles = [name for name in arrows for other in reached(name) - {name} if name in reached(other)]
     assert sorted(set(circles) - {"sdc"}) == []
 
 
 def test_names_say_one_thing() -> None:
-    """A name that stands in two places makes a reader open both."""
+    """A name that is defined in two places makes a reader open both."""
     classes = Counter(
         node.name
         for tree in TREES.values()
@@ -172,7 +172,7 @@ def test_names_say_one_thing() -> None:
 
 
 def test_rooms_are_of_a_size_to_be_held_in_the_head() -> None:
-    """A file has one idea, however long: neither crumbs nor warehouses."""
+    """A file holds one idea, however long: neither many tiny files nor crowded folders."""
     rooms = Counter(path.parent for path in MODULES.values())
     assert {str(room): n for room, n in rooms.items() if n > MOST_FILES} == {}
     crumbs = sorted(
@@ -195,7 +195,7 @@ def test_formats_and_exit_codes_have_one_owner() -> None:
 
 
 def test_flags_are_checked_without_jax() -> None:
-    """Importing JAX alone takes longer than a person waits for a mistyped flag."""
+    """Importing JAX alone takes too long for reporting a mistyped flag."""
     wrong = [
         "train --config huge",
         "twin --suspect node99",
@@ -234,7 +234,7 @@ def test_flags_are_checked_without_jax() -> None:
 
 
 def test_analysis_imports_of_train_only_what_needs_no_jax() -> None:
-    """A report is read on a laptop."""
+    """Reports can be made on a laptop without JAX."""
     names = [
         (target, alias.name)
         for name, tree in TREES.items()

@@ -1,1 +1,1 @@
-"""Storms: what no test of seconds can show. `make storms` runs all of them and tells what came of each, in counts."""
+"""Storms: random trials that take too long for the suite. `make storms` runs all of them and counts the outcomes."""

@@ -1,7 +1,7 @@
-"""`python -m tests.storms`: runs the storms, all of them or some, and tells what came of each.
+"""`python -m tests.storms`: runs all or some of the storms, and prints the outcomes of each.
 
-Ends with 1 if anything happened that must not. With the same seed the trials are the same, but for the moments at which
-processes are: those depend on the machine.
+Ends with 1 if any outcome is forbidden. The same seed gives the same trials, except that the progress of processes at a
+given moment depends on the machine.
 """
 
 import importlib
@@ -21,7 +21,7 @@ STORMS = {
     "saves": 100,
     "pairs": 24,
 }
-"""How many trials each of them has."""
+"""Number of trials of each storm."""
 
 
 def main(storms: tyro.conf.Positional[tuple[str, ...]] = (), share: float = 1.0, seed: int = 0) -> None:
@@ -30,26 +30,26 @@ def main(storms: tyro.conf.Positional[tuple[str, ...]] = (), share: float = 1.0,
     Example: python -m tests.storms kills mutations --share 0.1
 
     Args:
-        storms: names of those to run: mutations, commands, kills, flips, cuts, bits, saves, pairs; by
+        storms: names of the storms to run: mutations, commands, kills, flips, cuts, bits, saves, pairs; by
             default all.
-        share: share of the trials that are done; the whole takes less than two hours on two cores.
-        seed: seed of everything that is drawn.
+        share: share of the trials to run; all of them take less than two hours on two cores.
+        seed: seed of all random choices.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     bad = 0
-    told = []
+    summary = []
     for name in storms or STORMS:
         if name not in STORMS:
-            sys.exit(f"storm {name!r} is unknown; expected some of {', '.join(STORMS)}")
+            sys.exit(f"storm {name!r} is unknown; expected one or more of {', '.join(STORMS)}")
         started = time.monotonic()
         tally = importlib.import_module(f"tests.storms.{name}").run(max(1, round(STORMS[name] * share)), seed)
         lines = [*tally.lines(), f"  {time.monotonic() - started:.0f} s"]
         print("\n".join(lines), flush=True)
-        told += lines
+        summary += lines
         bad += len(tally.wrong)
-    print("\n".join(["", "in all:", *told, f"{bad} that must not be"]))
+    print("\n".join(["", "in all:", *summary, f"{bad} forbidden outcomes"]))
     sys.exit(1 if bad else 0)
 
 
-if __name__ == "__main__":  # processes that are started from here import this file
+if __name__ == "__main__":  # processes that storms start import this file
     tyro.cli(main)

@@ -1,6 +1,6 @@
-"""Bits: a bit is flipped in any file of a certified checkpoint, in each of Orbax's formats, and it is restored.
+"""Bits: flips a bit in any file of a certified checkpoint, in each of Orbax's formats, and restores the checkpoint.
 
-It must be refused, or restore to the very bits that were saved. The state has arrays of several types and PRNG keys.
+It must be refused, or restore the bits that were saved. The state has arrays of several dtypes and PRNG keys.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ FORMS = ("ocdbt", "zarr3", "zarr2")
 
 
 def run(count: int, seed: int) -> Tally:
-    """So many flips, in files of all formats."""
+    """Makes `count` flips, in files of all formats."""
     whole = Tally("bits")
     for form in FORMS:
         part = trials(form, -(-count // len(FORMS)), seed)
@@ -38,7 +38,7 @@ def run(count: int, seed: int) -> Tally:
 
 
 def trials(form: str, count: int, seed: int) -> Tally:
-    """Flips in one format: in files chosen alike, and in files chosen by their size, in turns."""
+    """Makes flips in one format, in files chosen uniformly and by size in turns."""
     tally, draw = Tally(f"bits in {form}"), random.Random(seed)
     with quiet(), tempfile.TemporaryDirectory() as folder, opened(form, folder) as checkpointer:
         state = saved()
@@ -68,7 +68,7 @@ def trials(form: str, count: int, seed: int) -> Tally:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Orbax tells of each restore, and of each that fails; what it leaves behind then is cleared away at the end."""
+    """Silences Orbax's log of restores and failures, and collects the garbage of failed restores at the end."""
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -82,7 +82,7 @@ def quiet() -> Iterator[None]:
 
 
 def opened(form: str, folder: str) -> Any:
-    """A certified checkpointer that writes files of a format."""
+    """Returns a certified checkpointer that writes files in a format."""
     context = ocp.Context()
     context.array.saving.use_ocdbt = form == "ocdbt"
     context.array.saving.use_zarr3 = form != "zarr2"
@@ -90,7 +90,7 @@ def opened(form: str, folder: str) -> Any:
 
 
 def saved() -> dict[str, Any]:
-    """A state of several types."""
+    """Returns a state with arrays of several dtypes."""
     keys = jax.random.split(jax.random.key(0), 2)
     return {
         "float32": jax.random.normal(keys[0], (64, 8)),
@@ -101,7 +101,7 @@ def saved() -> dict[str, Any]:
 
 
 def bits_of(tree: Any) -> list[bytes]:
-    """The bits of all arrays."""
+    """Returns the bits of all arrays."""
     return [
         np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf).tobytes()
         for leaf in jax.tree.leaves(tree)

@@ -1,4 +1,4 @@
-"""Command lines: any flag of any command with values that fit, that do not, and that nobody means."""
+"""Command lines: any flag of any command with valid, invalid and absurd values."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ from sdc.tools import cli, parse
 from .tally import Tally
 
 LIMIT = 20.0
-"""Seconds until a command line is refused, or has come to where devices would start."""
+"""Most seconds until a command line is refused, or until devices would start."""
 VALUES = (
     "", "0", "1", "2", "3", "-1", "4096", "2147483648", "1e300", "nan", "inf", "1e-9", "0x10", "٣", "true", "None", "x",
     "tiny", "mini", "bench", "compute", "params", "none", "mesh", "vmap", "gated", "float32", "bfloat16", "node11",
@@ -28,11 +28,11 @@ VALUES = (
 
 
 class Started(BaseException):
-    """Everything was found to be in order."""
+    """Raised where devices would start: the command line is valid."""
 
 
 def run(count: int, seed: int) -> Tally:
-    """So many command lines."""
+    """Tries `count` command lines."""
     tally, draw = Tally("command lines"), random.Random(seed)
     commands = {name: kind for kind, name in _commands()}
     for _ in range(count):
@@ -89,7 +89,7 @@ def _trial(tally: Tally, words: list[str], folder: Path) -> None:
             code: int | None = cli.run(words)
     except Started:
         code = None
-    except SystemExit as ended:  # of --help
+    except SystemExit as ended:  # from --help
         code = ended.code if isinstance(ended.code, int) else 3
     except BaseException as error:
         tally.fail("traceback", f"{shown}: {error!r}")

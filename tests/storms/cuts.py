@@ -1,4 +1,4 @@
-"""Cuts: two processes in network namespaces of their own, between which the network goes away. Needs root and `ip`."""
+"""Cuts: two processes in network namespaces of their own lose the network between them. Needs root and `ip`."""
 
 import os
 import random
@@ -13,12 +13,12 @@ from sdc.tools.bench._twins import ADDRESSES, LINKS, ip, two_hosts
 from .tally import Tally
 
 LIMIT, START = 17.0, 180.0
-"""Seconds from a cut to the end of both processes, and until they have come to their steps."""
+"""Most seconds from a cut to the end of both processes, and until they make steps."""
 COMMAND = "import tests.train.runs; from sdc.tools.cli import main; main()"
 
 
 def run(count: int, seed: int) -> Tally:
-    """So many cuts, of the link at either end or of the way to the other, in steps or while compiling."""
+    """Makes `count` cuts, of the link at either end or of the route to the other, during steps or compilation."""
     tally, draw = Tally("cuts"), random.Random(seed)
     for number in range(count):
         with two_hosts() as (names, _):

@@ -1,7 +1,7 @@
-"""Flips: bits of the live memory of a process, changed from outside while twins run on two processes.
+"""Flips: changes bits in the live memory of a process from outside, while twins run in two processes.
 
-Half of them strike arrays of the state, at addresses that a hook in the struck process reports, so that it is known
-what was changed; the other half any memory that the process can write.
+Half of the flips strike arrays of the state, at addresses that a hook in the struck process reports, so that the
+changed array is known. The other half strike any writable memory of the process.
 """
 
 import json
@@ -20,13 +20,13 @@ from .tally import Tally, verdict_of
 SYNCS = ("compute", "params", "none")
 STEPS, STRUCK = 12, 5
 LIMIT = 120.0
-"""Seconds until both processes have ended; they take twenty without a flip."""
+"""Most seconds until both processes have ended; they take twenty without a flip."""
 HOOK = "SDC_STORM_HOOK"
-"""Names the folder in which a process says where its state is, and waits for the flip."""
+"""Names the folder in which a process reports the addresses of its state and waits for the flip."""
 
 
 def run(count: int, seed: int) -> Tally:
-    """So many flips, at each way of synchronization, in either process."""
+    """Makes `count` flips, with each `--sync`, in either process."""
     CONTEXT.set_forkserver_preload(["tests.tools.warm", "tests.storms.hooked"])
     tally, draw = Tally("flips"), random.Random(seed)
     whole = {sync: _run(Path(tempfile.mkdtemp()), sync, None, draw, tally) for sync in SYNCS}
@@ -77,11 +77,11 @@ def _run(folder: Path, sync: str, strike: tuple[int, bool] | None, draw: random.
     finally:
         for process in processes:
             process.kill()
-    told = folder / "run"
-    if not (told / "manifest.json").is_file():
+    record_folder = folder / "run"
+    if not (record_folder / "manifest.json").is_file():
         return {"verdict": "nothing", "digest": None, "struck": struck}
-    verdict = verdict_of(told)
-    record = read_record(told) if verdict != "refused" else None
+    verdict = verdict_of(record_folder)
+    record = read_record(record_folder) if verdict != "refused" else None
     digest = None if record is None or record.summary is None else record.summary.get("state_digest")
     return {"verdict": verdict, "digest": digest, "struck": struck}
 
@@ -125,7 +125,7 @@ def _flip_anywhere(pid: int, draw: random.Random) -> str:
             with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pages:
                 pages.seek(address // 4096 * 8)
                 if not int.from_bytes(pages.read(8), "little") >> 63:
-                    continue  # not in memory: nothing that the process has written
+                    continue  # not in memory: the process has not written it
             _flip(pid, address, bit)
         except OSError:
             continue
@@ -134,7 +134,7 @@ def _flip_anywhere(pid: int, draw: random.Random) -> str:
 
 
 def hook() -> None:
-    """In a process of twins: at one step it says where its state lies, and goes on when the flip is done."""
+    """Makes a process of twins report the addresses of its state at one step, and wait for the flip."""
     import jax
 
     from sdc.train.programs import TwinProgram

@@ -1,4 +1,4 @@
-"""Imported by the parent of the processes that `flips` starts: their state can be found from outside."""
+"""The parent of the processes that `flips` starts imports this module, which makes them report their state."""
 
 from .flips import hook
 

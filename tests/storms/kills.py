@@ -1,4 +1,4 @@
-"""Kills: a signal to a process of a command at any moment; then the record is read, and the run goes on to its end."""
+"""Kills: sends a signal to a process of a command at any moment, reads the record, and resumes the run to its end."""
 
 import contextlib
 import os
@@ -17,11 +17,11 @@ from tests.tools.command import Started, several, start
 from .tally import Tally, verdict_of
 
 LIMITS = {signal.SIGKILL: 20.0, signal.SIGSTOP: 20.0, signal.SIGTERM: 25.0, signal.SIGINT: 25.0}
-"""Seconds until all processes have ended: 15 for a loss, 10 and a checkpoint for an end, and some for two cores."""
+"""Most seconds until all processes have ended: 15 after a loss, 10 and a checkpoint to stop, and some for two cores."""
 WARM = 0.5
-"""How long a run takes that need not compile, as a share of one that has to."""
+"""Duration of a run that need not compile, relative to one that must."""
 TIMEOUT = 20
-"""Seconds that a process waits for one that was killed before they met."""
+"""Seconds for which a process waits for one that was killed before they joined."""
 MINI = ("--config", "mini", "--steps", 12, "--checkpoint-every", 3)
 KEPT = "JAX_COMPILATION_CACHE_DIR"
 RUNS: dict[str, tuple[int, tuple[object, ...]]] = {
@@ -38,13 +38,13 @@ RUNS: dict[str, tuple[int, tuple[object, ...]]] = {
         ("campaign", "--config", "mini", "--steps", 6, "--injections", 40, "--batch", 5, "--where", "probes"),
     ),
 }
-"""How many processes, and the command."""
+"""Number of processes, and the command."""
 
 
 def run(count: int, seed: int) -> Tally:
-    """So many kills, spread over the commands, the signals and the moments."""
+    """Makes `count` kills, spread over the commands, the signals and the moments."""
     tally, draw = Tally("kills"), random.Random(seed)
-    os.environ[KEPT] = tempfile.mkdtemp()  # before the parent of all commands starts
+    os.environ[KEPT] = tempfile.mkdtemp()  # set before the parent of all commands starts
     whole = {name: _whole(*each) for name, each in RUNS.items()}
     for number in range(count):
         name = list(RUNS)[number % len(RUNS)]
@@ -59,7 +59,7 @@ def run(count: int, seed: int) -> Tally:
 
 @contextlib.contextmanager
 def _nothing_kept(cold: bool) -> Iterator[None]:
-    """Half of the runs that are killed compile everything; all others read what was compiled before."""
+    """Removes the compilation cache for the block if `cold`: half of the killed runs compile everything."""
     kept, aside = Path(os.environ[KEPT]), Path(f"{os.environ[KEPT]}-aside")
     if cold:
         kept.rename(aside)
@@ -70,7 +70,7 @@ def _nothing_kept(cold: bool) -> Iterator[None]:
 
 
 def _whole(processes: int, words: Sequence[object]) -> dict[str, Any]:
-    """The run without a kill: how long it takes, and what it ends with."""
+    """Runs the command without a kill; returns its duration, exit code and results."""
     folder = Path(tempfile.mkdtemp()) / "run"
     started = time.monotonic()
     ended = [process.end() for process in _start(processes, words, folder)]
@@ -80,7 +80,7 @@ def _whole(processes: int, words: Sequence[object]) -> dict[str, Any]:
 
 
 def _found(folder: Path) -> dict[str, Any]:
-    """What must be the same however often a run was interrupted."""
+    """Returns the results that must not depend on interruptions."""
     record = read_record(folder)
     summary = record.summary or {}
     lines = [{key: row[key] for key in row if key not in ("seconds", "discarded")} for row in record.lines]
@@ -108,21 +108,21 @@ def _trial(
             running[victim].send(how)
             if how is signal.SIGSTOP and processes == 1:
                 time.sleep(1.0)
-                with contextlib.suppress(ProcessLookupError):  # it had just ended
-                    running[victim].send(signal.SIGCONT)  # and it goes on
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    running[victim].send(signal.SIGCONT)  # resumes it
         _await(tally, running, how, victim, whole, where)
     resumable = (folder / "manifest.json").is_file()
     if resumable:
         said = verdict_of(folder)
         tally.note(f"record {said}")
-        compared = words[0] == "twin"  # all others have no verdict, and end with 0
+        compared = words[0] == "twin"  # the others have no verdict, and end with 0
         if said == "clean" and compared and (whole["code"] or not (folder / "summary.json").is_file()):
             tally.fail("false clean", where)
         if said == "corrupt" and not whole["code"]:
             tally.fail("false corrupt", where)
         if said == "refused":
             tally.fail("odd exit code", f"the record is refused: {where}")
-    # The other host's lock, in a record that its process was killed in, is that of this host here: it is taken over.
+    # The lock of a killed process would belong to another host; here it belongs to this host and is taken over.
     again = [process.end() for process in _start(processes, words, folder, *(("--resume",) if resumable else ()))]
     for code, _, err in again:
         tally.read(err, f"resumed: {where}")
@@ -136,7 +136,7 @@ def _trial(
 def _await(
     tally: Tally, running: list[Started], how: signal.Signals, victim: int, whole: dict[str, Any], where: str
 ) -> None:
-    """Looks how all processes of a run end of which one was struck."""
+    """Checks how all processes of a run end after one was struck."""
     alone = len(running) == 1
     deadline = time.monotonic() + (120.0 if alone and how is signal.SIGSTOP else LIMITS[how])
     for number, process in enumerate(running):

@@ -1,4 +1,4 @@
-"""Mutations: records and checkpoints that were damaged in every way that a disk or a hand can damage them."""
+"""Mutations: records and checkpoints with every kind of damage that a disk or an editor can do."""
 
 import contextlib
 import io
@@ -74,7 +74,7 @@ MUTATIONS: dict[str, Mutation] = {
 
 
 def run(count: int, seed: int) -> Tally:
-    """So many mutations, seven of ten of records."""
+    """Makes `count` mutations, seven out of ten of records."""
     tally, draw = Tally("mutations"), random.Random(seed)
     folder = Path(tempfile.mkdtemp())
     kinds = {
@@ -104,7 +104,7 @@ def run(count: int, seed: int) -> Tally:
 
 
 def _damage(draw: random.Random, files: list[Path]) -> str:
-    """Damages one of some files, or takes it away."""
+    """Damages or removes one of the files; returns what was done."""
     file = draw.choice([file for file in files if file.stat().st_size])
     if draw.random() < 0.08:
         file.unlink()

@@ -1,4 +1,4 @@
-"""Pairs and pools with hosts in network namespaces: sound, faulty, cut off, killed, silent. Needs root and `ip`."""
+"""Pairs and pools with hosts in network namespaces: healthy, faulty, cut off, killed, stopped. Needs root and `ip`."""
 
 import os
 import random
@@ -21,17 +21,17 @@ from .tally import Tally
 FAULT = ("--fault", "bitflip,rate=1e-3,site=fwd/ffn")
 ENDLESS = "100000"
 START = 600.0
-"""Seconds until there are steps, and for all three stages."""
+"""Most seconds until there are steps, and for all three stages."""
 
 
 class Trial(NamedTuple):
-    """What happens to a comparison, and how it must end.
+    """The events of a comparison, and its expected end.
 
     Attributes:
-        hosts: number of processes, of which the last one may be faulty.
-        faulty: whether it is.
-        harm: what is done to a process once there are steps; None to let the comparison end by itself.
-        code: exit code of those that are left.
+        hosts: number of processes; the last one may be faulty.
+        faulty: whether the last one is faulty.
+        harm: what happens to a process once there are steps; None lets the comparison finish.
+        code: exit code of the surviving processes.
     """
 
     hosts: int
@@ -53,9 +53,9 @@ TRIALS = (
 
 
 def run(count: int, seed: int) -> Tally:
-    """So many comparisons, of each kind in turn."""
+    """Runs `count` comparisons, of each kind in turn."""
     tally, draw = Tally("pairs"), random.Random(seed)
-    # Alike programs are compiled once for all trials.
+    # Equal programs are compiled once for all trials.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp())
     for number in range(count):
         with two_hosts() as (names, _):

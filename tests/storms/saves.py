@@ -1,7 +1,7 @@
-"""Saves: a process that saves certified and running checkpoints is killed at any moment, and what it said is there.
+"""Saves: kills a process that saves certified and running checkpoints at any moment, and checks what it reported.
 
-A checkpoint that was verified stays, and restores to the bits that were saved; a running checkpoint is what a simple
-model in memory says after the saves that were done, or the one that was being done.
+A verified checkpoint must stay and restore the saved bits. A running checkpoint must equal a simple model in memory
+after the finished saves, or after the save in progress.
 """
 
 import json
@@ -25,16 +25,16 @@ from .bits import bits_of
 from .tally import Tally
 
 EACH = 10
-"""Kills in one folder, one after the other."""
+"""Kills in one folder, one after another."""
 KEPT = 2
-"""Checkpoints that are not deleted."""
+"""Number of checkpoints to keep."""
 LONGEST = 1.5
-"""Seconds from the first save to the kill."""
+"""Most seconds from the first save to the kill."""
 CHILD = "import sys; from tests.storms.saves import go_on; go_on(sys.argv[1])"
 
 
 def state(step: int) -> dict[str, Any]:
-    """What is saved at a step: other numbers everywhere, and more of them in some rows."""
+    """Returns the state of a step: all numbers change with it, and those of one row by more."""
     w = jnp.arange(256.0).reshape(32, 8) + step
     params = {"w": w.at[step % 32].add(100.0 * step), "b": jnp.full(8, float(step))}
     return {
@@ -46,7 +46,7 @@ def state(step: int) -> dict[str, Any]:
 
 
 def opened(folder: Path) -> Certified:
-    """A certified checkpointer that keeps two."""
+    """Returns a certified checkpointer that keeps two checkpoints."""
     policy = ocp.training.preservation_policies.LatestN(KEPT)
     return certify(
         ocp.training.Checkpointer(folder / "certified", preservation_policy=policy, cleanup_tmp_directories=True)
@@ -54,7 +54,7 @@ def opened(folder: Path) -> Certified:
 
 
 def go_on(where: str) -> None:
-    """Saves until it is killed, and says each time what is done."""
+    """Saves until the process is killed, and prints each finished save."""
     folder = Path(where)
     running = RunningCheckpoint(folder / "running", state(0), moving="params", rows=4)
     with opened(folder) as checkpointer:
@@ -76,7 +76,7 @@ def _say(**what: Any) -> None:
 
 
 def run(count: int, seed: int) -> Tally:
-    """So many kills."""
+    """Makes `count` kills."""
     tally, draw = Tally("saves"), random.Random(seed)
     for begin in range(0, count, EACH):
         folder = Path(tempfile.mkdtemp())
@@ -100,7 +100,7 @@ def _killed(folder: Path, seconds: float, said: dict[str, Any]) -> None:
     for line in child.communicate()[0].splitlines():
         try:
             what = json.loads(line)
-        except ValueError:  # cut off
+        except ValueError:  # incomplete line
             continue
         said |= {name: step for name, step in what.items() if name in ("certified", "verified")}
         said["steps"] |= dict.fromkeys(what.get("blocks", ()), what.get("running"))
@@ -116,15 +116,15 @@ def _certified(tally: Tally, folder: Path, said: dict[str, Any]) -> None:
                 tally.note("restored")
             except CertificateError as error:
                 if isinstance(error, Damaged) and error.remains and sum(other > step for other in steps) >= KEPT:
-                    tally.note("remains")  # of one that two newer ones follow: killed while it was deleted
+                    tally.note("remains")  # two newer ones exist: killed during deletion
                     continue
                 tally.note("not certified")
                 if step <= said["certified"]:
-                    tally.fail("false corrupt", f"certified {step} was done: {error}")
+                    tally.fail("false corrupt", f"certified {step} was saved: {error}")
         if said["certified"] and said["certified"] not in steps and max(steps, default=0) <= said["certified"]:
-            tally.fail("false clean", f"step {said['certified']} was saved, and there are {steps}")
+            tally.fail("false clean", f"step {said['certified']} was saved, but found {steps}")
         if said["verified"] and not any(step >= said["verified"] for step in steps):
-            tally.fail("false clean", f"step {said['verified']} was verified, and there are {steps}")
+            tally.fail("false clean", f"step {said['verified']} was verified, but found {steps}")
 
 
 def _running(tally: Tally, folder: Path, said: dict[str, Any]) -> None:
@@ -137,9 +137,9 @@ def _running(tally: Tally, folder: Path, said: dict[str, Any]) -> None:
         if bits_of(alone) != bits_of(expected):
             tally.fail("other bits", f"block {block} of step {step}")
         if step < said["steps"].get(block, 0):
-            tally.fail("false clean", f"block {block} is of step {step}; that of {said['steps'][block]} was saved")
+            tally.fail("false clean", f"block {block} is of step {step}, but step {said['steps'][block]} was saved")
         tally.note("blocks")
-        said["steps"][block] = step  # what was being saved when it was killed may count
+        said["steps"][block] = step  # a save in progress may count
 
 
 def _with(old: Any, new: Any, pieces: Any) -> Any:

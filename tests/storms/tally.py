@@ -1,4 +1,4 @@
-"""What came of the trials of a storm."""
+"""Outcomes of the trials of a storm."""
 
 import contextlib
 import dataclasses
@@ -19,9 +19,9 @@ class Tally:
 
     Attributes:
         name: name of the storm.
-        trials: how many were done.
-        seen: what came of them, in words.
-        wrong: what should not have come of them, one line each, beginning with a word of `WRONG`.
+        trials: number of trials run.
+        seen: counts of allowed outcomes.
+        wrong: forbidden outcomes, one line each, beginning with an entry of `WRONG`.
     """
 
     name: str
@@ -30,29 +30,29 @@ class Tally:
     wrong: list[str] = dataclasses.field(default_factory=list)
 
     def note(self, what: str) -> None:
-        """Counts something that may happen."""
+        """Counts an allowed outcome."""
         self.seen[what] += 1
 
     def fail(self, what: str, where: str) -> None:
-        """Keeps something that must not happen."""
+        """Records a forbidden outcome."""
         assert what in WRONG, what
         self.wrong.append(f"{what}: {where}")
         print(f"  WRONG {what}: {where}", flush=True)
 
     def read(self, text: str, where: str) -> None:
-        """Looks for traces in what a process printed."""
+        """Records a forbidden outcome if a process printed a stack trace."""
         if TRACE.search(text):
             self.fail("traceback", f"{where}\n{text[-3000:]}")
 
     def lines(self) -> list[str]:
-        """The result as text."""
+        """Returns the result as text."""
         seen = ", ".join(f"{what} {count}" for what, count in sorted(self.seen.items()))
         wrong = ", ".join(f"{what} {sum(one.startswith(what) for one in self.wrong)}" for what in WRONG)
         return [f"{self.name}: {self.trials} trials", f"  seen: {seen}", f"  wrong: {wrong}", *self.wrong]
 
 
 def verdict_of(folder: Path) -> str | None:
-    """The verdict of a record, by its page's exit code: what `sdc report` says to a script."""
+    """Returns the verdict of a record, by the exit code of `sdc report`."""
     from sdc.tools import cli
 
     with contextlib.redirect_stdout(io.StringIO()):

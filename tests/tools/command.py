@@ -1,4 +1,4 @@
-"""Runs `sdc` as people do, in a process of its own: forked from one that has imported everything already."""
+"""Runs `sdc` in a process of its own, forked from one that has imported everything already."""
 
 import atexit
 import contextlib
@@ -24,7 +24,7 @@ atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
 class Started:
-    """A command under way."""
+    """A running command."""
 
     def __init__(self, arguments: tuple[str, ...], largest_file: int | None) -> None:
         self.arguments = arguments
@@ -32,7 +32,7 @@ class Started:
         self.out, self.err = (folder / name for name in ("out", "err"))
         environment = {key: value for key, value in os.environ.items() if key not in ("NPROC", "JAX_NUM_CPU_DEVICES")}
         environment |= {"JAX_PLATFORMS": "cpu", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}
-        # The parent of all commands inherits the environment of the first one.
+        # The parent of all commands inherits the environment of the first command.
         os.environ |= {key: environment[key] for key in set(environment) - set(os.environ)}
         self.process = CONTEXT.Process(
             target=_command, args=(arguments, environment, str(self.out), str(self.err), largest_file)
@@ -44,18 +44,18 @@ class Started:
         return not self.process.is_alive()
 
     def send(self, how: signal.Signals) -> None:
-        """Sends it a signal."""
+        """Sends a signal to the process."""
         assert self.process.pid is not None
         os.kill(self.process.pid, how)
 
     def kill(self) -> None:
-        """Ends it without a chance to tidy up."""
-        with contextlib.suppress(ProcessLookupError):  # killed before
+        """Kills the process, which cannot clean up."""
+        with contextlib.suppress(ProcessLookupError):  # already killed
             self.send(signal.SIGKILL)
         self.process.join()
 
     def end(self) -> tuple[int, str, str]:
-        """Exit code, standard output, standard error, once it has ended."""
+        """Waits for the end; returns exit code, standard output and standard error."""
         self.process.join(LIMIT)
         assert self.ended, f"{self.arguments} takes more than {LIMIT} s: {self.err.read_text()[-2000:]}"
         assert self.process.exitcode is not None
@@ -65,7 +65,7 @@ class Started:
 def _command(
     arguments: tuple[str, ...], environment: dict[str, str], out: str, err: str, largest_file: int | None
 ) -> None:
-    """The process of a command."""
+    """Runs the process of a command."""
     os.environ.clear()
     os.environ.update(environment)
     for number, name in ((1, out), (2, err)):
@@ -80,17 +80,17 @@ def _command(
 
 
 def start(*arguments: object, largest_file: int | None = None) -> Started:
-    """Starts a command; a limit on the size of its files stands in for a full disk."""
+    """Starts a command; a limit on the size of its files simulates a full disk."""
     return Started(tuple(map(str, arguments)), largest_file)
 
 
 def sdc(*arguments: object, largest_file: int | None = None) -> tuple[int, str, str]:
-    """Exit code, standard output, standard error."""
+    """Runs a command; returns exit code, standard output and standard error."""
     return start(*arguments, largest_file=largest_file).end()
 
 
 def summary(*arguments: object, code: int) -> dict[str, Any]:
-    """Runs a command with --json and returns its summary; standard output must hold nothing else."""
+    """Runs a command with --json and returns its summary, which must be all of the standard output."""
     got, out, err = sdc(*arguments, "--json")
     assert got == code, err
     result = json.loads(out)
@@ -103,7 +103,7 @@ def lines(folder: Path, name: str = "steps.jsonl") -> list[dict[str, Any]]:
 
 
 def several(count: int, *arguments: object) -> list[Started]:
-    """The processes of one run, on this machine."""
+    """Starts the processes of one run on this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -112,13 +112,13 @@ def several(count: int, *arguments: object) -> list[Started]:
 
 
 def kill_when(process: Started, ready: Callable[[], bool]) -> None:
-    """Kills a process, without a chance to tidy up, as soon as a condition holds."""
+    """Kills a process as soon as a condition holds."""
     wait(process, ready)
     process.kill()
 
 
 def wait(process: Started, ready: Callable[[], bool]) -> None:
-    """Waits until a condition holds, or a process ends before it does."""
+    """Waits until a condition holds; fails if the process ends first."""
     deadline = time.monotonic() + LIMIT
     while not ready():
         assert not process.ended, process.end()

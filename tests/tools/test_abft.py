@@ -1,4 +1,4 @@
-"""Checked products from the command line: clean when healthy, flagged where they were hit, mended when asked."""
+"""Checked products from the command line: clean if healthy, flagged where faults hit, corrected on request."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_a_healthy_run_has_no_flag(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def struck(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Wrong products of attention forward and of the feed-forward networks backward, on two ranks."""
+    """Trains with faults in forward attention products and backward feed-forward products, on two ranks."""
     folder = tmp_path_factory.mktemp("runs") / "struck"
     places = ('scope("*/attn/*") & direction("fwd")', 'scope("*/ffn/*") & direction("bwd")')
     faults = [word for place in places for word in ("--fault", f"scale,factor=-3,rate=4e-3,where=products & {place}")]
@@ -46,7 +46,7 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 
 
 def test_flags_are_where_the_faults_were(struck: tuple[Path, dict[str, Any]]) -> None:
-    """By step, microstep, product and layer: nothing is flagged that was not hit, and little that was hit is missed."""
+    """By step, microstep, product and layer, no healthy row is flagged, and few hits are missed."""
     folder, result = struck
     assert result["verdict"] == "corrupt"
     assert result["simulated"] is True
@@ -78,7 +78,7 @@ def test_its_report_shows_where_and_when(struck: tuple[Path, dict[str, Any]]) ->
 
 
 def test_corrected_twins_do_not_part(tmp_path: Path) -> None:
-    """Every fault is undone before the twins are compared, and the verdict does not hide that there were some."""
+    """Every fault is corrected before the twins are compared, and the verdict still reports the faults."""
     products = 'products & scope("*/ffn/*")'
     faults = ("--fault", f"scale,factor=-3,rate=1e-4,where={products}")
     folder = tmp_path / "run"
@@ -134,7 +134,7 @@ def test_wrong_use_of_study_and_calibrate(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_profile_of_another_device_is_used_with_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
-    # So large a kappa changes no bound, and so compiles nothing anew.
+    # So large a kappa changes no bound, and so nothing is compiled again.
     Profile(Rounding(kappa=1e30), measured_on={**hardware(), "device_kind": "another"}).save(path)
     folder = tmp_path / "run"
     code, _, err = sdc(*TRAIN, "--steps", 1, "--abft-profile", path, "--run", folder)
@@ -147,10 +147,10 @@ def test_a_profile_of_another_device_is_used_with_a_warning(tmp_path: Path) -> N
 def test_study_and_calibration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One step of each: no false alarm, the schemes in their order, and a profile that `sdc train` takes.
+    """Makes one step of each: no false alarm, the expected order of schemes, and a profile that `sdc train` accepts.
 
-    Both run in this process, whose devices have started already, and on `tiny`: with shorter sums than it has, the
-    schemes are too close to one another.
+    Both run in this process, whose devices have started already, and on `tiny`: with shorter sums, the schemes would
+    be too close to each other.
     """
     monkeypatch.setattr(records, "prepare", lambda **_: None)
     flags = ("--steps", "1", "--dtypes", "bfloat16")

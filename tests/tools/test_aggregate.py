@@ -1,4 +1,4 @@
-"""`sdc train --aggregate` over real processes, and the texts that it takes."""
+"""`sdc train --aggregate` in real processes, and the specifications that it takes."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.train.runs import WORKLOAD, execute
 
 
 def test_a_real_run_of_two_processes_replays_bit_for_bit(tmp_path: Path) -> None:
-    """What two clocks decided is in the record; one process that simulates both ends with the same state."""
+    """The record holds the decisions of two clocks; one process that replays both ends with the same state."""
     spec = "dropcompute,threshold=1e-4,micro_batches=4,correction=count"  # far below a micro-batch: one at most
     common = ("train", "--config", "mini", "--data", 2, "--steps", 3)
     processes = several(2, *common, "--aggregate", spec, "--run", tmp_path / "real")
@@ -21,7 +21,7 @@ def test_a_real_run_of_two_processes_replays_bit_for_bit(tmp_path: Path) -> None
         assert code == 0, err[-3000:]
     rows = lines(tmp_path / "real")
     assert len(rows) == 3
-    # None, where the threshold passed before the first could be dispatched.
+    # 0 if the threshold passed before the first micro-batch was dispatched.
     assert all(one in (0, 1) for row in rows for one in row["aggregation"]["completed"])
     replay = spec.replace("threshold=1e-4", f"replay={tmp_path / 'real'}")
     again = execute(Training(workload=WORKLOAD, data=2, steps=3, aggregate=replay, folder=tmp_path / "again"))

@@ -1,4 +1,4 @@
-"""`sdc burnin`: every verdict as exit code, JSON, JUnit and metrics; what ends it early; short tests that add up."""
+"""`sdc burnin`: every verdict as exit code, JSON, JUnit and metrics; early ends; short tests that add up."""
 
 import json
 import signal
@@ -36,7 +36,7 @@ PATHS = {
 
 @pytest.fixture(autouse=True)
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices have started long ago; processes that are started do not wait for burn-ins of others on this machine."""
+    """Uses the started devices, and a lock folder of its own, so that other burn-ins on this machine do not matter."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(records, "prepare", lambda **_: None)
 
@@ -82,7 +82,7 @@ def test_every_verdict(
 def test_a_folder_is_no_golden_register(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["burnin", "--golden", str(tmp_path), "--run", str(tmp_path / "run")]) == 2
     assert f"--golden {tmp_path}: is a folder, expected the file of a golden register" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []  # it is told before anything runs
+    assert list(tmp_path.iterdir()) == []  # the error comes before anything runs
 
 
 def test_who_reads_a_burn_in_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,7 +128,7 @@ def test_short_tests_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_ended_by_a_signal_it_says_what_is_known(tmp_path: Path) -> None:
-    """And while it runs, nobody else tests its devices; afterwards it goes on."""
+    """While it runs, no other burn-in may test its devices; afterwards it can be resumed."""
     words = ("burnin", "--only", "transfers", "--devices", "2", "--run", str(tmp_path / "run"))
     started = Started((*words, "--minutes", "5"), None)
     until = time.monotonic() + 60
@@ -161,7 +161,7 @@ def test_ended_by_a_signal_it_says_what_is_known(tmp_path: Path) -> None:
     [((), 2_000, 2), (("--fault", "bitflip,rate=1e-5"), 2_000, 2), (("--fault", "bitflip,rate=1e-5"), 6_000, 1)],
 )
 def test_on_a_full_disk_it_says_what_is_known(fault: tuple[str, ...], room: int, code: int, tmp_path: Path) -> None:
-    """A limit on the size of files stands in for it. What was found is not lost, and nothing passes."""
+    """A limit on the size of files simulates it. Findings are not lost, and nothing passes."""
     words = ("burnin", *FAST.split(), "--devices", "2", "--run", str(tmp_path / "run"), *fault)
     got, out, err = Started(words, room).end()
     assert got == code, err

@@ -1,4 +1,4 @@
-"""`sdc checkpoint`: checkpoints of somebody else's program, looked at without it."""
+"""`sdc checkpoint`: inspects checkpoints of another program without that program."""
 
 import json
 from pathlib import Path
@@ -15,8 +15,8 @@ from sdc.tools import cli
 from tests.storms.bits import quiet
 
 
-class Told:
-    """Runs the command, and gives what it printed."""
+class Run:
+    """Runs the command, and returns its output."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -27,8 +27,8 @@ class Told:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Told:
-    return Told(capsys)
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(capsys)
 
 
 def state(step: int) -> dict[str, Any]:
@@ -45,11 +45,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_checkpoints_as_they_were_saved(run: Told, folder: Path) -> None:
-    told = run("show", folder, code=0).out
-    assert "CANDIDATE" in told
-    assert "twins" in told
-    assert "not compared" in told
+def test_checkpoints_as_they_were_saved(run: Run, folder: Path) -> None:
+    printed = run("show", folder, code=0).out
+    assert "CANDIDATE" in printed
+    assert "twins" in printed
+    assert "not compared" in printed
     found = json.loads(run("verify", folder, "--json", code=0).out)
     assert found["verdict"] == "clean"
     assert [(row["step"], row["covered"], row["compared"], row["wrong"]) for row in found["checkpoints"]] == [
@@ -60,36 +60,36 @@ def test_checkpoints_as_they_were_saved(run: Told, folder: Path) -> None:
     assert "CLEAN" in run("verify", folder, "--step", 2, code=0).out
 
 
-def test_what_differs_and_what_cannot_be_compared(run: Told, folder: Path) -> None:
+def test_what_differs_and_what_cannot_be_compared(run: Run, folder: Path) -> None:
     with ocp.training.Checkpointer(folder) as plain:
         other = state(2)
         plain.save_checkpointables(
             2, {"model": other | {"w": other["w"].at[200, 0].set(0.0)}, "text": {"name": "run"}}, overwrite=True
         )
         plain.save(3, state(3), force=True)
-    told = run("verify", folder, code=1).out
-    assert "step 2: model/w differs in rows 0:256" in told
-    assert "step 3: step 3: there is no certificate" in told
-    assert "CORRUPT" in told
+    printed = run("verify", folder, code=1).out
+    assert "step 2: model/w differs in rows 0:256" in printed
+    assert "step 3: step 3: there is no certificate" in printed
+    assert "CORRUPT" in printed
     assert "INCONCLUSIVE" in run("verify", folder, "--step", 3, code=3).out
     assert "history not verified" in run("certify", folder, "--step", 3, code=0).out
     assert "as saved" in run("verify", folder, "--step", 3, code=0).out
     run("show", folder, code=0)
 
 
-def test_files_that_cannot_be_read(run: Told, tmp_path: Path) -> None:
-    """That is no comparison: nothing is said of what was saved.
+def test_files_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
+    """This is not a comparison, so the verdict is inconclusive.
 
-    Of one array: Orbax does not wait for reads that go on when another has failed, and they complain of that, at any
-    later time.
+    There is only one array: when a read fails, Orbax does not wait for the others, and they log errors at any later
+    time.
     """
     with sdc.certify(ocp.training.Checkpointer(tmp_path)) as checkpointer:
         checkpointer.save_checkpointables(2, {"model": {"w": jnp.ones((300, 100))}})
     (tmp_path / "2" / "model" / "manifest.ocdbt").write_bytes(b"")
     with quiet():
-        told = run("verify", tmp_path, "--step", 2, code=3).out
-    assert "step 2: it cannot be read (" in told
-    assert "INCONCLUSIVE" in told
+        printed = run("verify", tmp_path, "--step", 2, code=3).out
+    assert "step 2: it cannot be read (" in printed
+    assert "INCONCLUSIVE" in printed
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,6 @@ def test_files_that_cannot_be_read(run: Told, tmp_path: Path) -> None:
         (("look", "FOLDER"), "look"),
     ],
 )
-def test_wrong_words(run: Told, folder: Path, words: tuple[str, ...], message: str) -> None:
-    told = run(*(word.replace("FOLDER", str(folder)) for word in words), code=2)
-    assert message in told.err
+def test_wrong_words(run: Run, folder: Path, words: tuple[str, ...], message: str) -> None:
+    printed = run(*(word.replace("FOLDER", str(folder)) for word in words), code=2)
+    assert message in printed.err

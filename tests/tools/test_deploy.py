@@ -1,4 +1,4 @@
-"""The files of tools/deploy: their commands exist, and each script does the right thing for every way sdc can end."""
+"""The files of tools/deploy: their commands exist, and each script handles every way in which sdc can end."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def named(path: Path) -> str:
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Every command line of sdc in the files, with its file."""
+    """Yields every command line of sdc in the files, with its file."""
     for path in FILES:
         text = path.read_text().replace("\\\n", " ")
         for match in re.finditer(
@@ -99,7 +99,7 @@ def test_job_and_configuration_say_what_the_codes_mean() -> None:
     )
     assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}]
     monitor = json.loads((DEPLOY / "node-problem-detector" / "sdc-monitor.json").read_text())
-    assert monitor["pluginConfig"]["skip_initial_status"]  # nothing is well before it was asked
+    assert monitor["pluginConfig"]["skip_initial_status"]  # no problem is ruled out before the first check
     assert [rule["condition"] for rule in monitor["rules"]] == [each["type"] for each in monitor["conditions"]]
 
 
@@ -132,7 +132,7 @@ NODE = "NodeName=gpu-17 Arch=x86_64 State={state} ThreadsPerCore=1{reason}"
 
 
 class Host:
-    """A host whose sdc and scontrol are what the test says."""
+    """A host with fake sdc and scontrol."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.settings = folder, {"SDC_STATE": str(folder / "state"), "SDC_ASK_LIMIT": "1"}
@@ -159,7 +159,7 @@ class Host:
         (self.folder / "node").write_text(NODE.format(state=state, reason=said) + "\n")
 
     def run(self, script: str, *words: str, **environment: str) -> tuple[int, str]:
-        """Exit code, and what was said."""
+        """Runs a script; returns its exit code and output."""
         settings = self.folder / "settings"
         settings.write_text("".join(f"{key}={shlex.quote(value)}\n" for key, value in self.settings.items()))
         done = subprocess.run(
@@ -172,7 +172,7 @@ class Host:
         return done.returncode, done.stdout
 
     def updates(self) -> list[str]:
-        """What was asked of scontrol, beside questions."""
+        """Returns the updates that scontrol was asked for."""
         calls = self.folder / "calls"
         return [line for line in calls.read_text().splitlines() if "update" in line] if calls.exists() else []
 

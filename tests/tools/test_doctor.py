@@ -1,4 +1,4 @@
-"""`sdc doctor` from the command line: exit codes, JSON that another host reads, and refusals before anything starts."""
+"""`sdc doctor` from the command line: exit codes, JSON for another host, and errors before anything starts."""
 
 import functools
 import json
@@ -15,7 +15,7 @@ from tests.train.test_doctor import FLAGGED, PLAIN, SEEDED
 
 @pytest.fixture
 def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What the command examines; its operations are few."""
+    """Returns the environment that the command examines, with few operations."""
     found = dict(PLAIN)
     partial = functools.partial(diagnosis.examine, environ=found, suite=FLAGGED)
     monkeypatch.setattr("sdc.tools.commands.doctor.examine", partial)
@@ -23,7 +23,7 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_two_hosts_by_file(environ: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first is fit; the second has a flag more, which is named, with what to set."""
+    """The first is fit; the second has one more flag, which is named with the variable to set."""
     assert run(["doctor", "--json"]) == 0
     captured = capsys.readouterr()
     value = json.loads(captured.out)
@@ -39,9 +39,9 @@ def test_two_hosts_by_file(environ: dict[str, str], tmp_path: Path, capsys: pyte
     out = capsys.readouterr().out
     assert "roundings: decided by no --xla_allow_excess_precision there, --xla_allow_excess_precision=false here" in out
     assert "NOT FIT  bits differ: bits of both hosts" in out
-    told = out[out.index("to make bits comparable, set") :]
-    assert "  unset XLA_FLAGS\n" in told
-    assert told.count("NPROC") == 1
+    advice = out[out.index("to make bits comparable, set") :]
+    assert "  unset XLA_FLAGS\n" in advice
+    assert advice.count("NPROC") == 1
 
     for arguments, said in (
         (("--devices", "2"), "was written without --devices; give the same"),
@@ -91,7 +91,7 @@ def test_a_configuration_that_is_none(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_as_the_commands_set_it_up() -> None:
-    """The flags of GPUs and the size of the pool are in the environment that is examined."""
+    """The examined environment includes the flags of GPUs and the size of the thread pool."""
     asked = diagnosis.Examination(devices=5, prepared=True, seconds=0.01)
     found = diagnosis.examine(asked, environ={**PLAIN, "NPROC": "1"}, suite=SEEDED)
     assert found.settings["--xla_gpu_autotune_level"] == "0"

@@ -1,4 +1,4 @@
-"""Bad input: one clear line, the right exit code, nothing half-written."""
+"""Bad input gives one clear line and the right exit code, and writes no partial files."""
 
 import os
 import shlex
@@ -132,7 +132,7 @@ WITH_DEVICES: dict[str, tuple[str, str]] = {
     ),
     "resume other": ("train --steps 3 --resume --run {taken}", "a record of kind 'twin'; give the folder of a train"),
 }
-"""What can be told only of a program."""
+"""Errors that require a program to detect."""
 
 
 def words(template: str, folder: Path) -> list[str]:
@@ -156,7 +156,7 @@ def check(code: int, out: str, err: str, message: str) -> None:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_one_clear_line(case: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In this process, whose devices have started long ago: these mistakes are found before any device is needed."""
+    """Runs in this process, whose devices have started: these errors are found before any device is needed."""
     command = words(case[0], tmp_path)
     before = sorted(tmp_path.rglob("*"))
     code = cli.run(command)
@@ -233,7 +233,7 @@ def test_the_overview_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def commands() -> Iterator[tuple[str, ...]]:
-    """Every command, and every command below one."""
+    """Yields every command and subcommand."""
     for command in parse.COMMANDS:
         yield (command,)
         yield from ((command, below) for below in parse.names_below(parse.spec_of(command)))
@@ -248,7 +248,7 @@ def test_help_fits_80_columns_and_shows_two_commands(
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    assert text.index("Output:") > text.find("Options:")  # what every command has comes last
+    assert text.index("Output:") > text.find("Options:")  # flags that every command has come last
     block = text.split("\n\n")[2]
     examples = block.removeprefix("Example: sdc ").split("\n         sdc ")
     assert len(examples) == 2
@@ -289,7 +289,7 @@ def test_several_values_are_a_list_or_a_repeated_flag(words: tuple[str, ...], tm
 def test_a_failure_of_the_tool_is_no_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Python's own exit code for an uncaught exception is 1, which would say "corruption found"."""
+    """Python's own exit code for an uncaught exception is 1, which would mean "corruption found"."""
 
     def broken(_: object) -> int:
         raise RuntimeError("broken")
@@ -303,7 +303,7 @@ def test_a_failure_of_the_tool_is_no_verdict(
 def test_a_reader_that_has_had_enough_does_not_change_the_exit_code(
     flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As `sdc report RUN | head -1`."""
+    """The reader closes the pipe early, as in `sdc report RUN | head -1`."""
     rows, _ = steps(3)
     rows[1]["state"]["mismatched"] = 3
     write_run(tmp_path / "run", manifest(), rows)
@@ -332,7 +332,7 @@ def test_a_place_that_cannot_be_made_is_the_users_to_mend(tmp_path: Path) -> Non
         run_errors(folder),
     ):
         folder.mkdir()
-    with pytest.raises(FileNotFoundError), run_errors(tmp_path):  # a file that is missing inside is our failure
+    with pytest.raises(FileNotFoundError), run_errors(tmp_path):  # a missing file inside is the tool's fault
         (tmp_path / "none").read_text()
 
 
@@ -355,7 +355,7 @@ def test_a_full_disk_is_the_users_to_mend(guard: Callable[[], object]) -> None:
 def test_too_little_memory_is_the_users_to_mend() -> None:
     said = "RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes."
     with (
-        pytest.raises(CommandError, match=rf"too little memory for this run \({said}\); take") as error,
+        pytest.raises(CommandError, match=rf"too little memory for this run \({said}\); use") as error,
         run_errors("x"),
     ):
         raise jax.errors.JaxRuntimeError(f"{said}\nand more")
@@ -408,7 +408,7 @@ def test_a_long_line_keeps_its_beginning_and_its_remedy() -> None:
 
 
 def test_a_disk_that_fills_up_during_a_run(tmp_path: Path) -> None:
-    """A limit on the size of files stands in for a full disk; the record stays readable."""
+    """A limit on the size of files simulates a full disk; the record stays readable."""
     flags = ("train", "--config", "mini", "--steps", 3, "--checkpoint-every", 1, "--run", tmp_path / "run")
     code, _, err = sdc(*flags, largest_file=200_000)
     assert code == 2, err

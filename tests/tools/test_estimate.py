@@ -1,4 +1,4 @@
-"""`sdc estimate` with compilers in whose place a test answers, and without any."""
+"""`sdc estimate` with fake compilers, and without any."""
 
 import importlib.metadata
 import json
@@ -24,7 +24,7 @@ FOUND: dict[str, Any] = {
 
 
 class Compilers:
-    """What the process of each program is to say, by tool."""
+    """Fakes the process of each program; `answers` holds its results by tool."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers, self.asked = answers, list[Any]()
@@ -49,8 +49,8 @@ def use(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Compilers:
     return compilers
 
 
-class Told:
-    """What a command printed; it runs in this process, where the compilers' place is taken."""
+class Run:
+    """Runs a command in this process with the fake compilers, and returns its output."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.capsys = capsys
@@ -61,14 +61,14 @@ class Told:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Told:
-    return Told(capsys)
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(capsys)
 
 
 COMMAND = ("estimate", "--target", "v5p:2x2x4", "--config", "tiny")
 
 
-def test_ratios_and_a_report(run: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ratios_and_a_report(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slower = {"estimate": FOUND | {"cycles": 1_100}}
     compilers = use(monkeypatch, plain={"estimate": FOUND}, lockstep=[{"uncharged": "a kernel"}, slower])
     option = ("--compiler-option", "xla_tpu_enable_sdc_checker=true", "count=2", "name=x")
@@ -79,7 +79,7 @@ def test_ratios_and_a_report(run: Told, tmp_path: Path, monkeypatch: pytest.Monk
         ["sdc_kernel"],
         ["sdc_kernel"],
         [""],
-    ]  # once more, for kernels of others
+    ]  # again, for foreign kernels
     page = (tmp_path / "run" / "report.html").read_text()
     for said in ("COMPILER", "lockstep 1.100", "all-reduce", "slices", "an estimate, not a test of a device"):
         assert said in page
@@ -87,19 +87,19 @@ def test_ratios_and_a_report(run: Told, tmp_path: Path, monkeypatch: pytest.Monk
     assert "lockstep" in again.out
 
 
-def test_what_does_not_fit_is_told_beside_the_rest(run: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_told_beside_the_rest(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, plain={"estimate": FOUND}, lockstep={"does_not_fit": "the step needs 100.0 GiB: 5 GiB too much"})
-    told = run(*COMMAND, "--run", tmp_path / "run", code=2)
-    assert "DOES NOT FIT" in told.out
+    printed = run(*COMMAND, "--run", tmp_path / "run", code=2)
+    assert "DOES NOT FIT" in printed.out
     assert "5 GiB too much" in (tmp_path / "run" / "report.md").read_text()
 
 
-def test_one_that_fails_is_told_beside_the_rest(run: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a program of zero cost has no ratio."""
+def test_one_that_fails_is_told_beside_the_rest(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of zero cost has no ratio."""
     use(monkeypatch, plain={"estimate": FOUND | {"cycles": 0}}, lockstep=-6)
-    told = run(*COMMAND, "--run", tmp_path / "run", code=3)
-    assert "ended with SIGABRT on the lockstep step" in told.err
-    assert "plain" in told.out
+    printed = run(*COMMAND, "--run", tmp_path / "run", code=3)
+    assert "ended with SIGABRT on the lockstep step" in printed.err
+    assert "plain" in printed.out
     assert (tmp_path / "run" / "report.html").exists()
 
 
@@ -112,11 +112,11 @@ def test_one_that_fails_is_told_beside_the_rest(run: Told, tmp_path: Path, monke
     ],
 )
 def test_a_compiler_that_fails(
-    run: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, code: int, message: str
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, code: int, message: str
 ) -> None:
     use(monkeypatch, plain=answer)
-    told = run(*COMMAND, "--run", tmp_path / "run", code=code)
-    assert message in told.err
+    printed = run(*COMMAND, "--run", tmp_path / "run", code=code)
+    assert message in printed.err
     assert not (tmp_path / "run").exists()
 
 
@@ -138,17 +138,17 @@ def test_a_compiler_that_fails(
         (("--target", "--config", "tiny"), "--target: expected at least one"),
     ],
 )
-def test_wrong_flags(run: Told, flags: tuple[str, ...], message: str) -> None:
+def test_wrong_flags(run: Run, flags: tuple[str, ...], message: str) -> None:
     assert message in run("estimate", *flags, code=2).err
 
 
 def test_without_the_compiler_one_line_says_how_to_get_it(
-    run: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def version(package: str) -> str:
         raise importlib.metadata.PackageNotFoundError(package)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    told = run("estimate", "--target", "v5e:2x2", "--config", "tiny", "--run", tmp_path / "run", code=2)
-    assert told.err.strip().endswith("libtpu, which is not installed; pip install 'jax-sdc[targets]'")
+    printed = run("estimate", "--target", "v5e:2x2", "--config", "tiny", "--run", tmp_path / "run", code=2)
+    assert printed.err.strip().endswith("libtpu, which is not installed; pip install 'jax-sdc[targets]'")
     assert not (tmp_path / "run").exists()

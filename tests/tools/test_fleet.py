@@ -1,4 +1,4 @@
-"""`sdc fleet`: exit codes, pages, sheets, and names of others that mean harm."""
+"""`sdc fleet`: exit codes, pages, CSV files, and malicious host names."""
 
 import csv
 import io
@@ -30,7 +30,7 @@ def fleet(folder: Path, bad: set[str], count: int = 30, **about: Any) -> list[st
     return names
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, Any]]:
+def run_json(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, Any]]:
     code = cli.run([*map(str, words), "--json"])
     value = json.loads(capsys.readouterr().out)
     assert isinstance(value, dict)
@@ -41,7 +41,7 @@ def test_three_bad_hosts_of_thirty(tmp_path: Path, capsys: pytest.CaptureFixture
     bad = {"gpu-04", "gpu-17", "gpu-29"}
     fleet(tmp_path / "results", bad)
     words = ("fleet", "summarize", tmp_path / "results")
-    code, summary = told(capsys, *words, "--output", tmp_path / "page", "--ledger", tmp_path / "ledger.json")
+    code, summary = run_json(capsys, *words, "--output", tmp_path / "page", "--ledger", tmp_path / "ledger.json")
     assert code == 1
     assert {each["host"] for each in summary["suspects"]} == bad
     assert {(each["device"], each["serial"]) for each in summary["suspects"]} == {(0, f"SN-{name}-0") for name in bad}
@@ -53,9 +53,9 @@ def test_three_bad_hosts_of_thirty(tmp_path: Path, capsys: pytest.CaptureFixture
     page = (tmp_path / "page" / "index.html").read_text()
     assert "3 suspects among 60 devices of 30 hosts" in page
     assert re.search(r"(src|href)=", page) is None
-    again, second = told(capsys, *words, "--output", tmp_path / "page", "--ledger", tmp_path / "ledger.json")
+    again, second = run_json(capsys, *words, "--output", tmp_path / "page", "--ledger", tmp_path / "ledger.json")
     assert (again, second["ledger"]["known"]) == (1, 30)
-    assert {**second, "ledger": None} == {**summary, "ledger": None}  # the same files, the same answer
+    assert {**second, "ledger": None} == {**summary, "ledger": None}  # the same files give the same result
     code, out, _ = sdc(*words)
     assert code == 1
     assert "gpu-17  0       SN-gpu-17-0  probable" in out
@@ -65,19 +65,19 @@ def test_three_bad_hosts_of_thirty(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fleet(tmp_path / "clean", set(), 3)
-    assert told(capsys, "fleet", "summarize", tmp_path / "clean")[0] == 0
+    assert run_json(capsys, "fleet", "summarize", tmp_path / "clean")[0] == 0
     put_report(tmp_path / "one", make_report("a"))
-    code, summary = told(capsys, "fleet", "summarize", tmp_path / "one")
+    code, summary = run_json(capsys, "fleet", "summarize", tmp_path / "one")
     assert (code, summary["verdict"]) == (3, "inconclusive")
     put_report(tmp_path / "found", make_report("a", findings=[make_finding()]))
-    assert told(capsys, "fleet", "summarize", tmp_path / "found")[0] == 1
+    assert run_json(capsys, "fleet", "summarize", tmp_path / "found")[0] == 1
     both = {(WORKLOADS[0], device): "0" * 16 for device in (0, 1)}
     put_report(tmp_path / "tie", make_report("a"))
     put_report(tmp_path / "tie", make_report("b", digests=both))
-    code, summary = told(capsys, "fleet", "summarize", tmp_path / "tie")
+    code, summary = run_json(capsys, "fleet", "summarize", tmp_path / "tie")
     assert (code, summary["suspects"], len(summary["ties"])) == (1, [], 1)
     (tmp_path / "bad.json").write_text("{}")
-    code, summary = told(capsys, "fleet", "summarize", tmp_path / "bad.json")
+    code, summary = run_json(capsys, "fleet", "summarize", tmp_path / "bad.json")
     assert (code, [set(each) for each in summary["refused"]]) == (3, [{"file", "reason"}])
     (tmp_path / "ledger.json").write_text("{}")
     (tmp_path / "taken").mkdir()
@@ -110,7 +110,7 @@ def test_simulations_are_marked_everywhere(tmp_path: Path, capsys: pytest.Captur
     assert "SIMULATED a" in page
     assert "yes" in (tmp_path / "page" / "suspects.csv").read_text().splitlines()[1].split(",")
     put_report(tmp_path / "all", make_report("real"))
-    code, summary = told(capsys, *words[:3])
+    code, summary = run_json(capsys, *words[:3])
     assert (code, summary["simulated"], summary["simulated_results"]) == (1, "some", 3)
     assert cli.run(words[:3]) == 1
     assert "3 of 4 results are of simulated faults" in capsys.readouterr().out
@@ -126,7 +126,7 @@ def test_names_of_others_do_no_harm(tmp_path: Path, capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "\u202e" not in out
-    assert "sdc fleet schedule" not in out  # none of these names is one to put into a command
+    assert "sdc fleet schedule" not in out  # none of these names may be put into a command
     page = (tmp_path / "page" / "index.html").read_text()
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)" in page
@@ -182,7 +182,7 @@ def test_schedules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_hosts_come_from_a_text_file(
     name: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    os.mkfifo(tmp_path / "pipe")  # nobody writes into it: whoever opens it waits for ever
+    os.mkfifo(tmp_path / "pipe")  # no process writes into it: opening it would block forever
     (tmp_path / "bits").write_bytes(b"gpu-1 \xfd")
     (tmp_path / "long").write_bytes(b"a " * 5_000_001)
     word = f"@{name.format(tmp_path)}"
@@ -194,15 +194,15 @@ def test_a_folder_is_no_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str
     fleet(tmp_path / "results", set(), 2)
     (tmp_path / "ledgers").mkdir()
     assert cli.run(["fleet", "summarize", str(tmp_path / "results"), "--ledger", str(tmp_path / "ledgers")]) == 2
-    told = capsys.readouterr().err
-    assert f"{tmp_path}/ledgers is a folder, expected the file of a ledger" in told
-    assert f"such as {tmp_path}/ledgers/ledger.json" in told
+    err = capsys.readouterr().err
+    assert f"{tmp_path}/ledgers is a folder, expected the file of a ledger" in err
+    assert f"such as {tmp_path}/ledgers/ledger.json" in err
     assert list((tmp_path / "ledgers").iterdir()) == []
 
 
 def test_simulated_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fleet", "simulate", "--hosts", "16", "--rounds", "2", "--trials", "20"]
-    code, value = told(capsys, *words)
+    code, value = run_json(capsys, *words)
     assert code == 0
     assert value["simulated"] is True
     assert [row["exact"] for row in value["rounds"]] == [0, 20]

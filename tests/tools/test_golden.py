@@ -1,4 +1,4 @@
-"""`sdc golden`: records, verifies, merges and lists; what is damaged or foreign is inconclusive, never clean."""
+"""`sdc golden`: records, verifies, merges and lists; a damaged or foreign register is inconclusive, never clean."""
 
 import functools
 import json
@@ -20,17 +20,17 @@ from tests.sdc.burnin.registers import BAD, GOOD, register
 ONLY = ("--level", "quick", "--only", "ordering", "--devices", 2, "--rounds", 1)
 
 
-class Told:
-    """Runs the command, and gives what it printed."""
+class Run:
+    """Runs the command, and returns its output."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
     def __call__(self, *words: object, code: int) -> Any:
         got = cli.run(["golden", *map(str, words)])
-        told = self._capsys.readouterr()
-        assert got == code, told
-        return told
+        printed = self._capsys.readouterr()
+        assert got == code, printed
+        return printed
 
     def json(self, *words: object, code: int) -> dict[str, Any]:
         found = json.loads(self(*words, "--json", code=code).out)
@@ -39,14 +39,14 @@ class Told:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Told:
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr("sdc.records.prepare", lambda **_: None)
-    return Told(capsys)
+    return Run(capsys)
 
 
 @pytest.fixture(scope="module")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two devices computed, recorded by the command."""
+    """Records what two devices compute."""
     path = tmp_path_factory.mktemp("golden") / "once.golden"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sdc.records.prepare", lambda **_: None)
@@ -59,9 +59,9 @@ def recorded(once: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(once, tmp_path / "here.golden"))
 
 
-def test_what_is_recorded_is_confirmed(run: Told, recorded: Path, tmp_path: Path) -> None:
-    told = run.json("record", tmp_path / "again.golden", *ONLY, code=0)
-    assert (told["verdict"], told["recorded"], told["sentences"]) == ("clean", 1, [])
+def test_what_is_recorded_is_confirmed(run: Run, recorded: Path, tmp_path: Path) -> None:
+    printed = run.json("record", tmp_path / "again.golden", *ONLY, code=0)
+    assert (printed["verdict"], printed["recorded"], printed["sentences"]) == ("clean", 1, [])
     assert lookup(GOLDEN.read(tmp_path / "again.golden")) == lookup(GOLDEN.read(recorded))
     found = run.json("verify", recorded, code=0)
     assert (found["verdict"], found["confirmed"], found["elsewhere"]) == ("clean", 1, 0)
@@ -71,7 +71,7 @@ def test_what_is_recorded_is_confirmed(run: Told, recorded: Path, tmp_path: Path
     assert "is undamaged: 1 digests, 0 disputed, none run here" in whole["sentence"]
 
 
-def test_a_register_is_not_overwritten(run: Told, recorded: Path) -> None:
+def test_a_register_is_not_overwritten(run: Run, recorded: Path) -> None:
     before = recorded.read_bytes()
     assert "exists already" in run("record", recorded, *ONLY, code=2).err
     assert "exists already" in run("merge", recorded, recorded, code=2).err
@@ -79,7 +79,7 @@ def test_a_register_is_not_overwritten(run: Told, recorded: Path) -> None:
     assert recorded.read_bytes() == before
 
 
-def test_nothing_is_recorded_where_devices_differ(run: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_recorded_where_devices_differ(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = Fault(BitFlip(bits=(20,)), rate=1.0, at={"device": 1})
     monkeypatch.setattr(recorder, "burn_in", functools.partial(burn_in, inject=[fault]))
     found = run.json("record", tmp_path / "a.golden", *ONLY, code=1)
@@ -89,23 +89,23 @@ def test_nothing_is_recorded_where_devices_differ(run: Told, tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_recorded_where_nothing_agrees(run: Told, tmp_path: Path) -> None:
+def test_nothing_is_recorded_where_nothing_agrees(run: Run, tmp_path: Path) -> None:
     words = (*ONLY[:-4], "--devices", 1, "--rounds", 1)
-    told = run("record", tmp_path / "a.golden", *words, code=3).out
-    assert "no workload ran twice on a device" in told
-    assert "INCONCLUSIVE  nothing is recorded" in told
+    printed = run("record", tmp_path / "a.golden", *words, code=3).out
+    assert "no workload ran twice on a device" in printed
+    assert "INCONCLUSIVE  nothing is recorded" in printed
     assert list(tmp_path.iterdir()) == []
 
 
-def test_devices_that_are_not_there(run: Told, tmp_path: Path) -> None:
+def test_devices_that_are_not_there(run: Run, tmp_path: Path) -> None:
     for words in (("--devices", "gpu:8"), ("--devices", 20), ()):
-        told = run("record", tmp_path / "a.golden", *ONLY[:-4], "--rounds", 1, *words, code=3).err
-        assert told.startswith("sdc: inconclusive: ")
+        printed = run("record", tmp_path / "a.golden", *ONLY[:-4], "--rounds", 1, *words, code=3).err
+        assert printed.startswith("sdc: inconclusive: ")
     assert list(tmp_path.iterdir()) == []
 
 
 def rewritten(path: Path, **differs: Any) -> None:
-    """A register in which somebody wrote something else."""
+    """Changes fields of the first entry of a register."""
     import msgspec
 
     value = GOLDEN.read(path)
@@ -118,14 +118,14 @@ def rewritten(path: Path, **differs: Any) -> None:
     GOLDEN.write(path, value)
 
 
-def test_other_bits_are_found(run: Told, recorded: Path) -> None:
+def test_other_bits_are_found(run: Run, recorded: Path) -> None:
     rewritten(recorded, digest=BAD)
     found = run.json("verify", recorded, code=1)
     assert (found["verdict"], found["confirmed"]) == ("corrupt", 0)
     assert "seen by golden" in found["sentences"][0]
 
 
-def test_a_register_of_elsewhere_is_inconclusive(run: Told, recorded: Path) -> None:
+def test_a_register_of_elsewhere_is_inconclusive(run: Run, recorded: Path) -> None:
     rewritten(recorded, environment={"jaxlib": "0.0.1"})
     found = run.json("verify", recorded, code=3)
     assert (found["verdict"], found["confirmed"], found["elsewhere"]) == ("inconclusive", 0, 1)
@@ -133,39 +133,40 @@ def test_a_register_of_elsewhere_is_inconclusive(run: Told, recorded: Path) -> N
 
 
 @pytest.mark.parametrize("words", ["verify {}", "verify --no-run {}", "merge {}.new {}", "list {}"])
-def test_a_damaged_register_is_inconclusive(words: str, run: Told, tmp_path: Path) -> None:
+def test_a_damaged_register_is_inconclusive(words: str, run: Run, tmp_path: Path) -> None:
     path = tmp_path / "a.golden"
     GOLDEN.write(path, register())
     path.write_bytes(path.read_bytes().replace(GOOD.encode(), BAD.encode()))
-    told = run(*words.format(path, path).split(), code=3)
-    assert told.err.startswith("sdc: inconclusive: ")
-    assert "its checksum is wrong" in told.err
-    assert told.out == ""
+    printed = run(*words.format(path, path).split(), code=3)
+    assert printed.err.startswith("sdc: inconclusive: ")
+    assert "its checksum is wrong" in printed.err
+    assert printed.out == ""
     path.unlink()
     assert "there is no such file" in run(*words.format(path, path).split(), code=2).err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("words", ["verify {}", "verify --no-run {}", "merge {}/new {}", "list {}"])
-def test_a_folder_is_no_register(words: str, run: Told, tmp_path: Path) -> None:
-    told = run(*words.format(tmp_path, tmp_path).split(), code=2)
-    assert f"{tmp_path} is a folder, expected the file of a golden register; name the file" in told.err
-    assert "damaged" not in told.err
+def test_a_folder_is_no_register(words: str, run: Run, tmp_path: Path) -> None:
+    printed = run(*words.format(tmp_path, tmp_path).split(), code=2)
+    assert f"{tmp_path} is a folder, expected the file of a golden register; name the file" in printed.err
+    assert "damaged" not in printed.err
 
 
-def test_an_empty_register_is_told_as_such(run: Told, tmp_path: Path) -> None:
+def test_an_empty_register_is_told_as_such(run: Run, tmp_path: Path) -> None:
     (tmp_path / "a.golden").touch()
-    told = run("verify", tmp_path / "a.golden", code=3)
-    assert "a.golden is damaged (it is empty); restore it or record it anew" in told.err
+    printed = run("verify", tmp_path / "a.golden", code=3)
+    assert "a.golden is damaged (it is empty); restore it or record it anew" in printed.err
 
 
-def test_repetition_alone_is_warned_of(run: Told, tmp_path: Path) -> None:
+def test_repetition_alone_is_warned_of(run: Run, tmp_path: Path) -> None:
     words = ("--level", "quick", "--devices", 1, "--rounds", 2, "--only", "ordering", "--only", "functions")
-    told = run.json("record", tmp_path / "a.golden", *words, "--dtypes", "float32", code=0)
-    # The host computes orderings too, and so they do not rest on the device alone.
-    assert (told["verdict"], told["repeated_only"]) == ("clean", told["recorded"] - 1)
-    (warning,) = told["sentences"]
-    assert warning.startswith(f"warning: {told['repeated_only']} of {told['recorded']} digests rest on repetition")
+    printed = run.json("record", tmp_path / "a.golden", *words, "--dtypes", "float32", code=0)
+    # The host computes orderings too, so they do not rest on the device alone.
+    assert (printed["verdict"], printed["repeated_only"]) == ("clean", printed["recorded"] - 1)
+    (warning,) = printed["sentences"]
+    counts = f"{printed['repeated_only']} of {printed['recorded']}"
+    assert warning.startswith(f"warning: {counts} digests rest on repetition")
     assert "a fault that repeats itself would be recorded too" in warning
 
 
@@ -175,21 +176,21 @@ def written(folder: Path, **registers: Register) -> list[Path]:
     return [folder / f"{name}.golden" for name in registers]
 
 
-def test_registers_are_merged_and_listed(run: Told, tmp_path: Path) -> None:
+def test_registers_are_merged_and_listed(run: Run, tmp_path: Path) -> None:
     files = written(tmp_path, a=register("a"), b=register("b", {"w": GOOD, "x": BAD}))
     out = tmp_path / "out.golden"
     assert f"2 digests in {out}" in run("merge", out, *files, code=0).out
     assert len(GOLDEN.read(out).entries) == 2
-    told = run("list", out, code=0).out
+    printed = run("list", out, code=0).out
     for words in ("driver 550.1", "xla_flags=--a=1", "host host-a", "gpu H100", GOOD, BAD, "repeat, vote"):
-        assert words in told
+        assert words in printed
     listed = run.json("list", *files, code=0)
     assert [(row["subject"]["workload"], row["digest"]) for row in listed["entries"]] == [("w", GOOD), ("x", BAD)]
     assert sorted(listed["recordings"]) == ["a", "b"]
     assert listed["disputed"] == []
 
 
-def test_a_disagreement_ends_with_one(run: Told, tmp_path: Path) -> None:
+def test_a_disagreement_ends_with_one(run: Run, tmp_path: Path) -> None:
     files = written(tmp_path, a=register("a", {"w": GOOD, "x": GOOD}), b=register("b", {"w": BAD}))
     out = tmp_path / "out.golden"
     found = run.json("merge", out, *files, code=1)

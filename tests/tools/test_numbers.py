@@ -1,4 +1,4 @@
-"""Every flag that takes a number takes sensible ones, and refuses all others in one line before JAX starts."""
+"""Every numeric flag takes sensible numbers, and refuses all others in one line before JAX starts."""
 
 import types
 import typing
@@ -14,7 +14,7 @@ from sdc.verdict import Exit
 
 ABSURD = ("nan", "-inf", "inf", "1e300", "1e400", "-1", str(2**31), str(2**63), str(10**30), 5_000 * "9", "0x10", "")
 SENSIBLE = ("0", "٣")
-"""Python reads the digits of any script."""
+"""Python parses the digits of any script."""
 SENSIBLE_FOR = {"least_elements": (str(2**31),), "BurninSettings.seed": (str(2**31),)}
 GOLDEN = Path(__file__).parents[1] / "sdc" / "burnin" / "schema_1.golden"
 COMMANDS = {
@@ -47,11 +47,11 @@ BESIDE = {
     "process": "--coordinator 127.0.0.1:1 --processes 2",
     "checkpoint_fraction": "--checkpoint scar",
 }
-"""Flags without which another would be refused whatever its value."""
+"""Flags without which another flag would be refused for any value."""
 
 
 class Started(BaseException):
-    """Everything was found to be in order."""
+    """Raised where devices would start: the flags are valid."""
 
 
 def takes_a_number(hint: Any) -> bool:
@@ -61,7 +61,7 @@ def takes_a_number(hint: Any) -> bool:
 
 
 def flags() -> dict[str, tuple[str, str, str]]:
-    """Each flag once, with the first command that has it: `Class.field` of the class that says what it means."""
+    """Returns each flag once, by `Class.field` of the declaring class, with the first command that has it."""
     found: dict[str, tuple[str, str, str]] = {}
     for kind, command in COMMANDS.items():
         for owner, path, flag in parse.flags(kind):

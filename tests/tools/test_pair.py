@@ -1,4 +1,4 @@
-"""`sdc pair` and `sdc pool` as people run them: processes that find a fault, lose one another, or do not fit."""
+"""`sdc pair` and `sdc pool` in real processes that find a fault, lose each other, or are not comparable."""
 
 import json
 import signal
@@ -94,11 +94,11 @@ def test_processes_that_do_not_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("pool", "--twins: expected the number of hosts; give it, or --processes"),
         ("pool --twins 2", "--twins 2: expected at least three hosts; compare two with sdc pair"),
-        ("pair --coordinator 127.0.0.1:1 --processes 3 --process 0", "--processes 3: 2 hosts with equally many"),
+        ("pair --coordinator 127.0.0.1:1 --processes 3 --process 0", "--processes 3: expected a multiple of 2"),
         ("pair --resolve {there}/none", "there is no {there}/none; give a file that sdc pair or sdc pool wrote"),
         (
             "pair --resolve {there}",
@@ -109,7 +109,7 @@ def test_processes_that_do_not_fit(tmp_path: Path) -> None:
         ("pair --suspect node99", "--suspect node99: unknown suspect"),
     ],
 )
-def test_flags_that_make_no_sense(words: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_that_make_no_sense(words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert cli.run(words.format(there=tmp_path).split()) == Exit.USAGE
-    assert told.format(there=tmp_path) in capsys.readouterr().err
+    assert message.format(there=tmp_path) in capsys.readouterr().err

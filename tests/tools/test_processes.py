@@ -1,4 +1,4 @@
-"""Runs of several processes that lose one another, or do not fit together: the others end with a message."""
+"""Runs of several processes that lose each other or are not comparable: the survivors end with a message."""
 
 import signal
 import time
@@ -15,9 +15,11 @@ from tests.tools.command import sdc, several, start, wait
 TWIN = ("twin", "--config", "mini", "--devices", 4, "--model", 2, "--steps", 5)
 
 
-def told(err: str) -> list[str]:
-    """What a command said at its end: not how far it was, for whom it waited, nor the runtime's log, which the parent
-    of all commands has started at a level that the command would not choose."""
+def messages(err: str) -> list[str]:
+    """Returns the last messages of a command, without progress, waiting, and the runtime's log.
+
+    The parent of all commands has set a level of that log that a command would not choose.
+    """
     lines = [line for line in err.splitlines() if not line.startswith(("step ", "injection ", "waiting "))]
     return [line for line in lines if "coordination_service_agent.cc" not in line]
 
@@ -33,7 +35,7 @@ def test_a_lost_peer_ends_the_other(victim: int, how: signal.Signals, tmp_path: 
     assert time.monotonic() - sent < 15
     processes[victim].kill()
     assert code == 3, err[-2000:]
-    (line,) = told(err)
+    (line,) = messages(err)
     assert line.startswith(f"sdc: inconclusive: process {victim} was lost")
     assert f"The record is in {tmp_path / 'run'}; continue with: sdc twin " in line
     assert line.endswith(f"--process {1 - victim} --resume")
@@ -47,7 +49,7 @@ def test_a_signal_to_one_process_ends_all_after_the_same_step(tmp_path: Path) ->
     for process in processes:
         code, _, err = process.end()
         assert code == 3, err[-2000:]
-        (line,) = told(err)
+        (line,) = messages(err)
         assert line.startswith("sdc: inconclusive: interrupted by SIGTERM. The record is in ")
     record = read_record(tmp_path / "run", "twin")
     assert not record.ended
@@ -68,7 +70,7 @@ def test_a_signal_while_compiling_is_not_lost(command: tuple[object, ...], how: 
     process.send(how)
     code, _, err = process.end()
     assert code == 3, err[-2000:]
-    (line,) = told(err)
+    (line,) = messages(err)
     assert line.startswith(f"sdc: inconclusive: interrupted by {how.name}")
     assert line.endswith("--resume")
     assert not (tmp_path / "run" / "summary.json").exists()
@@ -84,7 +86,7 @@ def test_a_peer_that_does_not_come(tmp_path: Path) -> None:
 
 
 def test_a_coordinator_whose_name_has_no_address_yet_is_awaited(tmp_path: Path) -> None:
-    """As while a cluster is starting; why nothing goes on is told at once."""
+    """This happens while a cluster starts; the reason for waiting is printed at once."""
     flags = ("--coordinator", "gpu-9.invalid:4321", "--processes", 2, "--process", 1, "--timeout", 3)
     code, _, err = sdc(*TWIN, *flags, "--run", tmp_path / "run")
     assert code == 3
@@ -107,7 +109,7 @@ def test_processes_that_are_not_comparable(tmp_path: Path) -> None:
 
 
 def test_processes_that_are_about_to_do_different_things(tmp_path: Path) -> None:
-    """One is told to resume, the other one is not, and the run folder is there."""
+    """One has --resume, the other one does not, and the run folder exists."""
     with Record.create(tmp_path / "run", {}, kind="twin") as record:
         record.line({"step": 0})
     processes = several(2, *TWIN, "--run", tmp_path / "run")
@@ -121,19 +123,19 @@ def test_processes_that_are_about_to_do_different_things(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "command"),
     [
         (["twin", "--steps", "9"], "sdc twin --steps 9 --run {folder} --resume"),
         (["twin", "--run=x y", "--resume"], "sdc twin '--run=x y' --resume"),
         (["trace", "runs/golden", "--where", "probes"], "sdc trace runs/golden --where probes --resume"),
     ],
 )
-def test_how_to_go_on(words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_to_go_on(words: list[str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["sdc", *words])
     onward = Onward(tmp_path)
     assert onward.how() == "Nothing is on record; run the command again"
     Record.create(tmp_path, {}, kind="twin").close()
-    assert onward.how() == f"The record is in {tmp_path}; continue with: {told.format(folder=tmp_path)}"
+    assert onward.how() == f"The record is in {tmp_path}; continue with: {command.format(folder=tmp_path)}"
 
 
 def test_a_pipe_gets_a_plain_line_now_and_then(

@@ -1,4 +1,4 @@
-"""`sdc train --checkpoint scar`: a host is lost, all processes are started again, and each holds what is left."""
+"""`sdc train --checkpoint scar`: after the loss of a host, all processes restart with the data that is left."""
 
 import shutil
 import signal
@@ -27,7 +27,7 @@ Part = tuple[Fragment, bytes]
 
 
 def copied(place: Path) -> Iterator[Part]:
-    """What a copy on a host holds."""
+    """Yields the parts of the state in a copy on a host."""
     content = (place / "pieces").read_bytes()
     for held in DESCRIPTIONS.read(place / "copy.json").held:
         yield held, content[: held.bytes]
@@ -35,7 +35,7 @@ def copied(place: Path) -> Iterator[Part]:
 
 
 def saved(folder: Path, *, save: int | None = None) -> Iterator[Part]:
-    """What the stores of both processes hold: the newest of each block, or what one save wrote."""
+    """Yields the parts in the stores of both processes: the newest of each block, or those of one save."""
     last = last_save(epath.Path(folder))
     assert last is not None
     for store in (Store(epath.Path(folder), process) for process in range(2)):
@@ -47,7 +47,7 @@ def saved(folder: Path, *, save: int | None = None) -> Iterator[Part]:
 
 
 def initial(axes: Mapping[str, int]) -> Iterator[Part]:
-    """What a run begins with."""
+    """Yields the parts of the initial state of a run."""
     job = Training(workload=WORKLOAD, **axes)
     spread = place(twins=None, data=job.data, model=job.model, kind=job.layout, devices=jax.devices()[:2])
     state = job.program(MINI, spread, donate=False).init(0)
@@ -56,7 +56,7 @@ def initial(axes: Mapping[str, int]) -> Iterator[Part]:
 
 
 class Canvas:
-    """Every byte of a state, as files say it must be."""
+    """The expected bytes of a state, according to files."""
 
     def __init__(self, start: Sequence[Part]) -> None:
         ends: dict[str, tuple[Any, int]] = {}
@@ -67,7 +67,7 @@ class Canvas:
         self.paint(start)
 
     def at(self, part: Part) -> tuple[np.ndarray, np.ndarray]:
-        """What there must be, and what there is."""
+        """Returns the expected and the actual bytes of a part."""
         held, content = part
         whole = self._bytes[held.name]
         there = whole[within(held.box, tuple((0, size) for size in whole.shape[:-1]))]
@@ -79,7 +79,7 @@ class Canvas:
             there[:] = content
 
     def agrees(self, parts: Iterator[Part]) -> set[str]:
-        """Compares all of them, and names their arrays."""
+        """Asserts that all parts are as expected, and returns the names of their arrays."""
         names = set()
         for part in parts:
             assert np.array_equal(*self.at(part)), part[0]
@@ -94,7 +94,7 @@ def copies(folder: Path, process: int) -> list[int]:
 
 @pytest.mark.parametrize(("axis", "every"), [("data", False), ("model", True)])
 def test_a_host_is_lost_and_the_run_goes_on(axis: str, every: bool, tmp_path: Path) -> None:
-    """One process is killed and the other ends by itself, or both are killed; what the second host had is gone."""
+    """One process is killed and the other ends by itself, or both are killed; the second host's copies are gone."""
     run, running = tmp_path / "run", tmp_path / "run" / "running"
     flags = (*TRAIN, f"--{axis}", 2, "--run", run, "--local-copies", tmp_path / "copies")
     processes = several(2, *flags, "--checkpoint-every", 4, "--steps", 100_000)
@@ -110,11 +110,11 @@ def test_a_host_is_lost_and_the_run_goes_on(axis: str, every: bool, tmp_path: Pa
 
     (here,), (lost,) = (tmp_path.glob(f"copies/*/process-{process}") for process in range(2))
     step, done = copies(tmp_path, 0)[-1], len(read_record(run, "train").lines)
-    must = Canvas(list(initial({axis: 2})))  # some blocks were never saved, and are as they were
+    must = Canvas(list(initial({axis: 2})))  # some blocks were never saved and keep their initial values
     must.paint(saved(running))
     must.paint(copied(here / str(step)))
     shutil.rmtree(lost)
-    # From here on nothing is copied or saved but what the restart itself does.
+    # From here on only the restart itself copies or saves anything.
     processes = several(2, *flags, "--checkpoint-every", 100_000, "--steps", 100_000, "--resume")
     wait(processes[0], lambda: any("restarted" in row for row in lines(run)))
     processes[0].send(signal.SIGTERM)
@@ -123,25 +123,25 @@ def test_a_host_is_lost_and_the_run_goes_on(axis: str, every: bool, tmp_path: Pa
         assert code == 3, err[-2000:]
         assert f"goes on from step {step}; {done - step} steps are lost" in err
 
-    # Both processes, by what they copied and saved of their states: survivors' bits, and of the rest what was saved.
+    # What both processes copied and saved of their states: the survivor's bits, and saved bits for the rest.
     assert "params/embedding" in must.agrees(copied(lost / str(step)))
     assert must.agrees(saved(running, save=max(Store(epath.Path(running), 0).saves())))
     assert copies(tmp_path, 0) == [step - 4, step]
     rows = lines(run)
     assert [row["step"] for row in rows] == list(range(len(rows)))
-    (told,) = [row["restarted"] for row in rows if "restarted" in row]
-    assert rows[step]["restarted"] is told
-    assert (told["simulated"], told["step"], told["steps_lost"]) == (False, step, done - step)
-    first, second = told["processes"]
+    (restart,) = [row["restarted"] for row in rows if "restarted" in row]
+    assert rows[step]["restarted"] is restart
+    assert (restart["simulated"], restart["step"], restart["steps_lost"]) == (False, step, done - step)
+    first, second = restart["processes"]
     assert first["own"]["bytes"] == (here / str(step) / "pieces").stat().st_size
     assert first["peers"]["bytes"] == first["running"]["bytes"] == second["own"]["bytes"] == 0
     assert second["peers"]["bytes"] > 0
-    assert second["running"]["bytes"] == told["bytes"] > 0
-    assert 0 < told["lost"] <= told["blocks"]
-    for found in [row["outlook"] for row in rows if "outlook" in row][:5]:  # of all processes, written by the first
+    assert second["running"]["bytes"] == restart["bytes"] > 0
+    assert 0 < restart["lost"] <= restart["blocks"]
+    for found in [row["outlook"] for row in rows if "outlook" in row][:5]:  # the first process writes those of all
         half, everything = found["losses"][1:]
         assert 0 < half["steps"] < everything["steps"] <= found["step"]
-    assert not any("outlook" in row for row in rows[step:])  # nothing was saved any more
+    assert not any("outlook" in row for row in rows[step:])  # nothing was saved after the restart
     assert sum("outlook" in row for row in rows[:step]) == step // 2
 
     if every:
@@ -153,7 +153,7 @@ def test_a_host_is_lost_and_the_run_goes_on(axis: str, every: bool, tmp_path: Pa
     assert record.ended
     assert [row["step"] for row in record.lines] == list(range(len(rows) + 1))
     assert list((tmp_path / "copies").iterdir()) == []
-    words = f"started again at step {step}: {told['lost']} of {told['blocks']} blocks"
+    words = f"started again at step {step}: {restart['lost']} of {restart['blocks']} blocks"
     assert words in (run / "report.html").read_text()
 
 

@@ -1,4 +1,4 @@
-"""`sdc study` from the command line: its flags, the record that it writes, its exit codes."""
+"""`sdc study` from the command line: its flags, the record that it writes, and its exit codes."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ from tests.train.test_scar_study import subject
 def test_a_study_is_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One kind of hardware, in this process, whose devices have started already."""
+    """Studies one kind of hardware in this process, whose devices have started already."""
     experiment = ShadowStudy.run
     monkeypatch.setattr(
         ShadowStudy, "run", lambda self, tasks: experiment(dataclasses.replace(self, kinds=KINDS[:1]), tasks)
@@ -78,7 +78,7 @@ def test_bad_input(flags: tuple[Any, ...], message: str, tmp_path: Path, capsys:
 def test_a_study_of_failures_is_recorded_and_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A small training in the place of the workloads; interrupted in its midst, as by somebody at the keyboard."""
+    """A small training replaces the workloads, and is interrupted as by Ctrl-C."""
     monkeypatch.setattr(records, "prepare", lambda **_: None)
     monkeypatch.setattr(studies, "subjects", lambda names, sources: [subject()])
     monkeypatch.setitem(ScarStudy.__init__.__kwdefaults__, "perturbations", 20)
@@ -110,7 +110,7 @@ def test_a_study_of_failures_is_recorded_and_goes_on(
 
 
 def made_up(study: NodesStudy) -> Generator[str, None, NodesMeasured]:
-    """A study of the nodes that measures nothing."""
+    """Replaces the study of the nodes, and measures nothing."""
     one = FittedValue(0.014, 0.008, 0.025)
     row = Compared("node11", "frequency", "fwd/attn", 0.0289, 0.029, 0.028, 0.03, True)
     measured = NodesMeasured(
@@ -142,7 +142,7 @@ def test_a_study_of_the_nodes_is_recorded(
 def test_a_place_where_nothing_can_be_written_is_told_before_the_work(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(NodesStudy, "run", lambda study: None)  # which cannot run
+    monkeypatch.setattr(NodesStudy, "run", lambda study: None)  # it must not run
     assert run(["study", "nodes", "--run", "/proc/none"]) == 2
     assert "/proc/none" in capsys.readouterr().err
 
@@ -154,7 +154,7 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path, capsys: pytest
 
 
 def test_no_figure_of_a_wide_table_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    """However narrow the window is."""
+    """This holds for any width of the window."""
     header = [f"a column of many words {number}" for number in range(12)]
     row = [f"1.{number:03} [0.{number:03}, 2.{number:03}]" for number in range(12)]
     show({}, [Table("wide", tuple(header), (tuple(row),))], as_json=False)

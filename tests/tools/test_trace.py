@@ -1,4 +1,4 @@
-"""`sdc trace`, `sdc diff` and `sdc campaign` as people run them, and what they say to wrong input."""
+"""`sdc trace`, `sdc diff` and `sdc campaign` in real processes, and their messages on wrong input."""
 
 import json
 import shutil

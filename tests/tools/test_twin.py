@@ -1,4 +1,4 @@
-"""`sdc twin` as people run it: over processes, killed and resumed, with what it prints and how it ends."""
+"""`sdc twin` in real processes: several, killed and resumed; its output and exit codes."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ CORRUPT = (*TWIN, "--suspect", "node11")
 
 @pytest.fixture(scope="module")
 def corrupt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The same run in this process."""
+    """Runs the same job in this process."""
     folder = tmp_path_factory.mktemp("runs") / "corrupt"
     return folder, execute(Twins(workload=WORKLOAD, model=2, steps=STEPS, suspect="node11", folder=folder))
 
@@ -65,7 +65,7 @@ def newest(path: Path) -> int:
 
 
 def test_a_healthy_pair_is_clean(tmp_path: Path) -> None:
-    """Nothing is simulated: what is found would be real."""
+    """Nothing is simulated: any mismatch would be real."""
     code, out, err = sdc("twin", "--steps", 1, "--run", tmp_path / "run")
     assert code == 0, err
     assert "CLEAN" in out

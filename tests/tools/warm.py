@@ -1,6 +1,6 @@
-"""What the parent of all commands has imported, so that none of them has to; no device is started by it.
+"""Imports modules in the parent of all commands, so that no command has to; starts no device.
 
-The last of them adds a configuration that compiles within seconds: `--config mini`.
+The last module adds a configuration that compiles within seconds: `--config mini`.
 """
 
 import importlib

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs a burn-in in a pod and leaves what came of it for node-verdict.sh: word, whether simulated, time, line.
+# Runs a burn-in in a pod and writes its result for node-verdict.sh: word, whether simulated, time, line.
 #
 #   burnin.sh FILE FLAGS...   FLAGS are those of sdc burnin
 #
-# It ends with 0 so that the next container of the pod runs, whatever the verdict.
+# Ends with 0 for every verdict, so that the next container of the pod runs.
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source-path=SCRIPTDIR source=../lib/ask.sh
 source "$here/../lib/ask.sh" || exit 1
@@ -13,11 +13,11 @@ shift
 run=$SDC_STATE/pod-${HOSTNAME:-burnin}-$(date -u +%Y%m%dT%H%M%S)
 "$SDC" burnin --run "$run" "$@" &
 child=$!
-# A pod that is deleted: the burn-in ends within 5 s with what is known.
+# If the pod is deleted, the burn-in ends within 5 s with the result so far.
 trap 'kill -TERM "$child" 2>/dev/null' TERM INT
 wait "$child"
 code=$?
-while kill -0 "$child" 2>/dev/null; do # a signal ended the wait, and not the burn-in
+while kill -0 "$child" 2>/dev/null; do # a signal ended the wait, but not the burn-in
   wait "$child"
   code=$?
 done

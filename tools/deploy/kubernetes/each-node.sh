@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Starts one burn-in on each of the nodes that a selector names: a Job for each, of which FAIL fails its own only.
+# Starts one burn-in on each node that a selector matches. Each node has its own Job, so a FAIL fails that Job only.
 #
 #   each-node.sh SELECTOR IMAGE KUBECTL_IMAGE DEVICES
 #   each-node.sh pool=gpu REGISTRY/jax-sdc:TAG REGISTRY/kubectl:TAG 8
 #
-# IMAGE is built from container/Containerfile, KUBECTL_IMAGE has a shell and kubectl.
+# IMAGE is built from container/Containerfile; KUBECTL_IMAGE has a shell and kubectl.
 set -euo pipefail
 if (($# != 4)); then
   sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2

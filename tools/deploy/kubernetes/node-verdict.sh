@@ -1,16 +1,16 @@
 #!/bin/sh
-# Sets the label and the taint of a node from a verdict, with kubectl, in any image that has a shell.
+# Sets the label and the taint of a node from a verdict, in any image that has kubectl and a shell.
 #
-#   node-verdict.sh begin    before the burn-in: until it ends, nothing is known of the node
-#   node-verdict.sh FILE     after it: the file that burnin.sh wrote
+#   node-verdict.sh begin    before the burn-in: the verdict is INCONCLUSIVE until it ends
+#   node-verdict.sh FILE     after the burn-in: FILE is what burnin.sh wrote
 #
-# The label sdc.verdict is the last verdict; annotations say the rest. A FAIL taints with sdc.verdict=FAIL:NoSchedule, and
-# the taint stays until a person removes it, or until a PASS where SDC_UNTAINT is yes: an intermittent fault passes often.
-# NODE_NAME is the node. Exit codes: 0 PASS, 1 FAIL, 2 no verdict, 3 INCONCLUSIVE, 4 the API server refused.
+# The label sdc.verdict holds the last verdict, and annotations hold its details. A FAIL sets the taint
+# sdc.verdict=FAIL:NoSchedule, which stays until a person removes it, or until a PASS if SDC_UNTAINT is yes: a host with
+# an intermittent fault often passes. NODE_NAME is the node. Exit codes: 0 PASS, 1 FAIL, 2 no verdict, 3 INCONCLUSIVE, 4 the API server refused.
 word=INCONCLUSIVE
 simulated=false
 ended=
-line='a burn-in has begun and not ended'
+line='a burn-in has begun but not ended'
 if [ "$1" != begin ]; then
   if [ -r "$1" ]; then
     {
@@ -25,7 +25,7 @@ if [ "$1" != begin ]; then
   fi
 fi
 label=$word
-[ "$word" = BROKEN ] && label=INCONCLUSIVE # what was not checked is not clean
+[ "$word" = BROKEN ] && label=INCONCLUSIVE # an unchecked node is not clean
 if [ "$word" = FAIL ]; then
   kubectl taint node "$NODE_NAME" sdc.verdict=FAIL:NoSchedule --overwrite || exit 4
 fi

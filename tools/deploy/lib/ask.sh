@@ -1,24 +1,24 @@
-# shellcheck shell=bash disable=SC2034 # variables for those who source it
-# What the scripts of deploy/ have in common: settings, log, and the last verdict. Sourced, not run.
+# shellcheck shell=bash disable=SC2034 # variables for the scripts that source this file
+# Shared functions of the scripts in deploy/: settings, log, and the last verdict. Source this file; do not run it.
 
-# Reads the settings of this host: a file of shell assignments, since Slurm gives its scripts no environment. Where
-# slurm.conf is not where scontrol looks for it, `export SLURM_CONF=...` belongs there: health checks are not told it.
+# Reads the settings of this host from a file of shell assignments, since Slurm gives its scripts no environment. If
+# scontrol does not find slurm.conf by default, put `export SLURM_CONF=...` there: health checks do not get it from Slurm.
 sdc_settings() {
   local file=${SDC_SETTINGS:-/etc/default/sdc}
   PATH=${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}
   export PATH
   if [[ -r $file ]]; then
-    # shellcheck disable=SC1090 # it is the host's own
+    # shellcheck disable=SC1090 # the host's own file
     source "$file"
   fi
-  SDC=${SDC:-sdc}                        # the command, with its path where it is in an environment of its own
-  SDC_STATE=${SDC_STATE:-/var/lib/sdc}   # results of this host, a folder of run folders on its own disk
-  SDC_MAX_AGE=${SDC_MAX_AGE:-7d}         # an older result says nothing
+  SDC=${SDC:-sdc}                        # the command; with its path if it is in a virtual environment
+  SDC_STATE=${SDC_STATE:-/var/lib/sdc}   # folder of run folders with the results of this host, on its own disk
+  SDC_MAX_AGE=${SDC_MAX_AGE:-7d}         # an older result is INCONCLUSIVE
   SDC_DRAIN_ON=${SDC_DRAIN_ON:-FAIL}     # or "FAIL INCONCLUSIVE": verdicts that take a node out of service
-  SDC_ASK_LIMIT=${SDC_ASK_LIMIT:-20}     # seconds that the last verdict may take to read
+  SDC_ASK_LIMIT=${SDC_ASK_LIMIT:-20}     # most seconds to read the last verdict
 }
 
-# sdc_log PRIORITY TEXT: to standard error, and to the system's log where there is one.
+# sdc_log PRIORITY TEXT: logs to standard error, and to the system log if there is one.
 sdc_log() {
   printf 'sdc[%s]: %s\n' "$1" "$2" >&2
   if [[ -S /dev/log ]]; then
@@ -29,8 +29,8 @@ sdc_log() {
 # sdc_ask WORDS...: runs `sdc verdict WORDS...` and sets SDC_WORD to PASS, FAIL, INCONCLUSIVE or BROKEN, SDC_LINE to the
 # line that it printed, and SDC_ENDED to the time of the result.
 #
-# The exit code alone is not believed: a Python that cannot start ends with 1 too, and a bad upgrade would drain a whole
-# cluster. BROKEN is everything that is no verdict: usage (2), a missing command (127), a killed or late one.
+# The exit code alone is not enough: a Python that cannot start also ends with 1, so a bad upgrade would drain a whole
+# cluster. BROKEN means that there is no verdict: bad usage (2), or a missing (127), killed or late command.
 sdc_ask() {
   local said code
   said=$(timeout --kill-after=2 "$SDC_ASK_LIMIT" "$SDC" verdict "$@" 2>&1)
@@ -52,7 +52,7 @@ sdc_ask() {
   fi
 }
 
-# sdc_drains: whether the verdict in SDC_WORD takes a node out of service. What is broken never does.
+# sdc_drains: succeeds if the verdict in SDC_WORD takes a node out of service. BROKEN never does.
 sdc_drains() {
   [[ $SDC_WORD != BROKEN && $SDC_WORD != PASS && " $SDC_DRAIN_ON " == *" $SDC_WORD "* ]]
 }

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Plugin of Nagios: 0 OK, 2 CRITICAL, 3 UNKNOWN.
+# Nagios plugin: 0 OK, 2 CRITICAL, 3 UNKNOWN.
 #
-# `sdc verdict --format nagios` prints the same line and maps verdicts alike. This wrapper is for what is no verdict:
-# bad usage ends with 2, which is CRITICAL there, and a Python that cannot start with 1, a WARNING. Both are UNKNOWN.
+# `sdc verdict --format nagios` prints the same line and maps verdicts in the same way, but bad usage ends with 2
+# (CRITICAL) and a Python that cannot start with 1 (WARNING). This wrapper reports both as UNKNOWN.
 # Settings: see lib/ask.sh.
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source-path=SCRIPTDIR source=../lib/ask.sh
 source "$here/../lib/ask.sh" || exit 3
 sdc_settings
 sdc_ask --max-age "$SDC_MAX_AGE" "$SDC_STATE"
-line=${SDC_LINE//|//} # a bar would begin performance data
+line=${SDC_LINE//|//} # a bar starts performance data
 case $SDC_WORD in
   PASS) printf 'SDC OK - %s\n' "$line" && exit 0 ;;
   FAIL) printf 'SDC CRITICAL - %s\n' "$line" && exit 2 ;;

@@ -1,28 +1,28 @@
 #!/usr/bin/env bash
-# Prolog of Slurm: no job starts on a host that computes wrong numbers.
+# Prolog of Slurm: keeps jobs off hosts that compute wrong numbers.
 #
 #   slurm.conf: Prolog=.../deploy/slurm/prolog.sh
 #               PrologFlags=Alloc
-#               SchedulerParameters=nohold_on_prolog_fail   # the job goes to another node and is not held
+#               SchedulerParameters=nohold_on_prolog_fail   # requeues the job instead of holding it
 #
-# Settings are in the file that SDC_SETTINGS names, by default /etc/default/sdc; lib/ask.sh lists those that all scripts
-# have. Those of the prolog:
+# Settings are in the file that SDC_SETTINGS names, by default /etc/default/sdc; lib/ask.sh lists those of all scripts.
+# Settings of the prolog:
 #
-#   SDC_PROLOG         verdict (default): asks the last result, 0.2 s. burnin: runs one, for nodes that jobs have alone.
+#   SDC_PROLOG         verdict (default): reads the last result, 0.2 s. burnin: runs one, for nodes with exclusive jobs.
 #   SDC_BURNIN_FLAGS   further flags of sdc burnin, such as "--devices gpu:8", or "--suspect node11" in a rehearsal
-#   SDC_BURNIN_LIMIT   seconds after which it is ended with what is known (default 240)
-#   SDC_KEEP_DAYS      days that results without evidence are kept (default 30); those with a bundle stay
+#   SDC_BURNIN_LIMIT   seconds after which the burn-in ends with the result so far (default 240)
+#   SDC_KEEP_DAYS      days to keep results without evidence (default 30); those with a bundle stay
 #
-# It ends with 1 and so drains the node for a FAIL, and for INCONCLUSIVE where SDC_DRAIN_ON says so. Whatever is no verdict
-# (bad usage, a missing or killed command) is logged as critical and drains nothing: one typing mistake in a file that
-# all nodes share would drain them all.
+# Ends with 1, which drains the node, after a FAIL, and after INCONCLUSIVE if SDC_DRAIN_ON says so. Without a verdict (bad
+# usage, a missing or killed command) it logs a critical error and drains nothing: otherwise a typo in a file that all
+# nodes share would drain them all.
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source-path=SCRIPTDIR source=../lib/ask.sh
 source "$here/../lib/ask.sh" || exit 0
 # shellcheck source-path=SCRIPTDIR source=node.sh
 source "$here/node.sh" || exit 0
 
-# Sets SDC_WORD and SDC_LINE by a burn-in of this moment.
+# Runs a burn-in and sets SDC_WORD and SDC_LINE.
 burn_in() {
   local run flags code said
   run=$SDC_STATE/job-${SLURM_JOB_ID:-0}-$(date -u +%Y%m%dT%H%M%S)-$$
@@ -38,7 +38,7 @@ burn_in() {
       return
       ;;
   esac
-  # A verdict is one where the burn-in and its result say the same.
+  # The exit code and the result must agree.
   case $code:$SDC_WORD in
     0:PASS | 1:FAIL | 3:INCONCLUSIVE | 124:INCONCLUSIVE | 124:FAIL) ;;
     *)
@@ -48,7 +48,7 @@ burn_in() {
   esac
 }
 
-# Removes results without evidence that are old: a prolog writes one for each job.
+# Removes old results without evidence: the prolog writes a result for each job.
 tidy() {
   local folder
   while IFS= read -r -d '' folder; do
@@ -66,7 +66,7 @@ case ${SDC_PROLOG:-verdict} in
   *) sdc_ask --max-age "$SDC_MAX_AGE" "$SDC_STATE" ;;
 esac
 if sdc_drains; then
-  sdc_drain || true # the exit code drains it in any case
+  sdc_drain || true # the exit code drains the node in any case
   exit 1
 fi
 case $SDC_WORD in
