@@ -35,7 +35,7 @@ from .runtime import CommandError, name_flags, usage_errors
 
 CONFIG = (tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
 DESCRIPTION = "Finds silent data corruption in JAX programs."
-WIDTH = 80  # of the help
+WIDTH = 80  # columns of the help
 EXAMPLE = "Example: "
 
 

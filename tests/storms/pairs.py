@@ -125,6 +125,6 @@ def _judge(tally: Tally, trial: Trial, found: Pair, where: str) -> None:
     if (found.lost is None) != (trial.harm is None):
         tally.fail("odd exit code", f"lost: {found.lost} of {where}")
     tally.note(
-        f"{found.kind}, {'faulty' if trial.faulty else 'sound'}, {trial.harm or 'left alone'}: "
+        f"{found.kind}, {'faulty' if trial.faulty else 'healthy'}, {trial.harm or 'left alone'}: "
         f"{found.verdict.acceptance}"
     )

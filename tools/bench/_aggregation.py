@@ -144,7 +144,7 @@ def _paft(start: Callable[[_Method], _Workers], gradient: Any, steps: int) -> di
     seconds = take_turns(runs, blocks * PERIOD)
     blocked = {name: np.reshape(times, (blocks, PERIOD)).sum(axis=1).tolist() for name, times in seconds.items()}
     fixed, dynamic = runs["paft_sync_period_10"].state_of_one[1], runs["paft_dynamic"].state_of_one[1]
-    assert min(fixed.divergence.measured, dynamic.divergence.measured) > 0, "replicas never differed, or never met"
+    assert min(fixed.divergence.measured, dynamic.divergence.measured) > 0, "replicas never differed or synchronized"
     memory = _extra_copies(runs)
     return {
         "plain_seconds": statistics.median(seconds["plain"]),

@@ -107,7 +107,7 @@ Subcommand: TypeAlias = (
 
 @dataclasses.dataclass(frozen=True)
 class GoldenCommand:
-    """Records and verifies golden digests of what healthy devices compute.
+    """Records and verifies golden digests of healthy devices.
 
     Example: sdc golden record h100.golden --level prejob
     Example: sdc burnin --golden h100.golden

@@ -202,7 +202,7 @@ def _hosts(twins: int) -> tuple[list[TwinRow], int]:
     rows = []
     for twin, (name, part) in enumerate(zip(names, parts, strict=True)):
         processes = sorted({int(device["process"]) for device in part})
-        if names.count(name) > 1:  # one machine plays several hosts
+        if names.count(name) > 1:  # one machine simulates several hosts
             alone = len(described) >= twins
             name = f"{name} (process {processes[0]})" if alone else f"{name} (twin {twin})"
         rows.append(TwinRow(twin=twin, host=name, processes=processes, devices=msgspec.convert(part, list[Device])))

@@ -38,7 +38,7 @@ class RecordedStudy(ResultCommand):
     """Flags that all studies share."""
 
     run: Path | None = None
-    """Run folder, a new one; by default one below runs/."""
+    """New run folder; by default one below runs/."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,9 +182,9 @@ class CalibrateCommand(ResultCommand):
     Example: sdc train --abft --abft-profile h200.json
 
     Uses synthetic and real products to measure kappa (how fast errors of long sums grow), how the device rounds float32
-    inputs, which products of the configuration's step should begin with the second tier, and whether the fused kernel
+    inputs, which products of the configuration's step should start at the second tier, and whether the fused kernel
     is faster than XLA (GPU, TPU). Calibrate only a healthy device: check the largest margins that the command prints.
-    Exit codes: 0 done, 2 bad usage, 3 inconclusive (every threshold flags products of sound size).
+    Exit codes: 0 done, 2 bad usage, 3 inconclusive (the errors are too large to be rounding).
     """
 
     text: Text = dataclasses.field(default_factory=Workload)
