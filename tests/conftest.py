@@ -14,7 +14,7 @@ from sdc.records.determinism import prepare
 
 WORKER = 6 << 30  # maximum bytes of a worker; measured: 5 to 5.7 GB
 
-# Every run tries the same examples; there is no deadline, as the first example compiles.
+# Every run tries the same examples. There is no deadline, because the first example compiles.
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
 

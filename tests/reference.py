@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-LIMIT = 900.0  # most seconds for a command; most take ten
+LIMIT = 900.0  # time limit for a command, in seconds; most take ten
 # A decoder that compiles within seconds; importing tests.train.runs registers it.
 MINI = ("--config", "mini")
 NAMED = (

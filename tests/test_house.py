@@ -195,7 +195,7 @@ def test_formats_and_exit_codes_have_one_owner() -> None:
 
 
 def test_flags_are_checked_without_jax() -> None:
-    """Importing JAX alone takes too long for reporting a mistyped flag."""
+    """Importing JAX would delay the error message for a mistyped flag too long."""
     wrong = [
         "train --config huge",
         "twin --suspect node99",

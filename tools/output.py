@@ -20,7 +20,7 @@ from sdc.checksums import Profile, hardware
 from sdc.records import stamp, to_json
 
 WIDEST = 400  # columns of a table; no terminal is wider
-MOST = 30  # rows of a text table that a terminal shows
+MOST = 30  # maximum rows of a text table on a terminal
 COLOURS = {"clean": "bold green", "corrupt": "bold red", "inconclusive": "bold yellow", "simulated": "bold magenta",
            "note": "yellow", "quiet": "dim", "known": "cyan", "neutral": "bold", "": "bold"}  # fmt: skip
 Part: TypeAlias = SectionPart | Grid | Styled | str

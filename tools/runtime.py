@@ -27,8 +27,8 @@ from sdc.verdict import Exit
 FLAGS: dict[str, str] = {"folder": "run"}
 # Errors of a full or broken disk.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
-# Most characters in a line of a message, and how many of a longer line's beginning are shown: quoted text can have any
-# length, and the remedy comes last.
+# Maximum length of a line of a message, and the number of characters shown from the start of a longer one: quoted text
+# can have any length, and the remedy comes last.
 LONGEST, SHOWN = 4_000, 3_000
 
 

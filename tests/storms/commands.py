@@ -15,7 +15,7 @@ from sdc.tools import cli, parse
 from .tally import Tally
 
 LIMIT = 20.0
-"""Most seconds until a command line is refused, or until devices would start."""
+"""Time limit in seconds until a command line is refused, or until devices would start."""
 VALUES = (
     "", "0", "1", "2", "3", "-1", "4096", "2147483648", "1e300", "nan", "inf", "1e-9", "0x10", "٣", "true", "None", "x",
     "tiny", "mini", "bench", "compute", "params", "none", "mesh", "vmap", "gated", "float32", "bfloat16", "node11",

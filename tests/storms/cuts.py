@@ -13,7 +13,7 @@ from sdc.tools.bench._twins import ADDRESSES, LINKS, ip, two_hosts
 from .tally import Tally
 
 LIMIT, START = 17.0, 180.0
-"""Most seconds from a cut to the end of both processes, and until they make steps."""
+"""Time limits in seconds: from a cut to the end of both processes, and until the first step."""
 COMMAND = "import tests.train.runs; from sdc.tools.cli import main; main()"
 
 

@@ -20,7 +20,7 @@ from .tally import Tally, verdict_of
 SYNCS = ("compute", "params", "none")
 STEPS, STRUCK = 12, 5
 LIMIT = 120.0
-"""Most seconds until both processes have ended; they take twenty without a flip."""
+"""Time limit in seconds for both processes; they take twenty without a flip."""
 HOOK = "SDC_STORM_HOOK"
 """Names the folder in which a process reports the addresses of its state and waits for the flip."""
 

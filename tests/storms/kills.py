@@ -17,7 +17,7 @@ from tests.tools.command import Started, several, start
 from .tally import Tally, verdict_of
 
 LIMITS = {signal.SIGKILL: 20.0, signal.SIGSTOP: 20.0, signal.SIGTERM: 25.0, signal.SIGINT: 25.0}
-"""Most seconds until all processes have ended: 15 after a loss, 10 and a checkpoint to stop, and some for two cores."""
+"""Time limits in seconds for all processes to end: 15 after a loss, 10 and a checkpoint to stop, more on two cores."""
 WARM = 0.5
 """Duration of a run that need not compile, relative to one that must."""
 TIMEOUT = 20

@@ -21,7 +21,7 @@ from .tally import Tally
 FAULT = ("--fault", "bitflip,rate=1e-3,site=fwd/ffn")
 ENDLESS = "100000"
 START = 600.0
-"""Most seconds until there are steps, and for all three stages."""
+"""Time limit in seconds for the first step, and for all three stages."""
 
 
 class Trial(NamedTuple):

@@ -29,7 +29,7 @@ EACH = 10
 KEPT = 2
 """Number of checkpoints to keep."""
 LONGEST = 1.5
-"""Most seconds from the first save to the kill."""
+"""Maximum seconds from the first save to the kill."""
 CHILD = "import sys; from tests.storms.saves import go_on; go_on(sys.argv[1])"
 
 

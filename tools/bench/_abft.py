@@ -89,7 +89,7 @@ def _steps(config: TrainConfig, steps: int) -> dict[str, float]:
 
 
 def _alarms(dtype: str) -> dict[str, float]:
-    """Counts the rows of healthy synthetic products and the flagged ones; returns also the largest margin."""
+    """Counts the rows of healthy synthetic products and the flagged ones; also returns the largest margin."""
     settings = checksums.Settings(rounding=checksums.Profile.assumed().rounding, tier=2)
 
     @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))

@@ -47,7 +47,7 @@ RATE, PACKET = 0.1, 375  # share of lost packets, and float32 elements in a pack
 ADAM = optax.adam(3e-4)
 PROCESSES, MICRO_BATCHES, ITERATIONS, WARM_UP = 2, 12, 15, 2
 BASE = 0.03  # seconds of a micro-batch without delay
-LIMIT = 300.0  # most seconds for all processes
+LIMIT = 300.0  # time limit for all processes, in seconds
 START = f"from {__name__} import follow; follow()"
 BARS = {
     "paft_sync_period_10": 1.05,
@@ -101,14 +101,14 @@ class _Workers:
 
     @property
     def copies(self) -> float:
-        """Memory of a device beside the arguments of the step, in copies of its parameters or gradient."""
+        """Memory of a device beyond the arguments of the step, in copies of its parameters or gradient."""
         memory: Any = self._compiled.memory_analysis()
         working = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
         return float(working / (sum(leaf.nbytes for leaf in jax.tree.leaves(self.params)) // WORKERS))
 
 
 def _extra_copies(runs: dict[str, _Workers]) -> dict[str, float]:
-    """Returns the memory of all runs but the first, beyond that of the first."""
+    """Returns how much more memory each run needs than the first."""
     first, *others = runs
     return {f"{name}_extra_copies": runs[name].copies - runs[first].copies for name in others}
 

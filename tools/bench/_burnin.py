@@ -1,6 +1,6 @@
 """The cost of a burn-in, and what it finds.
 
-`sdc bench burnin`: the cost of digests and comparison beside the load itself, of checked products, of a whole level,
+`sdc bench burnin`: the cost of digests and comparison in addition to the load, of checked products, of a whole level,
 and of the summary of a fleet. `sdc bench nodes`: which of the study's fifteen nodes, simulated at the published rates,
 a burn-in, a pair and a pool catch.
 """
@@ -42,7 +42,7 @@ BURNIN_BARS = {
 DEVICES = 4
 REPORTS, WORKLOADS, FLEET_DEVICES = 1000, 58, 8
 BAD = (3, 14, 15)  # hosts of the fleet with a bad device
-# For the simulated nodes: devices (faults strike the last one), most rounds, most steps, and trials.
+# For simulated nodes: devices (faults strike the last one), maximum rounds, maximum steps, and trials.
 SUSPECTS, ROUNDS, STEPS, TRIALS = 3, 20, 20, 3
 STRUCK = ("matrix", "attention", "training")  # workload families that a node's faults strike
 

@@ -97,7 +97,7 @@ def _write_plain(lines: Any, rows: list[dict[str, Any]]) -> None:
 def _last_comparison(job: Twins) -> tuple[float, float]:
     """Times digesting and comparing the final states: with compiling, which every run does once, and without.
 
-    The summary of a run held the digests already before they were compared.
+    The summary of a run already holds the digests when they are compared.
     """
     config, _ = job.load()
     placement = place(twins=job.number, data=job.data, model=job.model, kind=job.layout, devices=jax.devices())
@@ -129,7 +129,7 @@ def measure_report(options: BenchOptions) -> dict[str, Any]:
 
 
 def write_run(folder: Path, steps: int) -> None:
-    """Writes a record like that of twins on two ranks: bursts of mismatches, and another loss at every step."""
+    """Writes a record like that of twins on two ranks: bursts of mismatches, and a different loss at every step."""
     draw = random.Random(0)
     about = {
         "steps": steps, "layers": LAYERS, "sync": "compute", "compare": "gated", "placement": "mesh", "twins": 2,

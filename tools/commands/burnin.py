@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sdc.burnin import Session
 
 PATIENCE = 1.5  # seconds from a signal until the burn-in ends even if its devices have not finished their runs
-STARTING = 300.0  # most seconds for devices to start
-SENTENCES = 12  # most sentences to print; the result holds all of them
+STARTING = 300.0  # time limit for devices to start, in seconds
+SENTENCES = 12  # maximum number of sentences to print; the result holds all of them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

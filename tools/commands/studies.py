@@ -97,7 +97,7 @@ class ShadowCommand(AggregationStudyCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScarStudyCommand(RecordedStudy):
-    """SCAR: the cost of losing part of the state, beside the bound and the paper.
+    """SCAR: the cost of losing part of the state, against the bound and the paper.
 
     Example: sdc study scar --workload regression --run runs/scar
     Example: sdc study scar --run runs/scar --resume
@@ -119,7 +119,7 @@ class ScarStudyCommand(RecordedStudy):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodesStudyCommand(RecordedStudy):
-    """Simulated nodes, beside each published figure of the real ones.
+    """Simulated nodes, against each published figure of the real ones.
 
     Example: sdc study nodes --nodes node1 node11 --run runs/nodes
     Example: sdc study nodes --runs 20
@@ -149,7 +149,7 @@ class StudyCommand:
     Example: sdc study paft --run runs/paft
     Example: sdc study nodes --nodes node1 node11
 
-    All workers share one device, and the report shows the published figures beside the measured ones. Exit codes:
+    All workers share one device, and the report shows the published figures next to the measured ones. Exit codes:
     0 done, 2 bad usage, 3 interrupted.
     """
 

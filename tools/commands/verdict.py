@@ -33,7 +33,7 @@ class VerdictCommand(ResultCommand):
     result: Annotated[Path, tyro.conf.Positional] = Path("runs")
     """Result file, run folder, or a folder of run folders, whose newest result counts."""
     max_age: str | None = None
-    """Greatest age of a result, such as 90s, 30m, 24h or 7d; an older one is INCONCLUSIVE."""
+    """Maximum age of a result, such as 90s, 30m, 24h or 7d; an older one is INCONCLUSIVE."""
     format: Literal["text", "nagios"] = "text"
     """Print a line for people, or one for Nagios with its exit codes (0 OK, 2 critical, 3 unknown)."""
 

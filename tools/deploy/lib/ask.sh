@@ -15,7 +15,7 @@ sdc_settings() {
   SDC_STATE=${SDC_STATE:-/var/lib/sdc}   # folder of run folders with the results of this host, on its own disk
   SDC_MAX_AGE=${SDC_MAX_AGE:-7d}         # an older result is INCONCLUSIVE
   SDC_DRAIN_ON=${SDC_DRAIN_ON:-FAIL}     # or "FAIL INCONCLUSIVE": verdicts that take a node out of service
-  SDC_ASK_LIMIT=${SDC_ASK_LIMIT:-20}     # most seconds to read the last verdict
+  SDC_ASK_LIMIT=${SDC_ASK_LIMIT:-20}     # time limit in seconds for reading the last verdict
 }
 
 # sdc_log PRIORITY TEXT: logs to standard error, and to the system log if there is one.
