@@ -109,6 +109,24 @@ QUOTED = (
            "| `abft`, every product | 1.15 | 1.058 | **1.498** | 1.137 | **1.595** | 1.653 | 1.961 |"),
     Quoted("README.md", "Compiling takes several times as long", "| `compiling_tiny_...` | 2; 3 | **8.1; 13.2** |"),
     Quoted("README.md", "errors of about 1e-3 of a row's root mean square", "| `two-tier` | 2.1e-4 / 8.1e-4 "),
+    Quoted("docs/abft.md", "checking the linear layers took 3 to 9 % of the step time",
+           "| `step_linear`: training step of `bench`, linear layers checked | 1.10 | 1.030 |"),
+    Quoted("docs/abft.md", "checking every product 12 to 28 %", "1.092 and 1.119 for the steps in float32"),
+    Quoted("docs/abft.md", "checking every product 12 to 28 %", "`step_every_product` 1.28 before"),
+    Quoted("docs/abft.md", "The configuration `tiny` took 3.6 times as long to compile", "mode `detect`: 3.6 times"),
+    Quoted("docs/campaign.md", "1,000 injections into `tiny` took 8 minutes on two cores",
+           "`sdc campaign --injections 1000` as a command, on the same machine: 7 min 47 s"),
+    Quoted("docs/faults.md", "`sdc study nodes` (5 minutes on two cores)", "`sdc study nodes` takes 5 min 13 s"),
+    Quoted("docs/fingerprint.md", "took 3 to 4 % of a step of `bench`",
+           "digests of every matrix product, forward and backward | 1.10 | 1.039 | 1.025 |"),
+    Quoted("docs/scar.md", "| at least 24, 48, 73 % |", "| 12, 31, 59 % | 24, 48, 73 % |"),
+    Quoted("docs/scar.md", "84 and 106 % for `cnn-shards` and `transformer`", "| 84 % [79, 88] |"),
+    Quoted("docs/scar.md", "84 and 106 % for `cnn-shards` and `transformer`", "| 106 % [99, 114] |"),
+    Quoted("docs/scar.md", "54 to 75 % for the others", "| **54 %** [48, 59] |"),
+    Quoted("docs/scar.md", "54 to 75 % for the others", "| **75 %** [65, 87] |"),
+    Quoted("docs/scar.md", "| 67 % of all losses (target: 80 %) |", "| 80 % | **67 %**: regression 97"),
+    Quoted("docs/pods.md", "| 1.021 | 1.008, 19.69 GiB |",
+           "| `lockstep_llama3_8b_16l`, two twins of eight chips | 1.05 | | 1.021 |"),
 )  # fmt: skip
 
 
@@ -117,6 +135,16 @@ def test_measured_figures_stand_in_the_benchmarks(quoted: Quoted) -> None:
     page, benchmarks = (" ".join((ROOT / file).read_text().split()) for file in (quoted.page, "BENCHMARKS.md"))
     assert quoted.said in page
     assert quoted.measured in benchmarks
+
+
+@pytest.mark.parametrize("path", RUN, ids=name)
+def test_measured_times_are_in_the_table(path: Path) -> None:
+    """Sentences that say how long something took, or on how many cores, have an entry above."""
+    text = " ".join(re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE).split())
+    said = [quoted.said for quoted in QUOTED if quoted.page == name(path)]
+    for sentence in re.split(r"(?<=[.:|]) ", text):
+        if re.search(r"\btook\b.*\d|\d.*\btook\b|\bon \w+ cores\b", sentence):
+            assert any(words in sentence or sentence in words for words in said), sentence
 
 
 @pytest.mark.parametrize("module", MODULES)
