@@ -1,7 +1,7 @@
 """Deterministic analysis of silent data corruption in JAX programs.
 
-Every tool here is a transformation of a step that somebody else may have written, in the family of `jax.grad`.
-The pages of docs/api show every public name at work, a page for each package.
+Every tool here is a function transformation, like `jax.grad`, of a training step that users bring.
+The pages of docs/api show every public name in an example, one page per package.
 """
 
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ._lazy import facade
 
 if TYPE_CHECKING:
-    # The rooms of the library.
+    # Subpackages.
     from . import (
         aggregation as aggregation,
         campaigns as campaigns,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         twins as twins,
     )
 
-    # The places of a step, and rules of one's own.
+    # Sites of a step, and custom rewriting rules.
     from .program import (
         Reports as Reports,
         Selector as Selector,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         sites as sites,
     )
 
-    # A step on simulated faulty hardware.
+    # Fault injection.
     from .faults import (
         Events as Events,
         Fault as Fault,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         strike_on as strike_on,
     )
 
-    # Two runs of a step, and where they part.
+    # Comparison of two runs of a step.
     from .twins import (
         Bisection as Bisection,
         FirstDifference as FirstDifference,
@@ -57,13 +57,13 @@ if TYPE_CHECKING:
         synchronize as synchronize,
     )
 
-    # A step that checks its own products.
+    # Checksums on the matrix products of a step.
     from .checksums import abft as abft
 
-    # Checkpoints that restore to what was saved.
+    # Certified checkpoints.
     from .checkpoints import certify as certify
 
-    # Thousands of faults, one after the other, and what becomes of training after each.
+    # Campaigns: thousands of injections, and the outcome of each.
     from .campaigns import campaign as campaign
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -1,12 +1,13 @@
-"""Facades that load what they name when it is first used, and JAX as late as possible.
+"""Package facades that import names on first use, and JAX as late as possible.
 
 Flags, configurations and texts are checked before anything else happens, and importing JAX alone takes longer than a
-person waits for a mistyped flag. A package therefore imports nothing by itself. Its `__init__.py` lists what it offers
-as ordinary imports below `if TYPE_CHECKING:`, where type checkers and readers find them, and `facade` reads that list.
+user should wait for the error about a mistyped flag. A package therefore imports nothing by itself. Its `__init__.py`
+lists its exports as ordinary imports below `if TYPE_CHECKING:`, where type checkers and readers find them, and `facade`
+reads that list.
 
-What a text or a configuration is made into (a kind of fault, a latency, a selector) knows both its settings and how it
-computes. Its module takes `jax`, `jnp`, `lax` and `np` from here: each is imported when its first attribute is
-looked up, which no check of a setting does. Types of arrays are imported below `if TYPE_CHECKING:` there.
+Classes that are parsed from texts or configurations (kinds of faults, latencies, selectors) hold both settings and
+computations. Their modules take `jax`, `jnp`, `lax` and `np` from here: each is imported when its first attribute is
+looked up, which no check of a setting does. Array types are imported below `if TYPE_CHECKING:` there.
 """
 
 import ast
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Lazy", "epath", "facade", "jax", "jnp", "lax", "np"]
 
 
-# Modules that come with an extra of the distribution, and that extra.
+# The extra of the distribution that installs each optional module.
 EXTRAS = {
     "jinja2": "report", "markupsafe": "report", "matplotlib": "report", "grain": "text", "tokenizers": "text",
     "prometheus_client": "metrics", "sklearn": "study",
@@ -34,12 +35,12 @@ EXTRAS = {
 
 
 def missing(extra: str) -> bool:
-    """Whether a module of an extra is not installed."""
+    """Whether any module of an extra is not installed."""
     return any(importlib.util.find_spec(name) is None for name, of in EXTRAS.items() if of == extra)
 
 
 def remedy(*extras: str) -> str:
-    """What to do about missing extras."""
+    """Returns the part of an error message that says how to install missing extras."""
     named = " and ".join(f"`{extra}`" for extra in extras)
     return f"needs the extra{'s' * (len(extras) > 1)} {named}: pip install 'jax-sdc[{','.join(extras)}]'"
 
@@ -60,12 +61,12 @@ if not TYPE_CHECKING:
 
 
 def facade(package: str, public: bool = True) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package, from the imports below its `if TYPE_CHECKING:`.
+    """Returns `__getattr__`, `__dir__` and `__all__` of a package, from the imports below its `if TYPE_CHECKING:`.
 
     Args:
-        package: its `__name__`. What it imports below its first `if TYPE_CHECKING:` is public; what it imports below
-            a second one is for the other packages of this project, and not in `__all__`.
-        public: whether the first block is public; without it, all that the package offers is for other packages.
+        package: its `__name__`. Imports below its first `if TYPE_CHECKING:` are public; imports below a second one
+            are for the other packages of this project, and not in `__all__`.
+        public: whether the first block is public; if False, all exports are for other packages of this project.
 
     Example:
         >>> from sdc._lazy import facade

@@ -1,4 +1,4 @@
-"""Tensors as bits: the views on which digests, comparisons, faults and exact broadcasts work."""
+"""Bit views of tensors, which digests, comparisons, faults and exact broadcasts use."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def as_bits(x: Shaped[Array, "*shape"]) -> UInt[Array, "*bits"]:
-    """The bits of an array as unsigned integers of the width of its elements, which must have 8 bits or more.
+    """Returns the bits of an array as unsigned integers as wide as its elements, which must have 8 bits or more.
 
-    Booleans become 8-bit integers, complex numbers get a new last axis of two, and PRNG keys are their key data.
+    Booleans become 8-bit integers, complex numbers get a new last axis of size two, and PRNG keys become key data.
     """
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(x)
@@ -23,14 +23,12 @@ def as_bits(x: Shaped[Array, "*shape"]) -> UInt[Array, "*bits"]:
         x = jnp.stack([jnp.real(x), jnp.imag(x)], axis=-1)
     width = jax.dtypes.itemsize_bits(x.dtype)
     if width < 8:
-        raise ValueError(
-            f"dtype {x.dtype} is narrower than 8 bits and has no bit view; cast it to int8, or do not select it"
-        )
+        raise ValueError(f"dtype {x.dtype} is narrower than 8 bits and has no bit view; cast it to int8, or exclude it")
     return lax.bitcast_convert_type(x, jnp.dtype(f"uint{width}"))
 
 
 def from_bits(bits: UInt[Array, "*bits"], like: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
-    """The inverse of `as_bits` for an array of the type of `like`."""
+    """Inverts `as_bits` for an array with the dtype of `like`."""
     if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(like))
     if like.dtype == jnp.bool_:
@@ -44,19 +42,19 @@ def from_bits(bits: UInt[Array, "*bits"], like: Shaped[Array, "*shape"]) -> Shap
 def select(
     mask: Bool[Array, "*shape"], a: Shaped[Array, "*shape"], b: Shaped[Array, "*shape"]
 ) -> Shaped[Array, "*shape"]:
-    """`a` where the mask is true, else `b`, bit for bit.
+    """Returns `a` where the mask is true, else `b`, bit for bit.
 
-    XLA computes with 8-bit floats by way of wider ones, even to choose between them, and the payloads of NaNs get lost.
+    XLA converts 8-bit floats to wider ones even to select between them, which loses the payloads of NaNs.
     """
     return from_bits(jnp.where(mask, as_bits(a), as_bits(b)), b)
 
 
 def element_words(x: Shaped[Array, "*shape"]) -> tuple[UInt32[Array, "*words"], ...]:
-    """The 32-bit words of each element: arrays of the shape of `x`, or of its data where it holds PRNG keys.
+    """Returns the 32-bit words of each element: arrays of the shape of `x`, or of its key data if it holds PRNG keys.
 
-    Elements of up to 32 bits are one word, widened with zeros; 64 bits are two, the lower half first; a complex number
-    has the words of its real part before those of its imaginary part. Nothing changes its place, and no axis of two is
-    made: a TPU keeps the last two axes of an array in tiles of 8 by 128, where either costs a copy of the tensor.
+    Elements of up to 32 bits are one word, zero-extended; 64 bits are two, the lower half first; a complex number
+    has the words of its real part before those of its imaginary part. Elements are not moved, and no axis of size two
+    is added: a TPU keeps the last two axes of an array in tiles of 8 by 128, where either would copy the tensor.
     """
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return (*element_words(jnp.real(x)), *element_words(jnp.imag(x)))

@@ -1,7 +1,7 @@
-"""What the processes of a run tell each other, so that all take the same way.
+"""Messages between the processes of a run, so that all take the same branch.
 
-Words go through the key-value store of JAX's distributed runtime, not through a collective on the devices: a process
-that takes another way than its peers is told apart, and a wait has an end.
+Messages go through the key-value store of JAX's distributed runtime, not through a collective on the devices: a process
+that diverges from its peers can be identified, and a wait has a timeout.
 """
 
 import itertools
@@ -14,22 +14,25 @@ from jax._src import distributed
 
 Result = TypeVar("Result")
 
-LIMIT = 1800.0  # seconds to wait for a peer that is alive but does not come, as one that still compiles
-_WAIT_MS = 500  # a wait is cut into parts of so many milliseconds, so that signals are seen in between
+LIMIT = 1800.0  # seconds to wait for a peer that is alive but does not answer, for example while it compiles
+_WAIT_MS = 500  # a wait is split into intervals of this many milliseconds, so that signals are handled in between
 
 _said = itertools.count()
 
 
 class PeerError(Exception):
-    """What another process could not do, in its words."""
+    """An error in another process, with the first line of its message."""
 
 
 class Unreachable(RuntimeError):
-    """Processes that cannot be joined, or a peer that was lost: nothing can be said of the hardware."""
+    """Processes cannot be joined, or a peer was lost: no conclusion about the hardware is possible."""
 
 
 def everyone(text: str, *, at: str = "") -> list[str]:
-    """The texts of all processes, in their order. All call it; `Unreachable` if a peer does not come within `LIMIT`."""
+    """Exchanges a text between all processes, which must all call this, and returns all texts in order of process.
+
+    Raises `Unreachable` if a peer does not answer within `LIMIT`.
+    """
     client = distributed.global_state.client
     if client is None or jax.process_count() == 1:
         return [text]
@@ -46,14 +49,14 @@ def everyone(text: str, *, at: str = "") -> list[str]:
                 raise
         if time.monotonic() > deadline:
             where = f" ({at})" if at else ""
-            raise Unreachable(f"process {peer} lives but did not come within {LIMIT:g} s{where}; look at its output")
-    if number:  # all are here, so all have heard what was said before
+            raise Unreachable(f"process {peer} is alive but did not answer within {LIMIT:g} s{where}; check its output")
+    if number:  # all processes have arrived here, so all have read the previous texts
         client.key_value_delete(f"sdc/said/{number - 1}/{me}")
     return said
 
 
 def together(action: Callable[[], Result]) -> Result:
-    """Does something in all processes, and fails in all if it failed in one, there as a `PeerError`: no peer waits."""
+    """Runs `action` in all processes; if it fails in one, the others raise `PeerError` instead of waiting for it."""
     failure = None
     try:
         result = action()
@@ -69,5 +72,5 @@ def together(action: Callable[[], Result]) -> Result:
 
 
 def first_line(error: Exception) -> str:
-    """An error in one line of at most 200 characters, never empty."""
+    """Returns the first line of an error, at most 200 characters, never empty."""
     return str(error).partition("\n")[0][:200] or type(error).__name__

@@ -1,7 +1,8 @@
-"""The types of files: how every one begins, and what the manifest, the lines and the summary of a record hold.
+"""Types of files: the header of every file, and the fields of the manifest, the lines and the summary of a record.
 
-A file says its format, the version of that, and who wrote it: the host, the process, and the version of jax-sdc. Each
-field is described where it is declared; the published schema and the tables of the documentation are made of that.
+A file states its format, the version of the format, and its writer: the host, the process, and the version of jax-sdc.
+Each field is described where it is declared; the published schema and the tables of the documentation are generated
+from these descriptions.
 """
 
 import datetime
@@ -19,9 +20,9 @@ import msgspec
 from .verdict import Verdict
 
 T = TypeVar("T")
-# A measured number or count; `null` was not measured. NaN and infinity are strings in files, and numbers when read.
+# A measured number or count; `null` if not measured. NaN and infinity are strings in files, and numbers when read.
 Number: TypeAlias = int | float | None
-Numbers: TypeAlias = Number | list[Number]  # one number for each twin, or a single one
+Numbers: TypeAlias = Number | list[Number]  # one number for each twin, or a single number
 
 
 def about(text: str, *, ge: int | None = None, le: int | None = None) -> msgspec.Meta:
@@ -29,35 +30,35 @@ def about(text: str, *, ge: int | None = None, le: int | None = None) -> msgspec
     return msgspec.Meta(description=text, ge=ge, le=le)
 
 
-class Fields(msgspec.Struct, gc=False):  # trees, of which a long record has millions
+class Fields(msgspec.Struct, gc=False):  # trees without cycles; a long record has millions of them
     """A JSON object of a file. Fields that its type does not name are allowed."""
 
 
 def now() -> str:
-    """The time, UTC, to the second."""
+    """Returns the current time in UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 class Host(Fields, kw_only=True):
-    """A process and the machine that it runs on. It holds no secret."""
+    """A process and the machine that it runs on. It reveals no secret."""
 
     name: Annotated[str, about("host name")]
     machine: Annotated[
-        str | None, about("hash of the machine's identity, which does not reveal it; `null` if it has none")
+        str | None, about("hash of the machine's identity, which does not reveal it; `null` if the machine has none")
     ] = None
-    boot: Annotated[str | None, about("identity of this boot of the system; `null` if it has none")] = None
+    boot: Annotated[str | None, about("identifier of this boot of the system; `null` if unknown")] = None
     pid: Annotated[int | None, about("process number (PID) on that host")] = None
     process: Annotated[int | None, about("index of the process among those of the run, from 0")] = None
 
 
 def identify() -> Host:
-    """The process that calls, and its host.
+    """Identifies the calling process and its host.
 
     Returns:
-        Host name, hash of the machine's identity, identity of this start of the system, number of the process, and
-        its index in a run of several processes. JAX is not imported for the index, and not started.
+        Host name, hash of the machine's identity, identifier of this boot of the system, process number, and the index
+        in a run of several processes. JAX is neither imported nor started for the index.
     """
-    # Only a process that has joined others has another index than 0. Asking for it starts no devices before then.
+    # Only a process that has joined others has an index other than 0. Reading it then starts no devices.
     jax = sys.modules.get("jax")
     process = int(jax.process_index()) if jax is not None and jax.distributed.is_initialized() else 0
     boot = _first_line("/proc/sys/kernel/random/boot_id")
@@ -66,7 +67,7 @@ def identify() -> Host:
 
 @functools.cache
 def package_version(package: str) -> str:
-    """Version of an installed distribution, or `not installed`."""
+    """Returns the version of an installed distribution, or `not installed`."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -75,7 +76,7 @@ def package_version(package: str) -> str:
 
 @functools.cache
 def _machine() -> str | None:
-    """systemd asks that the identity itself is not shown to others: it is hashed with the name of the application."""
+    """Hashes the machine's identity with the name of the application: systemd asks not to expose it as it is."""
     found = _first_line("/etc/machine-id") or _first_line("/var/lib/dbus/machine-id")
     return None if found is None else hashlib.sha256(f"jax-sdc {found}".encode()).hexdigest()[:16]
 
@@ -88,21 +89,21 @@ def _first_line(path: str) -> str | None:
 
 
 class Header(Fields, kw_only=True, tag_field="format"):
-    """How a file begins: with its format, which is the `tag` of its type, the version of that, and who wrote it."""
+    """The header of a file: its format, which is the `tag` of its type, the format's version, and the writer."""
 
     schema: Annotated[int, about("version of this layout, 1")] = 1
     version: Annotated[str, about("version of jax-sdc that wrote the file")] = msgspec.field(
         default_factory=lambda: package_version("jax-sdc")
     )
-    host: Annotated[Host, about("who wrote the file")] = msgspec.field(default_factory=identify)
+    host: Annotated[Host, about("process and host that wrote the file")] = msgspec.field(default_factory=identify)
 
 
 def stamp(format: str = "jax-sdc output", *, lasting: bool = False) -> dict[str, Any]:
-    """What every JSON output begins with: its format, the version of that, the version of jax-sdc, and who wrote it.
+    """Returns the first fields of every JSON output: format, its version, the version of jax-sdc, and the writer.
 
     Args:
         format: the format.
-        lasting: leave out what is another one in each process, so that the same result gives the same file.
+        lasting: omit the fields that differ between processes, so that equal results give equal files.
 
     Returns:
         `format`, `schema`, `version` and `host`, to be merged into the output.
@@ -113,7 +114,7 @@ def stamp(format: str = "jax-sdc output", *, lasting: bool = False) -> dict[str,
     return {"format": format, "schema": 1, "version": package_version("jax-sdc"), "host": host}
 
 
-LAST = 10**15  # the largest number of a line: no run comes so far
+LAST = 10**15  # the largest number of a line; no run reaches it
 
 
 class Counts(Fields, kw_only=True):
@@ -122,7 +123,7 @@ class Counts(Fields, kw_only=True):
     checked: Annotated[Number, about("elements compared with the reference (the reference itself does not count)")] = (
         None
     )
-    mismatched: Annotated[Number, about("elements of which any bit differs from the reference")] = None
+    mismatched: Annotated[Number, about("elements with at least one bit that differs from the reference")] = None
 
 
 class SiteCounts(Counts, kw_only=True):
@@ -134,20 +135,20 @@ class SiteCounts(Counts, kw_only=True):
     nonfinite: Annotated[Number, about("mismatched elements that are NaN or infinite on either side")] = None
     undecided: Annotated[
         Number,
-        about("ranks on which no majority of three or more twins agreed, so that the reference was a guess"),
+        about("ranks on which three or more twins had no majority, so that the reference was a guess"),
     ] = None
     unrepeated: Annotated[
         Number,
         about(
-            "how often a digest was the first to differ of what is repeated, a microstep or a step, and a repetition "
-            "found nothing there; absent where digests are exchanged at each probe"
+            "how often this digest was the first to differ in a microstep or step whose repetition found no mismatch; "
+            "absent where digests are exchanged at each probe"
         ),
     ] = None
     injected: Annotated[Number, about("elements that a simulated fault changed: the ground truth")] = None
     frequency: Annotated[
-        Number, about("equation (2), averaged over microsteps too; `null` where nothing was checked")
+        Number, about("equation (2), also averaged over microsteps; `null` where nothing was checked")
     ] = None
-    severity: Annotated[Number, about("equation (4), the largest over microsteps; `null` where there is none")] = None
+    severity: Annotated[Number, about("equation (4), maximum over microsteps; `null` where it is not defined")] = None
 
 
 class RankRow(Fields, kw_only=True):
@@ -156,41 +157,42 @@ class RankRow(Fields, kw_only=True):
     twin: Annotated[Number, about("number of the twin")] = None
     data: Annotated[Number, about("its rank on the mesh axis `data`")] = None
     model: Annotated[Number, about("its rank on the mesh axis `model`")] = None
-    mismatched: Annotated[Number, about("elements of which any bit differs")] = None
+    mismatched: Annotated[Number, about("elements with at least one bit that differs")] = None
     unrepeated: Annotated[
-        Number, about("how often its digest differed first, and not when repeated; absent where never")
+        Number, about("how often its digest differed first, but not in the repetition; absent if never")
     ] = None
     relative_mean: Annotated[
-        Number, about("mean relative difference of the mismatched elements; `null` if the mean has no term")
+        Number, about("mean relative difference of the mismatched elements; `null` if the mean has no terms")
     ] = None
     relative_max: Annotated[Number, about("largest relative difference")] = None
 
 
 class TwinCounts(Counts, kw_only=True):
-    """What a comparison of whole twins found after a step."""
+    """Results of comparing the whole state or gradient of twins after a step."""
 
     undecided: Annotated[
-        Number, about("ranks on which no majority of three or more twins agreed; absent where there are none")
+        Number, about("ranks on which three or more twins had no majority; absent if there are none")
     ] = None
     ranks: Annotated[
-        list[RankRow], about("`twin`, `data`, `model` and `mismatched` of each device that differs; absent where none")
+        list[RankRow],
+        about("`twin`, `data`, `model` and `mismatched` of each device that differs; absent if there are none"),
     ] = []
 
 
 class OperationPlace(Fields, kw_only=True):
-    """An operation: what it is, where it stands, and in which iteration it ran."""
+    """An operation, its place in the program, and the iteration in which it ran."""
 
     site: Annotated[str | None, about("name of the operation")] = None
     operation: Annotated[str | None, about("its primitive")] = None
     direction: Annotated[str | None, about("its direction, such as `fwd`")] = None
     scope: Annotated[str | None, about("its name stack")] = None
-    source: Annotated[str | None, about("line of the program")] = None
+    source: Annotated[str | None, about("source line of the program")] = None
     iteration: Annotated[list[int], about("iteration of each loop around it, outermost first")] = []
     layer: Annotated[int | None, about("number of the layer, in a loop over layers")] = None
 
 
 class DifferencePlace(OperationPlace, kw_only=True):
-    """Where two traces part."""
+    """The first difference between two traces."""
 
     step: Annotated[int | None, about("number of the step")] = None
     devices: Annotated[list[dict[str, int]], about("devices that differ there: index on each axis of the mesh")] = []
@@ -198,12 +200,12 @@ class DifferencePlace(OperationPlace, kw_only=True):
 
 
 class OperationCounts(OperationPlace, kw_only=True):
-    """`operations` of a step: twins that digest each operation. Where any differ, the place of the first."""
+    """`operations` of a step, for twins that digest each operation: counts, and the place of the first difference."""
 
     checked: Annotated[Number, about("digests compared")] = None
-    mismatched: Annotated[Number, about("digests that differ; absent where none does")] = None
+    mismatched: Annotated[Number, about("digests that differ; absent if none differs")] = None
     agreeing: Annotated[Number, about("digests before the first that differs")] = None
-    undecided: Annotated[bool | None, about("whether no majority of three or more twins agreed")] = None
+    undecided: Annotated[bool | None, about("whether three or more twins had no majority")] = None
     ranks: Annotated[list[dict[str, int]], about("where it differs: index on each axis of the mesh")] = []
 
 
@@ -211,11 +213,11 @@ class ProductCounts(Fields, kw_only=True):
     """Rows of matrix products that were checked."""
 
     checked: Annotated[Number, about("rows checked")] = None
-    examined: Annotated[Number, about("passed on by the first tier")] = None
-    flagged: Annotated[Number, about("flagged")] = None
-    confirmed: Annotated[Number, about("flagged, and right when computed again")] = None
-    corrected: Annotated[Number, about("corrected")] = None
-    nonfinite: Annotated[Number, about("not finite")] = None
+    examined: Annotated[Number, about("rows that the first tier passed on to the second")] = None
+    flagged: Annotated[Number, about("rows flagged")] = None
+    confirmed: Annotated[Number, about("flagged rows whose recomputation was right")] = None
+    corrected: Annotated[Number, about("rows corrected")] = None
+    nonfinite: Annotated[Number, about("rows that are not finite")] = None
     margin: Annotated[Number, about("largest margin of the last tier")] = None
     first_margin: Annotated[Number, about("largest margin of the first tier")] = None
 
@@ -223,10 +225,10 @@ class ProductCounts(Fields, kw_only=True):
 class SkippedProduct(Fields, kw_only=True):
     """A product that could not be checked."""
 
-    site: Annotated[str | None, about("its name")] = None
-    source: Annotated[str | None, about("line of the program")] = None
-    reason: Annotated[str | None, about("why")] = None
-    share: Annotated[Number, about("of the step's operations")] = None
+    site: Annotated[str | None, about("name of the product")] = None
+    source: Annotated[str | None, about("source line of the program")] = None
+    reason: Annotated[str | None, about("why it was not checked")] = None
+    share: Annotated[Number, about("its share of the step's operations")] = None
 
 
 class FlagRow(Fields, kw_only=True):
@@ -239,92 +241,91 @@ class FlagRow(Fields, kw_only=True):
     microstep: Annotated[Number, about("number of the microstep")] = None
     layer: Annotated[Number, about("number of the layer")] = None
     flagged: Annotated[Number, about("rows flagged")] = None
-    confirmed: Annotated[Number, about("of them right when computed again")] = None
-    corrected: Annotated[Number, about("of them corrected")] = None
+    confirmed: Annotated[Number, about("flagged rows whose recomputation was right")] = None
+    corrected: Annotated[Number, about("rows corrected")] = None
     margin: Annotated[Number, about("largest margin")] = None
-    wrong: Annotated[Number, about("elements that were located")] = None
-    elements: Annotated[list[int] | None, about("flat indices of the first of them")] = None
-    errors: Annotated[list[Number] | None, about("their errors")] = None
+    wrong: Annotated[Number, about("wrong elements that were located")] = None
+    elements: Annotated[list[int] | None, about("flat indices of the first wrong elements")] = None
+    errors: Annotated[list[Number] | None, about("errors of these elements")] = None
 
 
 class CheckedProducts(ProductCounts, kw_only=True):
-    """Counts of all products, and of each."""
+    """Counts of all products together, and of each product."""
 
-    coverage: Annotated[Number, about("share of the products' work that was checked; of several steps the least")] = (
-        None
-    )
+    coverage: Annotated[Number, about("share of the products' work that was checked; the minimum over steps")] = None
     skipped: Annotated[list[SkippedProduct], about("products that could not be checked")] = []
     sites: Annotated[dict[str, ProductCounts], about("the same counts for each product")] = {}
 
 
 class ProductRow(CheckedProducts, kw_only=True):
-    """`abft` of a step."""
+    """`abft` of a step: counts, and the rows with a flag."""
 
     rows: Annotated[list[FlagRow], about("products, ranks, microsteps and layers with a flag")] = []
 
 
 class LossCost(Fields, kw_only=True):
-    """What a loss costs."""
+    """The cost of losing part of the state."""
 
     fraction: Annotated[Number, about("share of the state that is lost")] = None
-    steps: Annotated[Number, about("steps that it costs if it is given back alone")] = None
-    bound: Annotated[Number, about("bound of theorem 3.2; `null`: not known")] = None
+    steps: Annotated[Number, about("steps that the loss costs if only the lost part is restored")] = None
+    bound: Annotated[Number, about("bound of theorem 3.2; `null` if unknown")] = None
     perturbation: Annotated[Number, about("expected L2 norm of the change of the parameters")] = None
 
 
 class SaveTimings(Fields, kw_only=True):
-    """Medians of the last saves."""
+    """Median timings of the last saves."""
 
-    held: Annotated[Number, about("seconds for which a save held up the training")] = None
-    whole: Annotated[Number, about("seconds in addition for a whole state")] = None
-    bandwidth: Annotated[Number, about("of writing, bytes a second")] = None
+    held: Annotated[Number, about("seconds for which a save blocked training")] = None
+    whole: Annotated[Number, about("additional seconds to save a whole state")] = None
+    bandwidth: Annotated[Number, about("write bandwidth in bytes per second")] = None
 
 
 class OutlookRow(Fields, kw_only=True):
-    """`outlook` of a step: what a loss would cost."""
+    """`outlook` of a step: the predicted cost of losing part of the state."""
 
     step: Annotated[Number, about("steps done")] = None
-    every: Annotated[Number, about("steps since the save before")] = None
-    c: Annotated[Number, about("factor by which movements shrink in a step; `null`: not known")] = None
-    interval: Annotated[list[Number] | None, about("its 95 % interval")] = None
-    distance: Annotated[Number, about("distance to the optimum that follows")] = None
-    losses: Annotated[list[LossCost], about("for each fraction of the state what its loss would cost")] = []
-    rollback: Annotated[Number, about("steps that a rollback of everything loses on average")] = None
-    bytes: Annotated[Number, about("of the blocks")] = None
-    speeds: Annotated[list[Number], about("squared movement in a step of 32 parts, the fastest first")] = []
-    timings: Annotated[SaveTimings | None, about("medians of the last saves; `null` before three saves")] = None
+    every: Annotated[Number, about("steps since the previous save")] = None
+    c: Annotated[Number, about("factor by which movements shrink per step; `null` if unknown")] = None
+    interval: Annotated[list[Number] | None, about("95 % interval of `c`")] = None
+    distance: Annotated[Number, about("distance to the optimum that follows from `c`")] = None
+    losses: Annotated[list[LossCost], about("cost of losing each fraction of the state")] = []
+    rollback: Annotated[Number, about("steps that a rollback of the whole state loses on average")] = None
+    bytes: Annotated[Number, about("total size of the blocks in bytes")] = None
+    speeds: Annotated[list[Number], about("squared movement per step of 32 parts, the fastest first")] = []
+    timings: Annotated[SaveTimings | None, about("median timings of the last saves; `null` before three saves")] = None
 
 
 class Source(Fields, kw_only=True):
-    """What came from one source."""
+    """Shards that were restored from one source."""
 
-    shards: Annotated[Number, about("how many shards")] = None
-    bytes: Annotated[Number, about("their bytes")] = None
+    shards: Annotated[Number, about("number of shards")] = None
+    bytes: Annotated[Number, about("their size in bytes")] = None
 
 
 class RecoveryRow(Fields, kw_only=True):
-    """`recovered` or `restarted` of a step: what was lost and given back."""
+    """`recovered` or `restarted` of a step: the lost part of the state, and its recovery."""
 
-    simulated: Annotated[bool | None, about("whether it was lost on purpose")] = None
+    simulated: Annotated[bool | None, about("whether the loss was simulated")] = None
     policy: Annotated[str | None, about("`partial` or `full`")] = None
     lost: Annotated[Number, about("blocks lost")] = None
-    blocks: Annotated[Number, about("of how many")] = None
+    blocks: Annotated[Number, about("total number of blocks")] = None
     bytes: Annotated[Number, about("bytes lost")] = None
     read: Annotated[Number, about("bytes read")] = None
     behind: Annotated[Number, about("steps that the oldest block is behind")] = None
     initial: Annotated[Number, about("blocks that were never saved")] = None
     older: Annotated[Number, about("blocks with a damaged newest version")] = None
     perturbation: Annotated[Number, about("L2 norm of the change of the parameters")] = None
-    predicted: Annotated[LossCost | None, about("what it was to cost: `steps` and `bound`")] = None
-    step: Annotated[Number, about("the step that a restarted run goes on from")] = None
-    steps_lost: Annotated[Number, about("steps that are done again")] = None
+    predicted: Annotated[LossCost | None, about("predicted cost: `steps` and `bound`")] = None
+    step: Annotated[Number, about("the step from which a restarted run resumes")] = None
+    steps_lost: Annotated[Number, about("steps that are repeated")] = None
     processes: Annotated[
-        list[dict[str, Source]] | None, about("for each process what came from its `own` copy, `peers`, `running`")
+        list[dict[str, Source]] | None,
+        about("for each process the shards restored from its `own` copy, from `peers`, and from `running`"),
     ] = None
 
 
 class StepRow(Fields, kw_only=True):
-    """A line of `steps.jsonl`."""
+    """A line of `steps.jsonl`: the results of one step."""
 
     step: Annotated[int, about("number of the step, from 0", ge=0, le=LAST)]
     loss: Annotated[Numbers, about("mean cross entropy in nats per token")] = None
@@ -361,12 +362,12 @@ class StepRow(Fields, kw_only=True):
     operations: Annotated[
         OperationCounts | None,
         about(
-            "twins that digest each operation: digests `checked`; where any differ, how many are `mismatched`, and of "
-            "the first what a trace says of it, with the `ranks` that differ there"
+            "for twins that digest each operation: digests `checked` and, if any differ, the number `mismatched` and "
+            "the place of the first difference as in a trace, with the `ranks` that differ there"
         ),
     ] = None
     aggregation: Annotated[
-        dict[str, Any] | None, about("what a method of aggregation did; see [below](#aggregation-and-products)")
+        dict[str, Any] | None, about("statistics of the aggregation method; see [below](#aggregation-and-products)")
     ] = None
     abft: Annotated[
         ProductRow | None, about("counts of the checked products; see [below](#aggregation-and-products)")
@@ -374,37 +375,37 @@ class StepRow(Fields, kw_only=True):
     recovered: Annotated[
         RecoveryRow | None,
         about(
-            "what was lost after this step (`simulated`) and given back: `policy`, blocks `lost` of `blocks`, `bytes` "
-            "lost and `read`, steps that the oldest is `behind`, how many blocks were never saved (`initial`) or had a "
-            "damaged newest version (`older`), the L2 norm of the `perturbation` of the parameters, and, where it was "
-            "known, what that was to cost (`predicted`): `steps`, by the blocks that went back, and the `bound` of "
-            "theorem 3.2 (`null`: not known)"
+            "a loss after this step (`simulated`) and its recovery: `policy`, blocks `lost` of `blocks`, `bytes` "
+            "lost and `read`, steps that the oldest block is `behind`, number of blocks that were never saved "
+            "(`initial`) or had a damaged newest version (`older`), the L2 norm of the `perturbation` of the "
+            "parameters, and, where known, the `predicted` cost: `steps`, by the blocks that were restored, and the "
+            "`bound` of theorem 3.2 (`null` if unknown)"
         ),
     ] = None
     outlook: Annotated[
         OutlookRow | None,
         about(
-            "in lines of steps that end with a save of a running checkpoint, what a loss would cost just before it; "
+            "in lines of steps that end with a save of a running checkpoint: the cost of a loss just before the save; "
             "see [below](#what-a-loss-would-cost)"
         ),
     ] = None
     restarted: Annotated[
         RecoveryRow | None,
         about(
-            "in the first line after all processes were started again and went on from a running checkpoint: the "
-            "same of a real loss (no `perturbation`: what was lost is not known), the `step` that the run goes on "
-            "from, `steps_lost`, and for each of the `processes` the `shards` and `bytes` of its devices that came "
-            "from its `own` copy, its `peers`', and the `running` checkpoint (no `processes` where no host had a copy)"
+            "in the first line after all processes were restarted and resumed from a running checkpoint: the same "
+            "fields for a real loss (no `perturbation`, since the lost values are unknown), the `step` from which the "
+            "run resumes, `steps_lost`, and for each of the `processes` the `shards` and `bytes` of its devices that "
+            "came from its `own` copy, its `peers`, and the `running` checkpoint (no `processes` if no host had a copy)"
         ),
     ] = None
-    details: Annotated[int | None, about("lines of this step in the file beside it; absent where it has none")] = None
+    details: Annotated[int | None, about("number of this step's lines in the file of details; absent if 0")] = None
     discarded: Annotated[
-        int | None, about("lines of `discarded.jsonl` when the line was written; absent where there were none")
+        int | None, about("number of lines of `discarded.jsonl` when the line was written; absent if 0")
     ] = None
 
 
 class MismatchRow(SiteCounts, kw_only=True):
-    """A line of `mismatches.jsonl`. Counts are those of one layer."""
+    """A line of `mismatches.jsonl`. Counts refer to one layer."""
 
     step: Annotated[int, about("number of the step, from 0", ge=0, le=LAST)]
     microstep: Annotated[Number, about("number of the microstep, from 0")] = None
@@ -417,24 +418,22 @@ class MismatchRow(SiteCounts, kw_only=True):
 
 
 class DiscardedRow(StepRow, kw_only=True):
-    """A line of `discarded.jsonl`: one that left `steps.jsonl`, and what was beside it."""
+    """A line of `discarded.jsonl`: a line removed from `steps.jsonl`, with its mismatches."""
 
     mismatches: Annotated[
-        list[MismatchRow], about("lines of `mismatches.jsonl` that left with it; absent where it had none")
+        list[MismatchRow], about("lines of `mismatches.jsonl` that were removed with it; absent if it had none")
     ] = []
 
 
 class TraceRow(Fields, kw_only=True):
-    """A line of `trace.jsonl`."""
+    """A line of `trace.jsonl`: the digests of one step."""
 
     step: Annotated[int, about("number of the step, from 0", ge=0, le=LAST)]
-    digests: Annotated[
-        str, about("digests of all sites, one after the other, as 32-bit words, little-endian, hexadecimal")
-    ]
+    digests: Annotated[str, about("digests of all sites, concatenated, as 32-bit words, little-endian, hexadecimal")]
 
 
 class InjectionRow(Fields, kw_only=True):
-    """A line of `injections.jsonl`."""
+    """A line of `injections.jsonl`: one injection and its outcome."""
 
     injection: Annotated[int, about("number of the injection, from 0", ge=0, le=LAST)]
     site: Annotated[str | None, about("name of the site that was struck")] = None
@@ -442,7 +441,7 @@ class InjectionRow(Fields, kw_only=True):
     phase: Annotated[
         str | None,
         about(
-            "`fwd`, `bwd`, `remat`, `update` (outside of the derivative, such as the optimizer) or `memory` (an "
+            "`fwd`, `bwd`, `remat`, `update` (outside of the derivative, for example the optimizer) or `memory` (an "
             "argument of the step)"
         ),
     ] = None
@@ -457,75 +456,75 @@ class InjectionRow(Fields, kw_only=True):
     step: Annotated[int | None, about("the step that was struck")] = None
     fault: Annotated[str | None, about("kind of fault")] = None
     bits: Annotated[
-        list[Any] | None, about("the bits that the fault changes, or `null` if the fault is no change of bits")
+        list[Any] | None, about("the bits that the fault changes, or `null` if the fault does not name bits")
     ] = None
     field: Annotated[
         str | None, about("the part of the number that holds the bit: `sign`, `exponent` or `mantissa`")
     ] = None
     elements: Annotated[list[int] | None, about("flat indices of the first eight changed elements")] = None
-    changed: Annotated[Number, about("how many elements changed")] = None
-    old: Annotated[list[str] | None, about("bits of those elements before, hexadecimal")] = None
-    new: Annotated[list[str] | None, about("bits of those elements after, hexadecimal")] = None
-    outcome: Annotated[str | None, about("what became of training; see [campaign](campaign.md)")] = None
-    followed: Annotated[Number, about("steps that were followed after the struck one")] = None
+    changed: Annotated[Number, about("number of changed elements")] = None
+    old: Annotated[list[str] | None, about("bits of `elements` before the fault, hexadecimal")] = None
+    new: Annotated[list[str] | None, about("bits of `elements` after the fault, hexadecimal")] = None
+    outcome: Annotated[str | None, about("effect on training; see [campaign](campaign.md)")] = None
+    followed: Annotated[Number, about("steps run after the struck one to observe the effect")] = None
     peak_excess: Annotated[Number, about("largest (loss − clean loss) / clean loss")] = None
-    last_excess: Annotated[Number, about("the same at the last step that was followed")] = None
+    last_excess: Annotated[Number, about("(loss − clean loss) / clean loss at the last observed step")] = None
     detected: Annotated[
-        dict[str, Number], about("for each detector the steps from the fault to the detection, or `null`")
+        dict[str, Number], about("for each detector the steps from fault to detection, `null` if not detected")
     ] = {}
     visible_after: Annotated[Number, about("steps until the loss changed visibly; `null` if it never did")] = None
 
 
 class PartRow(Fields, kw_only=True):
-    """A line of `parts.jsonl`: a part of a study that is done."""
+    """A line of `parts.jsonl`: a finished part of a study."""
 
     part: Annotated[int, about("number of the part, from 0", ge=0, le=LAST)]
-    what: Annotated[str, about("which experiment")]
-    workload: Annotated[str, about("what it trains; empty where it trains nothing of the workloads")]
-    start: Annotated[int | None, about("which of the first states; `null` where it is of all")] = None
-    seconds: Annotated[float | None, about("wall time of the part")] = None
-    found: Annotated[dict[str, Any], about("what was found; `failed` says why nothing was")]
+    what: Annotated[str, about("name of the experiment")]
+    workload: Annotated[str, about("workload that it trains; empty if it trains none")]
+    start: Annotated[int | None, about("number of the initial state; `null` if the part covers all")] = None
+    seconds: Annotated[float | None, about("wall time of the part in seconds")] = None
+    found: Annotated[dict[str, Any], about("results; `failed` holds the reason if there are none")]
 
     @property
     def failed(self) -> str | None:
-        """Why nothing was found, if so."""
+        """Reason why the part has no results; None if it has."""
         failed: str | None = self.found.get("failed")
         return failed
 
     def read(self, type: type[T]) -> T:
-        """What was found, as the type that its experiment has."""
+        """Returns the results, converted to the type of the experiment."""
         return msgspec.convert(self.found, type)
 
 
 class Perturbed(Fields, kw_only=True):
-    """What perturbations of a training cost, beside their bounds: `found` of `quadratic` and `resets`."""
+    """Costs of perturbations of a training run, with their bounds: `found` of `quadratic` and `resets`."""
 
-    c: Annotated[float, about("factor by which errors shrink in an iteration")]
+    c: Annotated[float, about("factor by which errors shrink per iteration")]
     distance: Annotated[float, about("distance to the optimum at the start")]
-    iterations: Annotated[float, about("until it converged without a perturbation")]
-    kappa: Annotated[float, about("upper bound of these")]
-    after: Annotated[list[int], about("iterations after which it was perturbed")]
+    iterations: Annotated[float, about("iterations to convergence without a perturbation")]
+    kappa: Annotated[float, about("upper bound of `iterations`")]
+    after: Annotated[list[int], about("iterations after which training was perturbed")]
     sizes: Annotated[list[float], about("sizes of the perturbations")]
     bounds: Annotated[list[float], about("bounds of theorem 3.2")]
-    costs: Annotated[list[float | None], about("iterations beyond those without; `null` where it did not converge")]
+    costs: Annotated[list[float | None], about("additional iterations; `null` where training did not converge")]
     beyond: Annotated[list[float | None], about("iterations beyond `kappa`")]
 
 
 class RecoveringRun(Fields, kw_only=True):
-    """A training that loses half of its state, and gets it back."""
+    """A training run that loses half of its state and recovers it."""
 
-    losses: Annotated[list[float], about("after each iteration")]
+    losses: Annotated[list[float], about("loss after each iteration")]
     step_seconds: Annotated[float, about("median time of an iteration")]
     save_seconds: Annotated[float, about("median time of a save")]
-    saved_every: Annotated[int, about("iterations from one save to the next")]
+    saved_every: Annotated[int, about("iterations between saves")]
     fraction: Annotated[float, about("share of the bytes that a save writes")]
-    bytes: Annotated[int, about("of the blocks")]
+    bytes: Annotated[int, about("total size of the blocks in bytes")]
 
 
 class Overhead(Fields, kw_only=True):
-    """Saves on a clock, and a training through a failure: `found` of `overhead`."""
+    """Wall time of saves, and training through a failure: `found` of `overhead`."""
 
-    after: Annotated[int, about("iteration after which half is lost")]
+    after: Annotated[int, about("iteration after which half of the state is lost")]
     undisturbed: Annotated[list[float], about("losses without a failure")]
     scar: Annotated[RecoveringRun, about("with SCAR")] = msgspec.field(name="SCAR")
     traditional: Annotated[RecoveringRun, about("with full checkpoints that are restored as a whole")]
@@ -536,49 +535,49 @@ class Overhead(Fields, kw_only=True):
 
 
 class Criterion(Fields, kw_only=True):
-    """When a training counts as converged: `found` of `criterion`."""
+    """Criteria of convergence: `found` of `criterion`."""
 
-    criteria: Annotated[list[float], about("losses at which it counts as converged")]
-    iterations: Annotated[int, about("after which it has the last of them")]
-    interval: Annotated[int, about("iterations in which a checkpoint writes everything once")]
+    criteria: Annotated[list[float], about("losses at which training counts as converged")]
+    iterations: Annotated[int, about("iterations until the last criterion is met")]
+    interval: Annotated[int, about("iterations in which a checkpoint writes the whole state once")]
     blocks: Annotated[int, about("number of blocks")]
-    source: Annotated[str, about("where its data come from")]
-    losses: Annotated[list[float], about("mean over all starts after each iteration")]
+    source: Annotated[str, about("source of the data")]
+    losses: Annotated[list[float], about("loss after each iteration, averaged over all initial states")]
 
 
 class LossCosts(Fields, kw_only=True):
-    """What losses cost."""
+    """Costs of losing parts of the state."""
 
-    costs: Annotated[list[float | None], about("iterations of each; `null` where the training did not converge")]
+    costs: Annotated[list[float | None], about("iterations that each costs; `null` where training did not converge")]
     sizes: Annotated[list[float], about("sizes of the perturbations")]
 
 
 class FailureCase(LossCosts, kw_only=True, omit_defaults=True):
-    """A way of saving and a kind of loss, and what such losses cost."""
+    """A save policy and a kind of loss, with the costs of such losses."""
 
     policy: Annotated[str, about("how blocks are chosen for a save")]
     fraction: Annotated[float, about("share of the bytes that a save writes")]
-    lost: Annotated[float, about("share of the blocks that a failure takes")]
-    how: Annotated[str, about("which those are: `random` or `contiguous`")]
-    predicted: Annotated[list[float | None], about("costs as told before; absent where nothing was told")] = []
-    bound: Annotated[list[float | None], about("bounds as told before; absent where nothing was told")] = []
+    lost: Annotated[float, about("share of the blocks that a failure loses")]
+    how: Annotated[str, about("how the lost blocks are chosen: `random` or `contiguous`")]
+    predicted: Annotated[list[float | None], about("costs predicted before the losses; absent if not predicted")] = []
+    bound: Annotated[list[float | None], about("bounds predicted before the losses; absent if not predicted")] = []
 
 
 class Failures(Fields, kw_only=True):
-    """What failures of a training cost: `found` of `failures`."""
+    """Costs of failures during training: `found` of `failures`."""
 
-    iterations: Annotated[list[float], about("until each criterion is met without a failure")]
-    after: Annotated[list[int], about("iterations after which failures come")]
-    cases: Annotated[list[FailureCase], about("ways of saving and kinds of losses")]
-    full: Annotated[LossCosts, about("where everything is restored")]
-    busiest: Annotated[float, about("share of the squared movement that the busiest eighth of the blocks has")]
+    iterations: Annotated[list[float], about("iterations until each criterion is met without a failure")]
+    after: Annotated[list[int], about("iterations after which failures occur")]
+    cases: Annotated[list[FailureCase], about("save policies and kinds of losses")]
+    full: Annotated[LossCosts, about("costs if the whole state is restored")]
+    busiest: Annotated[float, about("share of the squared movement in the fastest-moving eighth of the blocks")]
 
 
 class Environment(Fields, kw_only=True):
-    """What must be equal for bits to be comparable."""
+    """Properties that must be equal for bits to be comparable."""
 
     python: Annotated[str | None, about("version of Python")] = None
-    packages: Annotated[dict[str, str], about("versions of the libraries that decide what is computed")] = {}
+    packages: Annotated[dict[str, str], about("versions of the libraries that affect results")] = {}
     platform: Annotated[str | None, about("`cpu`, `gpu` or `tpu`")] = None
     platform_version: Annotated[str | None, about("version of the backend and of its driver")] = None
     device_kind: Annotated[str | None, about("model of the devices")] = None
@@ -587,16 +586,16 @@ class Environment(Fields, kw_only=True):
     processor: Annotated[str | None, about("model of the CPU, if the platform is `cpu`")] = None
     processors: Annotated[int | None, about("number of cores of the host, if the platform is `cpu`")] = None
     cpu_threads: Annotated[
-        str | None, about("threads of XLA, which decide how products are split, if the platform is `cpu`")
+        str | None, about("threads of XLA, which determine how products are split, if the platform is `cpu`")
     ] = None
     xla_flags: Annotated[str | None, about("the environment variable `XLA_FLAGS`")] = None
-    options: Annotated[dict[str, str], about("those options of JAX that change results")] = {}
+    options: Annotated[dict[str, str], about("options of JAX that change results")] = {}
 
 
 class Data(Fields, kw_only=True):
-    """What a run was trained on."""
+    """The training data of a run."""
 
-    source: Annotated[str | None, about("where the data comes from")] = None
+    source: Annotated[str | None, about("source of the data")] = None
     documents: Annotated[int | None, about("number of documents")] = None
     tokens: Annotated[int | None, about("number of tokens")] = None
     digest: Annotated[str | None, about("digest of the tokens")] = None
@@ -615,7 +614,7 @@ class Suspect(Fields, kw_only=True):
 
 
 class Device(Fields, kw_only=True):
-    """A device that takes part in a run, and the hardware behind it. What the platform does not tell is absent."""
+    """A device of a run, and its hardware. Fields that the platform does not report are absent."""
 
     process: Annotated[int | None, about("index of the process that the device belongs to, from 0")] = None
     host: Annotated[str | None, about("host name")] = None
@@ -624,12 +623,12 @@ class Device(Fields, kw_only=True):
     kind: Annotated[str | None, about("model of the device")] = None
     rank: Annotated[
         dict[str, int] | None,
-        about("its place on the mesh: the index on each axis. Without `twin` among them it computes for all twins"),
+        about("its place on the mesh: the index on each axis. Without the axis `twin` it computes for all twins"),
     ] = None
     serial: Annotated[str | None, about("serial number of the board, for GPUs that have one")] = None
     uuid: Annotated[
         str | None,
-        about("identity of the GPU, and of the whole GPU where a part of it is used: NVIDIA's UUID, AMD's unique ID"),
+        about("identifier of the GPU (of the whole GPU if only a part is used): NVIDIA's UUID, AMD's unique ID"),
     ] = None
     bus: Annotated[str | None, about("PCI address of the GPU: `domain:bus:device.function`, hexadecimal")] = None
     coordinates: Annotated[list[int] | None, about("place of the TPU chip in its slice")] = None
@@ -638,18 +637,18 @@ class Device(Fields, kw_only=True):
     driver: Annotated[str | None, about("version of the GPU's kernel driver, or of the TPU's library")] = None
     firmware: Annotated[str | None, about("version of the GPU's video BIOS, or of the CPU's microcode")] = None
     simulated: Annotated[
-        bool | None, about("`true` for each of several devices that a process makes of one processor")
+        bool | None, about("`true` if the device is one of several that a process simulates on one processor")
     ] = None
 
     @property
     def mark(self) -> str:
-        """What tells it from others of its kind, such as `serial 1003`; empty where nothing does."""
+        """Identifier that distinguishes it from others of its kind, such as `serial 1003`; empty if there is none."""
         marks = ((name, getattr(self, name)) for name in ("serial", "uuid", "bus"))
         return next((f"{name} {value}" for name, value in marks if value), "")
 
 
 class Manifest(Header, kw_only=True, tag="jax-sdc record"):
-    """`manifest.json` of any kind."""
+    """`manifest.json` of any kind of record."""
 
     kind: Annotated[
         str,
@@ -660,12 +659,12 @@ class Manifest(Header, kw_only=True, tag="jax-sdc record"):
         ),
     ]
     discarded: Annotated[
-        int | None, about("lines of `discarded.jsonl` when the run was last continued; absent where there were none")
+        int | None, about("number of lines of `discarded.jsonl` when the run last resumed; absent if 0")
     ] = None
     command: Annotated[list[str] | None, about("the command line, if a command wrote the record")] = None
     created: Annotated[str | None, about("when the run started, UTC")] = None
     resumed_at: Annotated[
-        list[int] | None, about("steps or injections at which the run was continued; absent if it never was")
+        list[int] | None, about("steps or injections at which the run resumed; absent if it never did")
     ] = None
     config: Annotated[
         Any, about("the configuration: `name`, `model`, `optimizer`, `sequence_length`, `batch_size`, `microsteps`")
@@ -676,22 +675,22 @@ class Manifest(Header, kw_only=True, tag="jax-sdc record"):
         dict[str, int] | None,
         about("size of each mesh axis, such as `twin` (with `placement` `mesh`), `data`, `model`"),
     ] = None
-    environment: Annotated[Environment | str | None, about("what must be equal for bits to be comparable; below")] = (
-        None
-    )
+    environment: Annotated[
+        Environment | str | None, about("properties that must be equal for bits to be comparable; below")
+    ] = None
     digests: Annotated[
         str | None,
-        about("algorithm of the digests. Two algorithms are never compared"),
+        about("algorithm of the digests. Digests of different algorithms are never compared"),
     ] = None
-    data: Annotated[Data | str | None, about("what the run is trained on; below")] = None
+    data: Annotated[Data | str | None, about("training data of the run; below")] = None
     suspect: Annotated[Suspect | None, about("the hardware under suspicion; below")] = None
 
 
 class Arithmetic(Fields, kw_only=True):
-    """How a device rounds."""
+    """Roundoff of a device."""
 
-    kappa: Annotated[Number, about("rounding of sums")] = None
-    inputs: Annotated[Number, about("rounding of factors")] = None
+    kappa: Annotated[Number, about("roundoff of sums")] = None
+    inputs: Annotated[Number, about("roundoff of factors")] = None
 
 
 class ProductSettings(Arithmetic, kw_only=True):
@@ -700,9 +699,11 @@ class ProductSettings(Arithmetic, kw_only=True):
     mode: Annotated[str | None, about("`detect` or `correct`")] = None
     scheme: Annotated[str | None, about("scheme of the checksums")] = None
     where: Annotated[str | None, about("selector of the products")] = None
-    profile: Annotated[str | None, about("file of the profile; `null` where it is assumed")] = None
+    profile: Annotated[str | None, about("file of the profile; `null` if roundoff is assumed")] = None
     second_tier: Annotated[list[str] | None, about("sites that begin with the second tier")] = None
-    departs: Annotated[list[str] | None, about("what differs from the device that the profile was measured on")] = None
+    departs: Annotated[
+        list[str] | None, about("properties that differ from the device on which the profile was measured")
+    ] = None
     least_coverage: Annotated[Number, about("share of the work that must be checked for a verdict of clean")] = None
 
 
@@ -714,7 +715,7 @@ class RunningSettings(Fields, kw_only=True):
 
 
 class PublishedSite(Fields, kw_only=True):
-    """What the study published of a submodule of a node."""
+    """Figures that the study published for a submodule of a node."""
 
     frequency: Annotated[Number, about("mean mismatch frequency")] = None
     severity: Annotated[Number, about("largest severity")] = None
@@ -725,7 +726,7 @@ class RunManifest(Manifest, kw_only=True):
 
     program: Annotated[
         dict[str, str] | str | None,
-        about("SHA-256 of the StableHLO text: `step`, and for twins `observe` (what is compared after the step)"),
+        about("SHA-256 of the StableHLO text: `step`, and for twins `observe` (the comparison after the step)"),
     ] = None
     checkpoint_every: Annotated[int | None, about("steps from one checkpoint to the next")] = None
     layers: Annotated[int | None, about("number of decoder layers")] = None
@@ -733,32 +734,32 @@ class RunManifest(Manifest, kw_only=True):
     compare: Annotated[str | None, about("when twins compare tensors")] = None
     exchange: Annotated[
         str | None,
-        about("when twins exchange digests: `probe`, also where absent, `step` (in each microstep) or `call`"),
+        about("when twins exchange digests: `probe` (also if absent), `step` (in each microstep) or `call`"),
     ] = None
-    compiler_options: Annotated[
-        dict[str, Any] | None, about("options that the compiler was given, by name; absent where there were none")
-    ] = None
-    placement: Annotated[str | None, about("where twins lie: `mesh` or `vmap`")] = None
+    compiler_options: Annotated[dict[str, Any] | None, about("compiler options by name; absent if none were given")] = (
+        None
+    )
+    placement: Annotated[str | None, about("placement of twins: `mesh` or `vmap`")] = None
     twins: Annotated[int | None, about("number of twins; `null` without twins")] = None
     processes: Annotated[int | None, about("number of operating-system processes")] = None
-    hosts: Annotated[int | None, about("number of distinct hosts, told apart by the boot of their system")] = None
-    require_processes: Annotated[int | None, about("twins: hosts that there had to be")] = None
+    hosts: Annotated[int | None, about("number of distinct hosts, identified by the boot of their system")] = None
+    require_processes: Annotated[int | None, about("twins: required number of hosts")] = None
     least_elements: Annotated[int | None, about("twins: elements that must be checked for a verdict of clean")] = None
-    devices: Annotated[list[Device], about("the devices that take part, and the hardware behind them; below")] = []
+    devices: Annotated[list[Device], about("the devices of the run, and their hardware; below")] = []
     abft: Annotated[
         ProductSettings | None,
         about(
             "`null`, or how products are checked: `mode`, `scheme`, `where`, `profile`, `kappa`, `inputs`, "
-            "`second_tier`, `departs` (what differs from the device that the profile was measured on), "
+            "`second_tier`, `departs` (differences from the device on which the profile was measured), "
             "`least_coverage`"
         ),
     ] = None
     running: Annotated[
         RunningSettings | None,
-        about("how a running checkpoint is saved: `fraction`, `losses`; absent where there is none"),
+        about("how a running checkpoint is saved: `fraction`, `losses`; absent without a running checkpoint"),
     ] = None
     aggregate: Annotated[
-        str | None, about("text of the method by which gradients are aggregated; absent for the plain mean")
+        str | None, about("text of the method that aggregates gradients; absent for the plain mean")
     ] = None
     published: Annotated[
         dict[str, PublishedSite] | None,
@@ -783,10 +784,10 @@ class CampaignManifest(Manifest, kw_only=True):
     where: Annotated[str | None, about("selector of the values that are struck")] = None
     faults: Annotated[list[str], about("kinds of faults")] = []
     injections: Annotated[int | None, about("planned injections")] = None
-    follow: Annotated[int | None, about("steps that are followed after the struck one")] = None
-    batch: Annotated[int | None, about("injections that run at the same time")] = None
-    sites: Annotated[int | None, about("number of the sites that can be struck")] = None
-    devices: Annotated[list[Device], about("the devices that take part, and the hardware behind them; below")] = []
+    follow: Annotated[int | None, about("steps run after the struck one to observe the effect")] = None
+    batch: Annotated[int | None, about("injections that run concurrently")] = None
+    sites: Annotated[int | None, about("number of sites that can be struck")] = None
+    devices: Annotated[list[Device], about("the devices of the run, and their hardware; below")] = []
     thresholds: Annotated[dict[str, Number], about("thresholds of the outcomes and of the detectors")] = {}
     detectors: Annotated[list[str], about("names of the detectors")] = []
     clean: Annotated[
@@ -800,19 +801,21 @@ class StudyManifest(Manifest, kw_only=True):
     study: Annotated[str | None, about("name of a study of aggregation")] = None
     seconds: Annotated[Number, about("wall time of the study in seconds")] = None
     workers: Annotated[Any, about("number of workers")] = None
-    workloads: Annotated[dict[str, str] | None, about("for each workload the source of its data")] = None
-    parts: Annotated[int | None, about("number of parts, of a study that has lines")] = None
-    settings: Annotated[Any, about("what was asked for")] = None
+    workloads: Annotated[dict[str, str] | None, about("source of the data of each workload")] = None
+    parts: Annotated[int | None, about("number of parts, for a study that has lines")] = None
+    settings: Annotated[Any, about("settings of the study")] = None
 
 
 class ProductsManifest(StudyManifest, kw_only=True):
     """`manifest.json` of a study of checked products."""
 
     where: Annotated[str | None, about("selector of the products")] = None
-    marked_steps: Annotated[list[int], about("steps in whose products errors are made")] = []
-    arithmetic: Annotated[Arithmetic | None, about("rounding from which thresholds follow")] = None
-    profile: Annotated[str | None, about("file of the profile; `null` where it is assumed")] = None
-    departs: Annotated[list[str], about("what differs from the device that the profile was measured on")] = []
+    marked_steps: Annotated[list[int], about("steps in whose products errors are injected")] = []
+    arithmetic: Annotated[Arithmetic | None, about("roundoff that determines the thresholds")] = None
+    profile: Annotated[str | None, about("file of the profile; `null` if roundoff is assumed")] = None
+    departs: Annotated[
+        list[str], about("properties that differ from the device on which the profile was measured")
+    ] = []
     magnitudes: Annotated[list[float], about("sizes of the errors, in root mean squares of the row")] = []
 
 
@@ -823,17 +826,17 @@ class EstimateManifest(StudyManifest, kw_only=True):
 
 
 class Share(Fields, kw_only=True):
-    """A part of the injections, with its interval."""
+    """A share of the injections, with its interval."""
 
-    count: Annotated[int, about("how many")]
-    of: Annotated[int, about("of how many")]
-    share: Annotated[Number, about("one divided by the other; `null` where that is 0")] = None
+    count: Annotated[int, about("number of injections in the share")]
+    of: Annotated[int, about("number of all injections")]
+    share: Annotated[Number, about("`count` / `of`; `null` if `of` is 0")] = None
     low: Annotated[Number, about("lower end of the 95 % interval")] = None
     high: Annotated[Number, about("upper end of the 95 % interval")] = None
 
 
 class Ending(Header, kw_only=True, tag="jax-sdc record summary"):
-    """`summary.json` of any kind."""
+    """`summary.json` of any kind of record."""
 
     verdict: Annotated[
         Verdict | None,
@@ -843,7 +846,7 @@ class Ending(Header, kw_only=True, tag="jax-sdc record summary"):
     simulated: Annotated[bool | None, about("whether faults were injected")] = None
     lines: Annotated[
         dict[str, tuple[int, str]],
-        about("for each file of lines how many it has, and the checksum of the last one"),
+        about("for each file of lines the number of lines, and the checksum of the last line"),
     ] = {}
 
 
@@ -851,7 +854,7 @@ class SiteTotals(SiteCounts, kw_only=True):
     """Counts of a site over the steps."""
 
     frequency: Annotated[Number, about("mismatched / checked")] = None
-    severity: Annotated[Number, about("largest of all steps")] = None
+    severity: Annotated[Number, about("maximum over all steps")] = None
     frequency_upper_95: Annotated[Number, about("one-sided 95 % bound of the frequency")] = None
 
 
@@ -859,7 +862,7 @@ class LayerTotals(Fields, kw_only=True):
     """Counts of a site by layer."""
 
     frequency: Annotated[list[Number], about("equation (1), over all steps")]
-    severity: Annotated[list[Number], about("equation (3), the largest of all steps")]
+    severity: Annotated[list[Number], about("equation (3), maximum over all steps")]
     mismatched: Annotated[list[int], about("mismatched elements")]
     injected: Annotated[list[int], about("injected elements")]
 
@@ -873,7 +876,7 @@ class FlaggedPlace(Fields, kw_only=True):
     data: Annotated[Number, about("data-parallel rank")] = None
     model: Annotated[Number, about("tensor-parallel rank")] = None
     flagged: Annotated[int, about("rows flagged")] = 0
-    confirmed: Annotated[int, about("of them right when computed again")] = 0
+    confirmed: Annotated[int, about("flagged rows whose recomputation was right")] = 0
 
 
 class ProductTotals(CheckedProducts, kw_only=True):
@@ -884,9 +887,9 @@ class ProductTotals(CheckedProducts, kw_only=True):
 
 
 class ShadowTotals(Fields, kw_only=True):
-    """What a shadow replica found."""
+    """Results of a shadow replica."""
 
-    shares: Annotated[list[Number], about("for each data rank, of its comparisons the share that differed")] = []
+    shares: Annotated[list[Number], about("for each data rank the share of its comparisons that differed")] = []
     suspects: Annotated[list[int], about("data ranks that are wrong")] = []
     differences: Annotated[Number, about("comparisons that differed")] = None
     comparisons: Annotated[Number, about("comparisons")] = None
@@ -901,7 +904,7 @@ class RunSummary(Ending, kw_only=True):
         dict[str, SiteTotals],
         about(
             "for each of `fwd/attn`, `fwd/ffn`, `bwd/attn`, `bwd/ffn`: the counts above summed over steps, "
-            "`frequency` (mismatched / checked), `severity` (largest of all steps), `frequency_upper_95` (one-sided "
+            "`frequency` (mismatched / checked), `severity` (maximum over all steps), `frequency_upper_95` (one-sided "
             "95 % bound)"
         ),
     ] = {}
@@ -913,7 +916,7 @@ class RunSummary(Ending, kw_only=True):
     state: Annotated[Counts | None, about("`checked` and `mismatched` elements of the state, summed over steps")] = None
     gradient: Annotated[Counts | None, about("the same for the gradient")] = None
     worst_noise_to_signal: Annotated[Number, about("equation (5)")] = None
-    parameter_difference: Annotated[Number, about("at the last step, the largest of all twins")] = None
+    parameter_difference: Annotated[Number, about("at the last step, maximum over all twins")] = None
     final_loss: Annotated[list[Number], about("loss of each twin at the last step")] = []
     published: Annotated[dict[str, PublishedSite] | None, about("as in the manifest")] = None
     expected: Annotated[dict[str, Number] | None, about("as in the manifest")] = None
@@ -923,7 +926,10 @@ class RunSummary(Ending, kw_only=True):
     ] = None
     odd_twins: Annotated[
         list[int],
-        about("numbers of the twins that differ from the reference: the majority of three or more, the first of two"),
+        about(
+            "numbers of the twins that differ from the reference, which is the majority of three or more twins, or "
+            "the first of two"
+        ),
     ] = []
     twins: Annotated[int | None, about("as in the manifest")] = None
     hosts: Annotated[int | None, about("as in the manifest")] = None
@@ -932,17 +938,15 @@ class RunSummary(Ending, kw_only=True):
     ] = None
     first_difference: Annotated[
         DifferencePlace | None,
-        about(
-            "of a trace that parted from another: `step`, `site`, `layer`, `devices`, as `sdc diff --json` tells them"
-        ),
+        about("first difference of a trace from another: `step`, `site`, `layer`, `devices`, as in `sdc diff --json`"),
     ] = None
     abft: Annotated[
         ProductTotals | None, about("counts of the checked products, summed over steps, if the run checked any")
     ] = None
-    shadow: Annotated[ShadowTotals | None, about("what the shadow replica found, if there was one")] = None
+    shadow: Annotated[ShadowTotals | None, about("results of the shadow replica, if there was one")] = None
     state_digest: Annotated[
         list[str] | None,
-        about("64-bit digest of each twin's final state, in hexadecimal: equal for equal bits on any mesh"),
+        about("64-bit digest of each twin's final state, hexadecimal; equal for equal bits on any mesh"),
     ] = None
 
     @property
@@ -954,20 +958,20 @@ class RunSummary(Ending, kw_only=True):
 class GroupTotals(Fields, kw_only=True):
     """A group of injections."""
 
-    injections: Annotated[int, about("how many reached their site")]
-    outcomes: Annotated[dict[str, int], about("how many had each outcome")]
+    injections: Annotated[int, about("injections that reached their site")]
+    outcomes: Annotated[dict[str, int], about("number of injections with each outcome")]
     vulnerability: Annotated[Share, about("share that changed training")]
     harm: Annotated[Share, about("share that harmed training")]
 
 
 class DetectorTotals(Fields, kw_only=True):
-    """What a detector found."""
+    """Detections by one detector."""
 
-    of_unmasked: Annotated[Share, about("share of the injections that changed training")]
-    of_harmful: Annotated[Share, about("share of the injections that harmed training")]
-    median_latency: Annotated[Number, about("median steps from the fault to the detection")] = None
-    largest_latency: Annotated[Number, about("the most")] = None
-    latencies: Annotated[dict[str, int], about("how many were found after each number of steps")]
+    of_unmasked: Annotated[Share, about("detected share of the injections that changed training")]
+    of_harmful: Annotated[Share, about("detected share of the injections that harmed training")]
+    median_latency: Annotated[Number, about("median steps from fault to detection")] = None
+    largest_latency: Annotated[Number, about("most steps from fault to detection")] = None
+    latencies: Annotated[dict[str, int], about("number of detections by steps from fault to detection")]
 
 
 class CampaignSummary(Ending, kw_only=True):
@@ -975,7 +979,7 @@ class CampaignSummary(Ending, kw_only=True):
 
     planned: Annotated[int | None, about("planned injections")] = None
     done: Annotated[int | None, about("injections in the record")] = None
-    complete: Annotated[bool | None, about("whether all are done")] = None
+    complete: Annotated[bool | None, about("whether all planned injections are done")] = None
     reached: Annotated[int | None, about("injections whose step executed the struck operation")] = None
     outcomes: Annotated[
         dict[str, Share], about("for each outcome: `count`, `of`, `share`, and the 95 % interval from `low` to `high`")
@@ -988,10 +992,10 @@ class CampaignSummary(Ending, kw_only=True):
     ] = {}
     bits: Annotated[dict[str, dict[str, dict[str, int]]], about("outcomes by dtype and bit")] = {}
     detectors: Annotated[
-        dict[str, DetectorTotals], about("for each detector what it found, and after how many steps")
+        dict[str, DetectorTotals], about("for each detector the share it detected, and the steps to detection")
     ] = {}
     harmful_missed: Annotated[
-        int | None, about("harmful injections that no detector found without a recorded trace")
+        int | None, about("harmful injections missed by all detectors that need no recorded trace")
     ] = None
     visible: Annotated[Share | None, about("share of the injections whose loss changed visibly")] = None
     steps_to_visible: Annotated[Number, about("median number of steps until the loss changed visibly")] = None
@@ -1001,28 +1005,28 @@ class StudySummary(Ending, kw_only=True):
     """`summary.json` of a study. Each study adds its own figures."""
 
     study: Annotated[str | None, about("name of a study of aggregation")] = None
-    complete: Annotated[bool | None, about("whether all parts are done, of a study that has parts")] = None
+    complete: Annotated[bool | None, about("whether all parts are done, for a study that has parts")] = None
 
 
 class SchemeCounts(Fields, kw_only=True):
-    """What a scheme of checksums flagged and found."""
+    """False alarms and detections of a checksum scheme."""
 
     checked: Annotated[int, about("rows checked in healthy training")]
-    flagged: Annotated[int, about("of them flagged")]
-    made: Annotated[list[int], about("errors made of each magnitude")]
-    found: Annotated[list[int], about("of them found")]
-    bits_made: Annotated[list[int], about("flips made of each bit")]
-    bits_found: Annotated[list[int], about("of them found")]
+    flagged: Annotated[int, about("rows flagged in healthy training")]
+    made: Annotated[list[int], about("injected errors by magnitude")]
+    found: Annotated[list[int], about("detected errors by magnitude")]
+    bits_made: Annotated[list[int], about("injected flips by bit")]
+    bits_found: Annotated[list[int], about("detected flips by bit")]
 
 
 class SchemeShares(SchemeCounts, kw_only=True):
-    """The same with what follows from it."""
+    """Counts of a checksum scheme, with the rates that follow from them."""
 
-    false_alarms_upper_95: Annotated[Number, about("95 % bound of false alarms by row")] = None
-    half: Annotated[Number, about("smallest magnitude from which on half are found; `null` for none")] = None
-    almost_all: Annotated[Number, about("the same of 99 %")] = None
-    flips: Annotated[Number, about("share of flips that are found")] = None
-    sign_exponent: Annotated[Number, about("the same of flips of sign and exponent")] = None
+    false_alarms_upper_95: Annotated[Number, about("95 % upper bound of false alarms per row")] = None
+    half: Annotated[Number, about("smallest magnitude from which at least 50 % are detected; `null` if none")] = None
+    almost_all: Annotated[Number, about("smallest magnitude from which at least 99 % are detected")] = None
+    flips: Annotated[Number, about("detected share of flips")] = None
+    sign_exponent: Annotated[Number, about("detected share of flips of sign and exponent")] = None
 
 
 class ProductsSummary(StudySummary, kw_only=True):
@@ -1030,31 +1034,31 @@ class ProductsSummary(StudySummary, kw_only=True):
 
     magnitudes: Annotated[list[float], about("sizes of the errors, in root mean squares of the row")] = []
     variants: Annotated[
-        dict[str, dict[str, SchemeShares]], about("by variant (type, sums or rounded) and scheme what was found")
+        dict[str, dict[str, SchemeShares]], about("results by variant (type, sums or rounded) and scheme")
     ] = {}
 
 
 class Collective(Fields):
-    """What a program does over some axes, on the way of a step in which nothing is wrong."""
+    """Collectives of one kind over the same axes, in a step without mismatches."""
 
-    kind: Annotated[str, about("of operation")]
-    axes: Annotated[str | None, about("of the mesh, joined by `,`; empty where the groups are none that axes give")]
-    crosses: Annotated[str | None, about("`slices`, `hosts`, or empty for nothing")]
-    blocking: Annotated[bool, about("whether it is a single operation, so that nothing else runs beside it")]
-    count: Annotated[int, about("how often it runs")]
-    sent: Annotated[float, about("bytes that a device sends in all")]
-    seconds: Annotated[float, about("that takes, over the stated bandwidth")]
+    kind: Annotated[str, about("kind of operation")]
+    axes: Annotated[str | None, about("mesh axes, joined by `,`; empty if the groups match no set of axes")]
+    crosses: Annotated[str | None, about("`slices`, `hosts`, or empty for neither")]
+    blocking: Annotated[bool, about("whether it is a single operation, so that nothing overlaps with it")]
+    count: Annotated[int, about("number of executions")]
+    sent: Annotated[float, about("total bytes that a device sends")]
+    seconds: Annotated[float, about("time to send them at the stated bandwidth")]
     hidden: Annotated[
         float,
         about(
-            "of these, what the device does other things in: what the compiler put between beginning and end of each, "
-            "and no more than it takes. Nothing is taken off for it elsewhere"
+            "seconds of these that overlap with other work: the operations that the compiler placed between start and "
+            "end of each collective, at most its own time. They are not subtracted elsewhere"
         ),
     ]
 
 
 class Estimate(Fields, kw_only=True):
-    """What a compiled program costs on a device, by the compiler's estimate. Nothing of it was measured."""
+    """Cost of a compiled program on a device, as the compiler estimates it. None of it was measured."""
 
     target: Annotated[str, about("name of the target")]
     devices: Annotated[int, about("number of devices that the program runs on")] = 0
@@ -1062,39 +1066,39 @@ class Estimate(Fields, kw_only=True):
     kernel_cycles: Annotated[
         int,
         about(
-            "TPU: those of custom kernels: by their instructions, and where they compute a product not less than the "
+            "TPU: cycles of custom kernels: by their instructions, and for products at least the cycles of the "
             "compiler's own product"
         ),
     ] = 0
-    kernel_instructions: Annotated[int, about("TPU: the same by their instructions alone")] = 0
+    kernel_instructions: Annotated[int, about("TPU: cycles of custom kernels by their instructions alone")] = 0
     kernels: Annotated[int | None, about("GPU: number of kernels. `null` for TPUs")] = None
     moved: Annotated[int, about("GPU: bytes of the kernels' operands and results")] = 0
     seconds: Annotated[
         float,
-        about("GPU: moving them and the collectives take, at stated bandwidths; TPU: cycles at the chip's clock"),
+        about("GPU: time for `moved` and the collectives at stated bandwidths; TPU: cycles at the chip's clock"),
     ] = 0.0
-    parts: Annotated[dict[str, float], about("share of the dearest operations of the step, by name")] = {}
-    collectives: Annotated[list[Collective], about("what devices say to each other")] = []
+    parts: Annotated[dict[str, float], about("share of the most expensive operations of the step, by name")] = {}
+    collectives: Annotated[list[Collective], about("communication between devices")] = []
     arguments: Annotated[int, about("bytes of the inputs, on each device")] = 0
-    outputs: Annotated[int, about("bytes of the outputs that do not take the place of an input")] = 0
-    temporaries: Annotated[int, about("bytes of what is in between")] = 0
-    memory: Annotated[int, about("bytes of all three, at most, or the compiler's peak where it reports one")] = 0
+    outputs: Annotated[int, about("bytes of the outputs that do not reuse the memory of an input")] = 0
+    temporaries: Annotated[int, about("bytes of intermediate values")] = 0
+    memory: Annotated[int, about("at most the bytes of all three, or the compiler's peak where it reports one")] = 0
     capacity: Annotated[int, about("bytes of the device's memory")] = 0
     code: Annotated[int, about("bytes of the program itself")] = 0
-    compile_seconds: Annotated[float, about("lowering aside")] = 0.0
+    compile_seconds: Annotated[float, about("time to compile, without lowering")] = 0.0
 
     @property
     def cost(self) -> float:
-        """What programs for the same chips are compared by: cycles, or seconds at stated bandwidths."""
+        """Cost by which programs for the same chips are compared: cycles, or seconds at stated bandwidths."""
         return self.seconds if self.cycles is None else float(self.cycles)
 
 
 class ProgramEstimate(Estimate, kw_only=True):
-    """A program of an estimate. Of one that does not fit, nothing else is known."""
+    """A program of an estimate. Other fields are unknown for a program that does not fit."""
 
-    tool: Annotated[str, about("what the step is transformed by")]
-    does_not_fit: Annotated[str | None, about("what memory it lacks; absent where it fits")] = None
-    ratio: Annotated[Number, about("its cost over that of the first program for the same target")] = None
+    tool: Annotated[str, about("the transformation of the step")]
+    does_not_fit: Annotated[str | None, about("the memory that it lacks; absent if it fits")] = None
+    ratio: Annotated[Number, about("its cost divided by that of the first program for the same target")] = None
 
 
 class EstimateSummary(StudySummary, kw_only=True):

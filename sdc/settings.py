@@ -1,4 +1,4 @@
-"""Settings of specs: how a command line reads them, and an error that names one that cannot be."""
+"""Settings of specs: how a command line reads them, and an error that names an invalid one."""
 
 import dataclasses
 import typing
@@ -11,7 +11,7 @@ LARGEST_SEED = 2**31 - 2  # seeds of everything random: the next one is used too
 
 
 class Flag(NamedTuple):
-    """How a command line reads a field of a spec, where the field's name and type do not say it; goes into `Annotated`.
+    """How a command line reads a field of a spec, if its name and type do not determine it; used in `Annotated`.
 
     Example:
         >>> import dataclasses
@@ -22,40 +22,40 @@ class Flag(NamedTuple):
         ...     faults: Annotated[tuple[str, ...], Flag("fault", repeated=True)] = ()
     """
 
-    name: str | None = None  # of the flag, where it is not that of the field
-    type: Any = None  # what its words are read as, where the field takes objects too
-    repeated: bool = False  # whether it is given once for each value
-    argument: bool = False  # whether it is a word that must be given, without a flag before it
-    without: str = ""  # of an optional spec: what is wrong with its flags where it is not asked for
+    name: str | None = None  # of the flag, if it differs from the field's
+    type: Any = None  # type that its words are parsed as, if the field also takes objects
+    repeated: bool = False  # whether the flag is repeated for each value
+    argument: bool = False  # whether it is a required positional argument
+    without: str = ""  # for an optional spec: the error if its flags are given without it
 
 
 class Within(NamedTuple):
-    """The numbers that a field of a spec may have; goes into `Annotated`."""
+    """The range of numbers that a field of a spec may have; used in `Annotated`."""
 
     least: float
     most: float
-    above: bool = False  # whether `least` itself is too little
+    above: bool = False  # whether `least` itself is excluded
 
     def hold(self, value: float) -> bool:
         return self.least <= value <= self.most and not (self.above and value == self.least)
 
     def expected(self, whole: bool) -> str:
-        """What to say to somebody who gave another number."""
+        """Returns the part of an error message that states the range."""
         noun = "a whole number" if whole else "a number"
         ends = f"above {self.least:,}, at most" if self.above else f"from {self.least:,} to"
         return f"expected {noun} {ends} {self.most:,}"
 
 
 class SettingError(ValueError):
-    """A setting that makes no sense; one line says what was given, what was expected and how to mend it.
+    """An invalid setting; one line says what was given, what was expected and how to fix it.
 
-    The library knows no flags. Whoever offers settings as flags, form fields or columns of a sheet puts their own name
-    in the place of `setting`.
+    The library knows no flags. Callers that offer settings as flags, form fields or columns of a sheet replace
+    `setting` with their own name for it.
 
     Attributes:
         setting: name of the parameter, as in Python.
-        given: its value; None where the value has nothing to do with it, such as a flag that is missing.
-        problem: what is wrong and how to mend it.
+        given: its value; None if the value does not matter, for example for a missing flag.
+        problem: what is wrong and how to fix it.
 
     Example:
         >>> from sdc.settings import SettingError
@@ -68,18 +68,18 @@ class SettingError(ValueError):
         super().__init__(f"{setting}={given}: {problem}" if given is not None else f"{setting}: {problem}")
 
 
-SEVERAL = {"corpus": "texts"}  # what a setting has several of, where its name is no plural
+SEVERAL = {"corpus": "texts"}  # plural noun for the values of a setting whose name is not a plural
 WORDS = {str: "a text", int: "a whole number", bool: "True or False", NoneType: "None"}
 
 
 def check_fields(settings: Any) -> None:
-    """Checks that every field of a dataclass holds what its type says, for people who pass what a type checker refuses.
+    """Checks at run time that every field of a dataclass has the annotated type.
 
-    Types may be classes, `Literal`, unions of types, and sequences of one type. A bool is no number, and a text is no
-    sequence of texts. A number is `Within` its bounds.
+    Types may be classes, `Literal`, unions of types, and sequences of one type. A bool does not count as a number, nor
+    a text as a sequence of texts. Numbers must lie in the range of their `Within`.
 
     Raises:
-        SettingError: a field holds something else.
+        SettingError: a field has another type or lies outside its range.
 
     Example:
         >>> import dataclasses
@@ -112,7 +112,7 @@ def check_fields(settings: Any) -> None:
 
 
 def check_several(setting: str, value: object) -> None:
-    """Refuses a single value, a text above all, where there may be several."""
+    """Raises SettingError if a single value, in particular a text, is given for a sequence."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         noun = SEVERAL.get(setting, setting)
         raise SettingError(setting, value, f"expected several {noun}, such as a list of one text")

@@ -1,17 +1,17 @@
-"""The grammar of everything that is written in a line of text: faults, kinds, latencies, methods, simulations.
+"""The grammar of everything that is written as one line of text: faults, kinds, latencies, methods, simulations.
 
-    terms    = term { "+" term }                     where a language joins several: a letter follows the +
+    terms    = term { "+" term }                     in languages that allow several terms: a letter follows the +
     term     = head  |  a call with keywords, as in Python   bitflip(bits=30, rate=1e-4, site="fwd/attn")
              | head { "," setting }                          shorthand: bitflip,bits=30,rate=1e-4,site=fwd/attn
     setting  = key "=" value  |  word
     value    = number | word | numbers joined by "+" | "quoted" | a text of another language
 
-A term is written as a call, by `repr` of what it stands for (`write_term`). The shorthand needs no quotes in a shell.
-Its commas and `+` separate only outside of brackets and quotes; spaces around them do not matter. What a head stands
-for is a *form*: a class, whose fields are the settings and say of which type each is. Selectors are expressions,
-written as in Python (`expression`), and are values of settings like any other. docs/languages.md is the page for users.
+A term is written as a call: the `repr` of the object that it denotes (`write_term`). The shorthand needs no quotes in a
+shell. Its commas and `+` separate only outside of brackets and quotes; spaces around them do not matter. A head denotes
+a *form*: a class whose fields are the settings, with their types. Selectors are expressions, written as in Python
+(`expression`), and are values of settings like any other. docs/languages.md is the page for users.
 
-Nothing here imports JAX: a mistyped line is refused at once.
+Nothing here imports JAX, so a mistyped line is rejected immediately.
 """
 
 import ast
@@ -27,37 +27,37 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-# Levels of an expression, of which a chain of operators has one for each. Whoever walks through it is called as often
-# within itself, and Python allows a thousand calls, those of the caller included.
+# Levels of an expression; a chain of operators has one per operator. Functions that walk through it recurse as deeply,
+# and Python allows a thousand nested calls, those of the caller included.
 DEEPEST = 100
 
 
 class Form(NamedTuple):
-    """What a head makes, and of which settings."""
+    """The class that a head constructs, and its settings."""
 
     make: Callable[..., Any]  # the class
-    types: Mapping[str, Any]  # type of each setting, or a function that reads it; None for a word that stands alone
+    types: Mapping[str, Any]  # type of each setting, or a function that parses it; None for a word without a value
     required: tuple[str, ...] = ()  # settings that must be given
-    fixed: Mapping[str, Any] = NOTHING  # fields that the head itself decides, such as the value of `zero`
+    fixed: Mapping[str, Any] = NOTHING  # fields that the head itself sets, such as the value of `zero`
 
 
 class Rest(NamedTuple):
-    """A setting whose value is a term of another language. Without brackets it goes on to the end of its own term."""
+    """A setting whose value is a term of another language. Without brackets it extends to the end of its own term."""
 
     read: Callable[[str], Any]
 
 
 class Term(NamedTuple):
-    """A term that was read."""
+    """A parsed term."""
 
     head: str  # its first word
-    value: Any  # what it stands for
+    value: Any  # the object that it denotes
     common: dict[str, Any]  # settings that every head of the language can have, converted
-    other: dict[str, str]  # settings that nobody knows, as they stand
+    other: dict[str, str]  # unknown settings, verbatim
 
 
 def form(cls: type, /, *, read: Mapping[str, Any] = NOTHING, **fixed: Any) -> Form:
-    """The form of a dataclass. `read` reads fields whose type does not say how; `fixed` are decided by the head."""
+    """Returns the form of a dataclass. `read` parses fields whose type does not suffice; the head sets `fixed`."""
     hints = typing.get_type_hints(cls)
     fields = [field for field in dataclasses.fields(cls) if field.name not in fixed]
     none = dataclasses.MISSING
@@ -98,7 +98,7 @@ def read_term(
             raise wrong(f"{key!r} is given twice; give it once")
         if key in known and known[key] is None:
             if equals:
-                raise wrong(f"{key!r} is there or not; write {key}=True, or {key} alone in the shorthand")
+                raise wrong(f"{key!r} takes no value; write {key}=True, or {key} alone in the shorthand")
             found[key] = None
         elif not equals or not value:
             raise wrong(f"{setting!r} is not of the form key=value; write {_pattern(head, known, forms[head])!r}")
@@ -122,7 +122,7 @@ def read_term(
             try:
                 found[key] = known[key].read(",".join([value, *settings[place + 1 :]]))
             except ValueError as error:
-                hint = f"{key} is the last setting of {head}; write {key}=(...) to have others behind it"
+                hint = f"{key} is the last setting of {head}; write {key}=(...) to add settings after it"
                 raise wrong(f"{error} ({hint})") from error
             break
         else:
@@ -141,11 +141,11 @@ def read_term(
 
 
 def _parts(text: str) -> list[str]:
-    """Head and settings of a term, which is a call with keywords, or the shorthand of it with commas."""
+    """Splits a term, a call with keywords or its shorthand with commas, into head and settings."""
     if not (begin := re.match(r"\s*([\w:-]+)\s*(?=\()", text)):
         return [part.strip() for part in split(text, ",")]
     source = f"_{text[begin.end() :]}".strip()
-    call = _tree(source, DEEPEST + 2)  # which leaves a selector all of its levels
+    call = _tree(source, DEEPEST + 2)  # so that a selector in it may have all of its levels
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise SyntaxError
     words = [ast.unparse(word) for word in call.args]
@@ -153,7 +153,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _argument(node: ast.expr, source: str) -> str:
-    """A keyword's value as the shorthand has it."""
+    """Returns a keyword's value as written in the shorthand."""
     match node:
         case ast.Constant(str(value)):
             return value if value and value == value.strip() and value[0] != '"' else write_value(value)
@@ -166,14 +166,14 @@ def _argument(node: ast.expr, source: str) -> str:
         case ast.Call():
             return f"({ast.unparse(node)})"
         case ast.Constant(None | bytes()):
-            raise ValueError(f"{ast.unparse(node)} is no value; give a number, a text or a tuple, or leave it out")
+            raise ValueError(f"{ast.unparse(node)} is not a value; give a number, a text or a tuple, or leave it out")
         case ast.BinOp(op=ast.Add()):  # in the shorthand several numbers, in Python a sum
-            raise ValueError(f"{ast.unparse(node)} is a sum; several values are a tuple, as (30, 31)")
+            raise ValueError(f"{ast.unparse(node)} is a sum; write several values as a tuple, as in (30, 31)")
     return ast.get_source_segment(source, node) or ast.unparse(node)
 
 
 def _pattern(head: str, known: Mapping[str, Any], form: Form) -> str:
-    """How a head is written, with what it needs."""
+    """Returns an example of a head with its required settings."""
     return _call(head, [f"{key}=..." for key in form.required or [key for key in known if known[key]][:1]])
 
 
@@ -182,10 +182,10 @@ def _call(head: str, settings: Sequence[str]) -> str:
 
 
 def read_value(kind: Any, text: str) -> Any:
-    """A value of a declared type; a ValueError says what was expected.
+    """Parses a value of a declared type; raises a ValueError that says what was expected.
 
     A type is `int`, `float`, `bool`, `str`, a `Literal`, a tuple of numbers of any length, a union of these (the first
-    that fits), a `Rest`, or a function of the text.
+    that fits), a `Rest`, or a function that takes the text.
     """
     if isinstance(kind, Rest):
         return kind.read(text[1:-1] if text.startswith("(") else text)
@@ -204,7 +204,7 @@ def read_value(kind: Any, text: str) -> Any:
             return tuple(member(number) for number in re.split(r"(?<![eE])\+", text.removesuffix("+")))
         except ValueError:
             numbers = {int: "whole numbers, as in (0, 2)", float: "numbers, as in (0.1, 0.2)"}
-            raise ValueError(f"expected {numbers[member]}, in the shorthand joined by +") from None
+            raise ValueError(f"expected {numbers[member]}; in the shorthand joined by +") from None
     if typing.get_origin(kind) is Literal:
         if text not in typing.get_args(kind):
             raise ValueError(f"expected one of {', '.join(map(str, typing.get_args(kind)))}")
@@ -218,10 +218,10 @@ def read_value(kind: Any, text: str) -> Any:
             return text
         try:
             found = ast.literal_eval(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two are of Python's parser
+        except (ValueError, SyntaxError, RecursionError, MemoryError):  # Python's parser raises the last two
             found = None
         if not isinstance(found, str):
-            raise ValueError("expected a text in quotes that end")
+            raise ValueError("expected a text with a closing quote")
         return found
     if kind not in (int, float):
         return kind(text)
@@ -234,7 +234,7 @@ def read_value(kind: Any, text: str) -> Any:
 def split(text: str, separator: Literal[",", "+"]) -> list[str]:
     """Splits at commas, or at the `+` between terms, but not inside brackets and quotes.
 
-    Quotes are quotes inside of brackets, and where a value begins.
+    A quote character opens a quoted text only inside of brackets and at the start of a value.
     """
     cuts, depth, quote, escaped, before = list[int](), 0, "", False, ""
     for at, character in enumerate(text):
@@ -252,23 +252,23 @@ def split(text: str, separator: Literal[",", "+"]) -> list[str]:
 
 
 def write_term(value: Any, forms: Mapping[str, Form], more: Mapping[str, Any] = NOTHING) -> str:
-    """The call that makes a value: the first head whose form it has, what differs from defaults, and `more`."""
+    """Returns the call that constructs a value: the first matching head, settings other than defaults, and `more`."""
     for head, (make, kinds, _, fixed) in forms.items():
-        # By their text: nan is nan, and -0.0 is not 0.0.
+        # Compared by `repr`: nan equals nan, and -0.0 differs from 0.0.
         if make is type(value) and all(repr(getattr(value, name)) == repr(given) for name, given in fixed.items()):
             default = {field.name: field.default for field in dataclasses.fields(value)}
             values = {key: getattr(value, key) for key in kinds}
             given = {key: x for key, x in values.items() if write_value(x) != write_value(default[key])}
-            for key, x in given.items():  # of several numbers that are expected, one may stand alone
+            for key, x in given.items():  # a tuple of one number is written without brackets
                 if typing.get_origin(kinds[key]) is tuple and len(x) == 1:
                     (given[key],) = x
             return _call(head, [f"{key}={write_value(x)}" for key, x in {**given, **more}.items()])
-    own = type(value)  # of somebody else, who calls it by its class
+    own = type(value)  # a user's class without a head: written by its name
     return write_term(value, {own.__name__: form(own)}, more)
 
 
 def write_value(value: Any) -> str:
-    """A value as Python has it, texts in double quotes."""
+    """Returns a value as a Python literal, texts in double quotes."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, tuple):
@@ -284,7 +284,7 @@ def expression(
     calls: Mapping[str, Callable[..., T]],
     example: str,
 ) -> T:
-    """Reads words and calls of literals joined by `&`, `|` and `~`, written as in Python; `example` is for errors."""
+    """Parses words and calls with literals, joined by `&`, `|` and `~` as in Python; errors show `example`."""
 
     def build(node: ast.expr) -> Any:
         match node:
@@ -300,7 +300,7 @@ def expression(
                 named = {keyword.arg or "": _literal(keyword.value) for keyword in keywords}
                 return calls[name](*map(_literal, arguments), **named)
         raise ValueError(
-            f"{ast.unparse(node)!r} is no {language}; expected {', '.join([*words, *calls])}, joined with & | ~"
+            f"{ast.unparse(node)!r} is not a {language}; expected {', '.join([*words, *calls])}, joined with & | ~"
         )
 
     try:
@@ -311,14 +311,14 @@ def expression(
         raise ValueError(f"{language} {text!r}: {error}; as in {example!r}") from None
 
 
-_TOO_DEEP = f"it is nested deeper than {DEEPEST} levels, of which each operator of a chain is one: write less"
+_TOO_DEEP = f"it is nested deeper than {DEEPEST} levels (each operator of a chain is one); simplify it"
 
 
 def _tree(text: str, deepest: int = DEEPEST) -> ast.expr:
-    """A text as Python's parser reads it; a ValueError where it is too deep, counted level by level."""
+    """Parses a text as a Python expression; raises ValueError if it is nested too deeply."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-    except (RecursionError, MemoryError):  # of Python's parser
+    except (RecursionError, MemoryError):  # raised by Python's parser
         raise ValueError(_TOO_DEEP) from None
     level: list[ast.AST] = [tree]
     for _ in range(deepest + 1):
@@ -333,4 +333,4 @@ def _literal(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
     except ValueError:
-        raise ValueError(f"{ast.unparse(node)!r} is no number and no text; write texts in quotes") from None
+        raise ValueError(f"{ast.unparse(node)!r} is neither a number nor a text; write texts in quotes") from None

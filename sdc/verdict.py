@@ -1,7 +1,7 @@
 """The verdict: one enum for every tool, the words that people read, and the exit codes that scripts read.
 
-A verdict follows from a result and from nothing else: whoever reads a file judges anew, and a stored word never beats
-what the file counts. Nothing is clean because nothing was checked: that is inconclusive.
+A verdict follows from a result alone: readers of a file derive it again from the counts, which take precedence over a
+stored verdict. A result without checks is inconclusive, not clean.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ class Exit(IntEnum):
 
 
 class Verdict(StrEnum):
-    """What follows from a result, the gravest first. A run that compares nothing has none (`None`)."""
+    """Verdicts, the most severe first. A run that compares nothing has no verdict (`None`)."""
 
     CORRUPT = "corrupt"
     INCONCLUSIVE = "inconclusive"
@@ -36,7 +36,7 @@ class Verdict(StrEnum):
 
     @property
     def acceptance(self) -> str:
-        """The word for a device or host that was tested: FAIL, INCONCLUSIVE or PASS."""
+        """The word for an acceptance test of a device or host: FAIL, INCONCLUSIVE or PASS."""
         return {Verdict.CORRUPT: "FAIL", Verdict.CLEAN: "PASS"}.get(self, "INCONCLUSIVE")
 
     @property
@@ -46,11 +46,11 @@ class Verdict(StrEnum):
 
 
 def gravest(verdicts: Iterable[Verdict | None]) -> Verdict | None:
-    """The gravest of some verdicts; None where there is no verdict among them."""
+    """Returns the most severe of some verdicts; None if all are None."""
     order = list(Verdict)
     return min((each for each in verdicts if each is not None), key=order.index, default=None)
 
 
 def exit_code(verdict: str | None) -> int:
-    """The exit code of a verdict; 0 where nothing was to be compared."""
+    """Returns the exit code of a verdict; 0 for None, which means that nothing had to be compared."""
     return int(Exit.CLEAN if verdict is None else Verdict(verdict).code)

@@ -282,7 +282,7 @@ def test_any_other_key_with_a_number_names_a_mesh_axis() -> None:
         ("nan,rate=1,fsdp=x", "unknown key 'fsdp'; kind nan takes .*, and name=number for a mesh axis"),
         ("nan,rate=1,fsdp=1,fsdp=2", "'fsdp' is given twice"),
         ("nan,rate=0.1+x", "rate=0.1.x: expected a number, as in 0.1, or numbers, as in .* joined by"),
-        ('nan,rate=1,site="a', "expected a text in quotes that end"),
+        ('nan,rate=1,site="a', "expected a text with a closing quote"),
         ("bitflip,rate=1,stride=4x2x1x9", "stride=4x2x1x9: expected 2 or 3 numbers"),
         ('nan,rate=1,site=primitve("a")', "selector 'primitve.*is no selector"),
     ],
@@ -457,5 +457,5 @@ def test_one_is_the_pattern_of_no_words() -> None:
 def test_a_sum_in_a_call_is_no_list() -> None:
     """The shorthand has `+` between values; a call is Python, where the same is another number."""
     assert parse_fault("bitflip,bits=30+31,rate=1e-4") == parse_fault("bitflip(bits=(30, 31), rate=1e-4)")
-    with pytest.raises(ValueError, match=r"30 \+ 31 is a sum; several values are a tuple, as \(30, 31\)"):
+    with pytest.raises(ValueError, match=r"30 \+ 31 is a sum; write several values as a tuple, as in \(30, 31\)"):
         parse_fault("bitflip(bits=30+31, rate=1e-4)")

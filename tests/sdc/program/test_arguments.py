@@ -300,7 +300,7 @@ def test_keys_as_raw_arrays() -> None:
     key = jax.random.PRNGKey(0)
     for tool in TOOLS.values():
         np.testing.assert_allclose(tool(step)(key, X)[0], step(key, X), rtol=1e-5, atol=1e-6)
-    with pytest.raises(TypeError, match=r"expected a sdc.Moment\(key, step\)"):
+    with pytest.raises(TypeError, match=r"expected an sdc.Moment\(key, step\)"):
         sdc.inject(step, [NEVER])(key, key, X)
 
 
@@ -325,14 +325,14 @@ def test_wrong_turns_end_in_one_line() -> None:
         "list in the place of a step; give the function first": lambda: sdc.inject([fault], step),  # type: ignore
         "Selector in the place of a step": lambda: sdc.strike(products, step),  # type: ignore[arg-type]
         "ArrayImpl in the place of a step": lambda: sdc.abft(step(x)),
-        "tuple in the place of digests; give the second of what": lambda: sdc.first_difference(run(x), run(x)),
+        "expected digests, not tuple; give the second value": lambda: sdc.first_difference(run(x), run(x)),
         "tuple in the place of flags; give the second": lambda: sdc.checksums.coverage(run(x)),
         "expected what sdc.strike_on returns": lambda: sdc.strike(step, products)(x),
-        "expected the number of the step, a whole number": lambda: sdc.inject(step, [fault])(
+        "expected a whole number for the step": lambda: sdc.inject(step, [fault])(
             sdc.Moment(jax.random.key(0), 1.5),
             x,  # type: ignore
         ),
-        "expected a key, as jax.random.key": lambda: sdc.inject(step, [fault])(sdc.Moment(0, 0), x),  # type: ignore
+        "expected a key, such as jax.random.key": lambda: sdc.inject(step, [fault])(sdc.Moment(0, 0), x),  # type: ignore
     }
     for said, turn in turns.items():
         with pytest.raises((TypeError, ValueError), match=said):
