@@ -1,8 +1,8 @@
-"""Simulated faults, and steps that suffer them.
+"""Simulated faults, and steps into which they are injected.
 
-- `kinds`: what becomes of an element.
-- `fault`: a kind, a pattern of elements that are hit together, a place, a rate and a time; and its text.
-- `_inject`: a step with faults that hit at random, at their rates, and what they did.
+- `kinds`: how a fault changes an element.
+- `fault`: a kind with a pattern of elements that are hit together, a place, a rate and a time; and its text.
+- `_inject`: a step with faults that hit at random at their rates, and the ground truth of what they changed.
 - `_strike`: one fault at one place, as data.
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sdc._lazy import facade
 
 if TYPE_CHECKING:
-    # What happens to an element.
+    # Kinds: how an element changes.
     from .kinds import (
         Add as Add,
         BitFlip as BitFlip,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         Tailed as Tailed,
     )
 
-    # Which elements, where and when; and as text.
+    # Patterns, places, times and texts of faults.
     from .fault import One as One, Row as Row, Run as Run, Stride as Stride, Tile as Tile, Whole as Whole
     from .fault import Fault as Fault, When as When, as_fault as as_fault, parse_fault as parse_fault
 

@@ -1,4 +1,4 @@
-"""Fault injection: a step in which simulated hardware corrupts values, and the ground truth of what it did."""
+"""Fault injection: a step in which simulated hardware corrupts values, and the ground truth of what it changed."""
 
 import functools
 import math
@@ -22,17 +22,17 @@ from .kinds import by_layer
 
 # Elements are counted by 32-bit integers.
 LARGEST = 2**31 - 1
-# From this share of hit elements on, drawing for every element is cheaper than scattering the hits.
+# Above this share of hit elements, drawing for every element is cheaper than scattering the hits.
 DENSE = 1 / 16
 
 
 @program.aside
 class Moment(NamedTuple):
-    """When an injected step runs, and the randomness of its faults.
+    """The number of an injected step, and the PRNG key of its faults.
 
     Attributes:
-        key: PRNG key of the run. The same key, step, site, iteration and device draw the same faults, however the mesh
-            is mapped.
+        key: PRNG key of the run. The same key, step, site, iteration and device give the same faults, regardless of
+            how the mesh is mapped.
         step: number of the step.
     """
 
@@ -41,13 +41,13 @@ class Moment(NamedTuple):
 
 
 class Hits(NamedTuple):
-    """The first elements that were changed, in order of output and index; rows beyond the changed ones are zero.
+    """The first elements that changed, in order of output and index; unused rows are zero.
 
     Attributes:
         output: number of the operation's output.
         element: flat index of the element, row-major.
-        old: its bits before, as two 32-bit words, the lower one first.
-        new: its bits after.
+        old: its bits before the fault, as two 32-bit words, the lower one first.
+        new: its bits after the fault.
     """
 
     output: UInt32[Array, "k"]
@@ -57,12 +57,12 @@ class Hits(NamedTuple):
 
 
 class Events(NamedTuple):
-    """What faults did at one site: the ground truth.
+    """Ground truth of the faults at one site.
 
     Attributes:
         drawn: elements hit, counted once per fault.
-        changed: elements whose bits are not what they were; what an exact comparison finds.
-        hits: the first of those one by one, where they were asked for, else None.
+        changed: elements whose bits changed, which an exact comparison finds.
+        hits: the first of these elements if `record` asked for them, else None.
     """
 
     drawn: UInt32[Array, ""]
@@ -71,7 +71,7 @@ class Events(NamedTuple):
 
 
 def corruptible(x: Any) -> bool:
-    """Whether an array holds real numbers of 8 bits or more, which faults can hit: no keys, truth values or complex."""
+    """Whether an array holds real numbers of 8 bits or more, which faults can hit: no keys, booleans or complex."""
     real = jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)
     return real and jax.dtypes.itemsize_bits(x.dtype) >= 8
 
@@ -85,7 +85,7 @@ NUMBERS = program.Selector("real numbers", lambda site: any(map(strikable, site.
 
 
 def words(x: Shaped[Array, "*n"]) -> UInt32[Array, "*n 2"]:
-    """The bits of real numbers as two 32-bit words each, the lower one first."""
+    """Returns the bits of real numbers as two 32-bit words each, the lower one first."""
     return _words(as_bits(x))
 
 
@@ -98,26 +98,27 @@ def _words(bits: UInt[Array, "*n"]) -> UInt32[Array, "*n 2"]:
 def inject(
     step: Callable[..., Any], faults: Sequence[Fault | str], *, record: int = 0
 ) -> Callable[..., tuple[Any, program.Reports]]:
-    """Transforms a step: its values are corrupted as the faults say. A simulation; real hardware needs none.
+    """Transforms a step so that faults corrupt its values. This simulates faulty hardware.
 
-    At low rates the cost follows the number of faults, not the size of the tensors: the distances between hits are
-    drawn from their geometric distribution, so that at every element a hit starts independently with exactly its rate.
+    At low rates the cost grows with the number of faults, not with the size of the tensors: the distances between hits
+    are drawn from their geometric distribution, so that a hit starts at every element independently with exactly the
+    given rate.
 
     Args:
         step: any function that JAX can trace.
-        faults: faults, or texts of them (`parse_fault`), applied in order where several meet. A fault hits what its
-            selector chooses (operations, collectives, the step's own arguments, probes), as far as that holds real
-            numbers; or probes by their names.
-        record: how many changed elements of each site to return one by one.
+        faults: faults, or texts of them (`parse_fault`), applied in order where several hit the same element. A fault
+            hits the sites that its selector chooses (operations, collectives, arguments of the step, probes), as far as
+            they hold real numbers; or probes by name.
+        record: number of changed elements to list for each site.
 
     Returns:
-        A function of `(moment, *args)`, `moment` a `Moment`, that returns `(out, events)`: `Events` for each site that
-        a fault can hit.
+        A function of `(moment, *args)`, where `moment` is a `Moment`, that returns `(out, events)`: `Events` for each
+        site that a fault can hit.
 
     Raises:
         SettingError: a fault has no rate.
-        ValueError: a fault names a site, layer or mesh axis that the step does not have, or one that holds no real
-            numbers, or bits that its numbers do not have.
+        ValueError: a fault names a site, layer or mesh axis that the step does not have, a site without real numbers,
+            or bits that its numbers do not have.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -128,18 +129,18 @@ def inject(
         >>> out.tolist(), int(events["fwd/sin"].changed)
         ([3.0, 3.0, 3.0], 3)
     """
-    decorated = program.taking(step, "moment")  # what is no step is refused before the faults
+    decorated = program.taking(step, "moment")  # checks the step before the faults
     known = _read(faults)
 
     @decorated
     def injected(moment: Moment, /, *args: Any, **kwargs: Any) -> tuple[Any, program.Reports]:
         if not isinstance(moment, Moment):
-            raise TypeError(f"the first argument is {type(moment).__name__}; expected a sdc.Moment(key, step)")
+            raise TypeError(f"the first argument is {type(moment).__name__}; expected an sdc.Moment(key, step)")
         if not isinstance(moment.key, jax.Array):
-            raise TypeError(f"{moment}: expected a key, as jax.random.key(0), and the number of the step")
+            raise TypeError(f"{moment}: expected a key, such as jax.random.key(0), and the number of the step")
         moment = Moment(moment.key, jnp.asarray(moment.step))
         if moment.step.shape or not jnp.issubdtype(moment.step.dtype, jnp.integer):
-            raise TypeError(f"{moment}: expected the number of the step, a whole number")
+            raise TypeError(f"{moment}: expected a whole number for the step")
         with jax.named_scope(program.Tags.HIDDEN):
             rule = _Inject(known, moment, record)
         out, events = program.rewrite(step, program.Selector("faults", rule.chosen), rule)(*args, **kwargs)
@@ -158,14 +159,14 @@ def _read(faults: Sequence[Fault | str]) -> tuple[Fault, ...]:
     known = tuple(parse_fault(fault) if isinstance(fault, str) else fault for fault in faults)
     for fault in known:
         if not isinstance(fault, Fault):
-            raise SettingError("faults", fault, "is no fault; give sdc.Fault(kind, rate, site), or a text of one")
+            raise SettingError("faults", fault, "expected an sdc.Fault(kind, rate, site), or its text")
         if fault.rate is None:
             raise SettingError("rate", None, f"missing in {fault}; give the probability of a hit, as in rate=1e-4")
     return known
 
 
 def _refuse(fault: Fault, all_sites: Sequence[program.Site]) -> None:
-    """Says why a fault hits nothing."""
+    """Raises a ValueError that says why a fault hits nothing."""
     chosen = [site for site in all_sites if fault.selector(site)]
     if not fault.by_name:
         what = f"selector {fault.selector}"
@@ -176,14 +177,14 @@ def _refuse(fault: Fault, all_sites: Sequence[program.Site]) -> None:
             raise ValueError(f"{what} matches no probe of the step; it has {', '.join(names) or 'none'}")
     if numbers := [site for site in chosen if any(map(corruptible, site.outputs))]:
         trips = numbers[0].trips[-1:]
-        where = f"in a loop of {trips[0]} iterations" if trips else "in no loop"
+        where = f"in a loop of {trips[0]} iterations" if trips else "outside of any loop"
         raise ValueError(
-            f"{what} hits {numbers[0].name!r}, which lies {where}, but the fault is of layer={fault.layer}; "
+            f"{what} hits {numbers[0].name!r}, which is {where}, but the fault has layer={fault.layer}; "
             "choose another layer, or leave it out"
         )
     held = " and ".join(dict.fromkeys(out.dtype.name for out in chosen[0].outputs)) or "no array"
     raise ValueError(
-        f"{what} hits {chosen[0].name!r}, which holds {held}; faults hit real numbers of 8 bits or more, "
+        f"{what} hits {chosen[0].name!r}, which holds {held}, but faults hit only real numbers of 8 bits or more; "
         "choose another site (sdc.sites lists them with their types)"
     )
 
@@ -192,47 +193,47 @@ class Draw(NamedTuple):
     """A fault at one site, which draws the elements that it hits."""
 
     fault: Fault
-    keys: PRNGKeyArray  # of the places, and of what becomes of them
+    keys: PRNGKeyArray  # two keys: for the places, and for the changes
     rate: Float32[Array, ""]  # probability that a hit starts at an element
-    like: jax.ShapeDtypeStruct  # shape and type of the array
+    like: jax.ShapeDtypeStruct  # shape and dtype of the array
     layer: Int[Array, ""]
-    u: Float32[ArrayLike, ""]  # what the kind drew for the step and layer
+    u: Float32[ArrayLike, ""]  # the kind's draw for the step and layer
 
     @property
     def sparse(self) -> bool:
-        """Whether hits are few, so that drawing them costs less than drawing for every element."""
+        """Whether hits are so rare that drawing them costs less than drawing for every element."""
         return not isinstance(self.fault.pattern, Whole) and self.fault.largest_rate() <= DENSE
 
     def found(self) -> Bool[Array, "*#size"]:
-        """Whether the fault hits anything; where that is the same to compute, for each element."""
-        if isinstance(self.fault.pattern, Whole):  # all are hit if a hit starts at any: 1 - (1 - rate)^size
+        """Whether the fault hits anything; for dense faults, whether it hits each element, at the same cost."""
+        if isinstance(self.fault.pattern, Whole):  # all are hit if a hit starts anywhere: 1 - (1 - rate)^size
             any_start = -jnp.expm1(self.like.size * jnp.log1p(-jnp.minimum(self.rate, 1 - 2.0**-24)))
             return (jax.random.uniform(self.keys[0]) < any_start) & (self.rate > 0)
-        if self.sparse:  # what the first of the distances says
+        if self.sparse:  # the first distance decides
             return self._gaps()[0] <= self.like.size
         if self.fault.pattern != One():
             raise ValueError(
-                f"rate={self.fault.rate} of a pattern of several elements would hit most of the tensor; "
+                f"rate={self.fault.rate} with a pattern of several elements would hit most of the tensor; "
                 f"give a rate of at most {DENSE:g}, bursts included, or the pattern Whole()"
             )
         return jax.random.uniform(self.keys[0], (self.like.size,)) < self.rate
 
     def where(self, bits: UInt[Array, "*shape"], hit: Bool[Array, "*#size"]) -> UInt[Array, "*shape"]:
-        """The bits afterwards, changed where elements are hit."""
+        """Returns the bits after the fault: changed where elements are hit."""
         mask = hit.reshape(bits.shape) if hit.ndim else hit
         return jnp.where(mask, self._after(bits.reshape(-1)).reshape(bits.shape), bits)
 
     def at(self, bits: UInt[Array, "*shape"]) -> tuple[UInt[Array, "*shape"], Int32[Array, "_"]]:
-        """The bits afterwards, and the elements hit, each once, among places beyond the last one.
+        """Returns the bits after the fault, and the indices of the elements hit, each once; others are out of range.
 
-        Where patterns overlap, an element is what the first of them makes of it: writing twice to one place would leave
-        the order to the hardware.
+        Where patterns overlap, the first of them determines an element: writing twice to one place would leave the
+        order to the hardware.
         """
-        # Saturating sums cannot wrap, and are associative.
+        # Saturating sums cannot wrap and are associative.
         most = jnp.uint32(self.like.size + 1)
         starts = (lax.associative_scan(lambda a, b: jnp.minimum(a + b, most), self._gaps()) - 1).astype(jnp.int32)
         groups = self.fault.pattern.positions(starts, self.like.shape)
-        # Those cut off at an edge come last.
+        # Elements cut off at an edge come last.
         groups = jnp.sort(groups, axis=-1) if groups.shape[-1] > 1 else groups
         count = jnp.sum(groups < bits.size, axis=-1, dtype=jnp.int32)
         values = self._after(take(bits, groups), count)
@@ -245,10 +246,10 @@ class Draw(NamedTuple):
         return bits.at[_indices(at, bits.shape)].set(values, mode="drop"), at
 
     def _gaps(self) -> UInt32[Array, "hits"]:
-        """Distances from one start to the next, the first from before the first element.
+        """Draws the distances from one start to the next; the first is the distance from index -1.
 
-        Distances between hits are geometric: 1 + floor(log(1 - u) / log(1 - rate)). There is room for eight standard
-        deviations more hits than expected at the largest rate, and for a dozen more; beyond that hits would be lost.
+        Distances between hits are geometric: 1 + floor(log(1 - u) / log(1 - rate)). The array has room for the number
+        of hits expected at the largest rate, plus eight standard deviations, plus twelve; further hits would be lost.
         """
         size = self.like.size
         expected = size * self.fault.largest_rate()
@@ -261,21 +262,21 @@ class Draw(NamedTuple):
     def _after(
         self, bits: UInt[Array, "*groups n"], count: Int[Array, "*#groups"] | None = None
     ) -> UInt[Array, "*groups n"]:
-        """What becomes of elements that are hit, as bits."""
+        """Returns the bits of hit elements after the fault."""
         numbers = lax.bitcast_convert_type(bits, self.like.dtype)
         what = self.fault.what.on(self.u, self.layer)
         return as_bits(what(self.keys[1], numbers, self.layer, count))
 
 
 def take(x: Shaped[Array, "*shape"], at: Int32[Array, "*n"]) -> Shaped[Array, "*n"]:
-    """Elements of an array by their places in its flat form; any element stands for a place beyond."""
+    """Returns elements of an array by flat index; the result for indices out of range is arbitrary."""
     return x.at[_indices(at, x.shape)].get(mode="clip")
 
 
 def _indices(at: Int32[Array, "*n"], shape: tuple[int, ...]) -> tuple[Int32[Array, "*n"], ...]:
-    """Indices of the elements at places of the flat form, beyond the array where these are beyond.
+    """Converts flat indices to indices along each axis; those out of range stay out of range.
 
-    The flat form itself would lose the sharding of some axes.
+    Flattening the array instead would lose the sharding of some axes.
     """
     found: list[Int32[Array, "*n"]] = []
     for number in reversed(shape[1:]):
@@ -287,9 +288,9 @@ def _indices(at: Int32[Array, "*n"], shape: tuple[int, ...]) -> tuple[Int32[Arra
 class _Inject:
     def __init__(self, faults: tuple[Fault, ...], moment: Moment, record: int) -> None:
         self.faults, self.record = faults, record
-        # What is the same at every site is computed here, outside of all loops: random numbers compile slowly.
+        # Values shared by all sites are computed here, outside of all loops: random numbers compile slowly.
         self.key = jax.random.fold_in(moment.key, moment.step)
-        # Spikes come upon the whole device at once, not upon single sites: faults with one device and time share them.
+        # Spikes affect a whole device at once, not single sites: faults with equal `at` and `when` share them.
         alike = [(fault.when, fault.at) for fault in faults]
         self.factors = [
             fault.when.factor(jax.random.fold_in(self.key, alike.index((fault.when, fault.at))), moment.step)
@@ -313,7 +314,7 @@ class _Inject:
             if corruptible(x) and x.size >= LARGEST:
                 raise ValueError(
                     f"site {place.site.name!r} has {x.size:,} elements on one device; faults can hit tensors of fewer "
-                    f"than {LARGEST:,}, shard it or choose another site"
+                    f"than {LARGEST:,}: shard it or choose another site"
                 )
         numbers = tuple(number for number, fault in enumerate(self.faults) if _may_hit(fault, place.site))
         chosen = [self.faults[number] for number in numbers]
@@ -324,8 +325,9 @@ class _Inject:
             # With check_vma=True a fault of one device cannot hit a value that is typed as equal on all.
             if added := jax.typeof(new).manual_axis_type.varying - jax.typeof(old).manual_axis_type.varying:
                 raise ValueError(
-                    f"site {place.site.name!r} does not vary over {sorted(added)[0]!r} in the eyes of shard_map, but a "
-                    "fault would make it; give the step inputs that vary over that axis, or pass check_vma=False"
+                    f"site {place.site.name!r} does not vary over {sorted(added)[0]!r} according to shard_map, but a "
+                    "fault on one device makes it vary; give the step inputs that vary over that axis, or pass "
+                    "check_vma=False"
                 )
         return after, events
 
@@ -339,10 +341,10 @@ class _Inject:
         here: Sequence[Bool[ArrayLike, ""]],
         numbers: tuple[int, ...],
     ) -> tuple[program.Values, Events]:
-        """Corrupts the outputs of a site; `numbers` says which faults can hit it, `here` which do in this iteration."""
+        """Corrupts the outputs of a site by the faults `numbers`, as far as `here` enables them in this iteration."""
         after, events = [], []
-        # A key of its own for every site, iteration and device. Axes of size one count for nothing, so that draws do
-        # not depend on which of them are mapped.
+        # Every site, iteration and device has its own key. Axes of size one are ignored, so that draws do not depend
+        # on which of them are mapped.
         key = jax.random.fold_in(step_key, site)
         for index in iteration:
             key = jax.random.fold_in(key, index)
@@ -367,7 +369,7 @@ class _Inject:
         hits = None
         if total.hits is not None and new.hits is not None:
             at = total.changed.astype(jnp.int32) + jnp.arange(self.record, dtype=jnp.int32)
-            # Rows without a hit are zero, and so is what lies beyond the known ones.
+            # Rows without a hit are zero, so adding merges the two lists.
             hits = jax.tree.map(lambda a, b: a.at[at].add(b, mode="drop"), total.hits, new.hits)
         return Events(total.drawn + new.drawn, total.changed + new.changed, hits)
 
@@ -380,7 +382,7 @@ class _Inject:
         layer: Int[Array, ""],
         before: Shaped[Array, "*shape"],
     ) -> tuple[Shaped[Array, "*shape"], Events]:
-        # Bits throughout: XLA moves narrow floats by way of wider ones, and the payloads of NaNs get lost.
+        # Bits throughout: XLA converts narrow floats to wider ones to move them, which loses the payloads of NaNs.
         old = as_bits(before).reshape(before.shape or (1,))
         none, pairs = jnp.zeros(self.record, jnp.uint32), jnp.zeros((self.record, 2), jnp.uint32)
         nothing = program.varying(
@@ -423,7 +425,7 @@ class _Inject:
         layer: Int[Array, ""],
         u: Float32[ArrayLike, ""],
     ) -> Float32[Array, ""]:
-        """Probability that a hit starts at an element, here and now."""
+        """Probability that a hit starts at an element, on this device in this iteration."""
         assert fault.rate is not None
         rate, here = by_layer(fault.rate, layer), now
         if fault.layer is not None:
@@ -432,11 +434,13 @@ class _Inject:
         for axis, index in fault.at.items():
             if axis not in axes:
                 raise ValueError(
-                    f"a fault sits at {axis}={index}, but no axis {axis!r} is mapped here; "
+                    f"a fault is on device {axis}={index}, but no axis {axis!r} is mapped here; "
                     f"mapped axes: {', '.join(sorted(axes)) or 'none'}"
                 )
             if not 0 <= index < axes[axis]:
-                raise ValueError(f"a fault sits at {axis}={index}, but axis {axis!r} has size {axes[axis]}")
+                raise ValueError(
+                    f"a fault is on device {axis}={index}, but axis {axis!r} has size {axes[axis]}; give another index"
+                )
             here &= lax.axis_index(axis) == index
         if fault.what.draws:
             factor *= fault.what.share(u)
@@ -450,10 +454,10 @@ class _Inject:
         touched: list[Int32[Array, "_"]],
         masked: list[Bool[Array, "#size"]],
     ) -> tuple[UInt32[Array, ""], Hits | None]:
-        """Elements among those hit, each once, whose bits changed; the first of them one by one.
+        """Counts the hit elements whose bits changed, each once, and lists the first of them.
 
-        Elements that were not hit are left out: XLA may compute a value once for the step and once for this, and the
-        two now and then differ in the last bit.
+        Elements that were not hit are ignored: XLA may compute a value once for the step and once for this comparison,
+        and the two occasionally differ in the last bit.
         """
         if masked or not touched:
             at, old, new = jnp.arange(before.size, dtype=jnp.int32), before.reshape(-1), after.reshape(-1)
@@ -482,15 +486,15 @@ class _Inject:
 
 
 def _draw(fault: Fault, key: PRNGKeyArray, number: int, layer: Int[Array, ""]) -> Float32[ArrayLike, ""]:
-    """What a fault draws for a step and layer: the same on all devices and in all microsteps."""
+    """Draws a fault's random number for a step and layer: the same on all devices and in all microsteps."""
     if not fault.what.draws:
         return np.float32(1)
-    for index in (number, 2, layer):  # 1 is the time's
+    for index in (number, 2, layer):  # `When` uses 1
         key = jax.random.fold_in(key, index)
     return fault.what.draw(key)
 
 
 def _may_hit(fault: Fault, site: program.Site) -> bool:
-    """Whether a fault can hit a site. What lies in no loop is layer 0; how often a `while` runs, nobody knows."""
+    """Whether a fault can hit a site. Outside of loops the layer is 0; the number of trips of a `while` is unknown."""
     trips = site.trips[-1] if site.loops else 1
     return fault.selector(site) and (not fault.layer or not trips or fault.layer < trips)

@@ -1,8 +1,8 @@
 """A strike: one fault as data, so that one compiled program serves every fault.
 
-`inject` brings faults of a given model and rate into a step, and compiles them in. Here the site, iteration, device,
-elements and what becomes of them are arrays: a campaign of thousands of faults compiles once. At every site that can be
-struck there is a conditional that costs nothing where it is not taken.
+`inject` compiles faults of a given model and rate into a step. Here the site, iteration, device, elements and their
+change are arrays, so that a campaign of thousands of faults compiles once. Every site that can be struck gets a
+conditional, which costs nothing if it is not taken.
 """
 
 import functools
@@ -31,15 +31,15 @@ LOOPS = 4  # loops that can enclose a struck site
 
 @program.aside
 class Strike(NamedTuple):
-    """One fault as data; make it with `strike_on` and `no_strike`.
+    """One fault as data; create it with `strike_on` or `no_strike`.
 
     Attributes:
         site: number of the site, see `site_number`; 0 strikes nothing.
         output: number of the operation's output.
-        iteration: index in each enclosing loop, outermost first; -1 for all, and where there is no loop.
+        iteration: index in each enclosing loop, outermost first; -1 for all iterations, and for unused entries.
         device: index along mesh axes; -1 for all.
-        elements: flat indices of the elements struck together, -1 where there is none.
-        change: what becomes of them.
+        elements: flat indices of the elements struck together, -1 for unused entries.
+        change: how these elements change.
     """
 
     site: UInt32[ArrayLike, ""]
@@ -51,15 +51,15 @@ class Strike(NamedTuple):
 
 
 def site_number(name: str) -> int:
-    """The number of a site: the CRC-32 of its name, 1 if that is 0."""
+    """Returns the number of a site: the CRC-32 of its name, or 1 if that is 0."""
     return zlib.crc32(name.encode()) or 1
 
 
 def no_strike(*, room: int = 1, axes: Sequence[str] = ()) -> Strike:
-    """A strike that hits nothing: the clean run of the same program.
+    """Returns a strike that hits nothing, for a clean run of the same program.
 
     Args:
-        room: elements that strikes of this program can hit at once.
+        room: number of elements that strikes of this program can hit at once.
         axes: mesh axes along which strikes of this program name a device.
     """
     everywhere: dict[str, ArrayLike] = {axis: np.int32(-1) for axis in sorted(set(axes))}
@@ -80,27 +80,26 @@ def strike_on(
     room: int | None = None,
     axes: Sequence[str] = (),
 ) -> Strike:
-    """One fault at one site.
+    """Returns a strike of one fault on one site.
 
     Args:
-        site: a site of the step that is struck, as `sdc.sites` lists it.
-        fault: what becomes of the elements: a fault, or just its kind, or its text (see `as_fault`). Its pattern says
-            which elements are hit with the one that is given; its `layer` and `at` place it, unless `iteration` and
-            `device` do. A strike hits once, when it is given to the step: `rate` and `when` have no say.
-        elements: flat index into the output, row-major; several of them only where there is no pattern.
-        iteration: index in each enclosing loop, outermost first, or in the only one; all iterations where it is not
-            given.
-        device: index along mesh axes; all devices along those not given.
+        site: a site of the step, as `sdc.sites` lists it.
+        fault: a fault, its kind, or its text (see `as_fault`). Its pattern determines which elements are hit together
+            with the given one; its `layer` and `at` apply unless `iteration` and `device` are given. A strike hits
+            once, in the step that receives it: `rate` and `when` are ignored.
+        elements: flat index into the output, row-major; several only if the fault has no pattern.
+        iteration: index in each enclosing loop, outermost first, or in the only one; all iterations by default.
+        device: index along mesh axes; all devices along axes that are not given.
         output: number of the operation's output.
-        key: decides what is drawn, such as the bit that flips; by default one made of the elements.
-        room: see `no_strike`; by default as many as there are elements. Strikes of the same room and axes share a
-            compiled program.
+        key: key for random draws, such as the bit that flips; derived from the elements by default.
+        room: see `no_strike`; by default the number of elements. Strikes with equal room and axes share a compiled
+            program.
         axes: further mesh axes, see `no_strike`.
 
     Raises:
-        SettingError: `site` is something else, such as the name of one.
-        ValueError: the fault is of another site; the site has no such output, element or loop, or its numbers cannot be
-            changed so.
+        SettingError: `site` is not a `Site`, for example the name of one.
+        ValueError: the fault selects another site, the site has no such output, element or loop, or the fault cannot
+            change its numbers.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -116,9 +115,9 @@ def strike_on(
     fault = as_fault(fault)
     iteration = (iteration,) if isinstance(iteration, int) else iteration
     if not isinstance(site, program.Site):
-        raise SettingError("site", site, "is no site; give one of those that sdc.sites(step, ...) lists")
+        raise SettingError("site", site, "expected a site, as listed by sdc.sites(step, ...)")
     if fault.site != "*" and not fault.selector(site):
-        raise ValueError(f"fault {fault} is not of {site.name}; strike a site that it selects")
+        raise ValueError(f"fault {fault} does not select {site.name}; strike a site that it selects")
     device = fault.at if device is None else device
     if device is not None and not isinstance(device, Mapping):
         raise SettingError("device", device, "expected indices along mesh axes, such as {'data': 1}")
@@ -130,17 +129,17 @@ def strike_on(
     struck = site.outputs[output]
     if not corruptible(struck):
         raise ValueError(
-            f"output {output} of {site.name} holds {struck.dtype}; faults hit real numbers, strike another"
+            f"output {output} of {site.name} holds {struck.dtype}; faults hit only real numbers, strike another output"
         )
     size = int(np.prod(struck.shape))
     if not indices.size or indices.min() < 0 or indices.max() >= size:
-        raise ValueError(f"elements {indices.tolist()} of {site.name}: expected some from 0 to {size - 1}")
+        raise ValueError(f"elements {indices.tolist()} of {site.name}: expected indices from 0 to {size - 1}")
     if fault.pattern != One():
         if indices.size > 1:
             raise ValueError(
-                f"elements {indices.tolist()} of {site.name}: the pattern of {fault} begins at one; give it"
+                f"elements {indices.tolist()} of {site.name}: the pattern of {fault} starts at one; give only that"
             )
-        start: Any = indices.astype(np.int32)  # NumPy gives NumPy
+        start: Any = indices.astype(np.int32)  # NumPy in, NumPy out
         covered = np.asarray(fault.pattern.positions(start, struck.shape))[0]
         indices = covered[covered < size]
     layer = fault.layer if fault.layer is not None and site.loops and not iteration else None
@@ -148,22 +147,25 @@ def strike_on(
         iteration = (*[0] * (site.loops - 1), layer)
     if len(iteration) not in (0, site.loops) or len(iteration) > LOOPS:
         raise ValueError(
-            f"iteration {tuple(iteration)} of {site.name}, which lies in {site.loops} loops; "
-            "give one index for each, outermost first, or none for all"
+            f"iteration {tuple(iteration)} of {site.name}, which is in {site.loops} loops; "
+            "give one index for each loop, outermost first, or none for all iterations"
         )
     for index, trips in zip(iteration, site.trips, strict=False):
         if index < 0 or (trips and index >= trips):
-            raise ValueError(f"iteration {tuple(iteration)} of {site.name}, whose loops run {site.trips} times")
+            raise ValueError(
+                f"iteration {tuple(iteration)} of {site.name}, whose loops have {site.trips} iterations; "
+                "give indices below these"
+            )
     for axis, index in (device or {}).items():
         if index < 0 or index >= dict(site.mesh).get(axis, math.inf):
-            raise ValueError(f"device {axis}={index} of {site.name}, whose mesh is {dict(site.mesh)}")
+            raise ValueError(f"device {axis}={index} of {site.name}, whose mesh is {dict(site.mesh)}; give one of it")
     room = indices.size if room is None else room
     if room < indices.size:
-        raise ValueError(f"{indices.size} elements do not find room in {room}; raise room")
+        raise ValueError(f"{indices.size} elements do not fit into room={room}; increase room")
     key = jax.random.fold_in(jax.random.key(0), int(indices[0])) if key is None else key
     innermost = jnp.int32(iteration[-1] if iteration else 0)
     if layer is not None:
-        iteration = (*[-1] * (site.loops - 1), layer)  # in every iteration of the loops around it
+        iteration = (*[-1] * (site.loops - 1), layer)  # in every iteration of the outer loops
     base = no_strike(room=room, axes=[*axes, *(device or {})])
     return base._replace(
         site=np.uint32(site_number(site.name)),
@@ -176,15 +178,15 @@ def strike_on(
 
 
 def strike(step: Callable[..., Any], where: program.Where) -> Callable[..., tuple[Any, program.Reports]]:
-    """Transforms a step: any one of the selected sites can be struck, and which is data. A simulation.
+    """Transforms a step so that an argument, the strike, selects which site to corrupt, if any. This is a simulation.
 
     Args:
         step: any function that JAX can trace.
-        where: selects the sites that can be struck; those that hold no real numbers are left out.
+        where: selects the sites that can be struck; those without real numbers are ignored.
 
     Returns:
-        A function of `(strike, *args)`, `strike` a `Strike`, that returns `(out, events)`: for each site `Events` with
-        what was changed, bit for bit.
+        A function of `(strike, *args)`, where `strike` is a `Strike`, that returns `(out, events)`: for each site the
+        `Events` with the changed bits.
 
     Raises:
         ValueError: nothing is selected, an axis of the strike is not mapped, or two sites have the same number.
@@ -200,7 +202,7 @@ def strike(step: Callable[..., Any], where: program.Where) -> Callable[..., tupl
         out, events = program.rewrite(step, program.as_selector(where) & NUMBERS, rule, required=True)(*args, **kwargs)
         if unknown := sorted(set(strike.device) - rule.mapped):
             raise ValueError(
-                f"a strike names a device along {unknown[0]!r}, but no such axis is mapped at any of its sites; "
+                f"the strike names a device along {unknown[0]!r}, but that axis is not mapped at any selected site; "
                 f"mapped axes: {', '.join(sorted(rule.mapped)) or 'none'}"
             )
         return out, events
@@ -220,7 +222,9 @@ class _Strike:
     ) -> tuple[program.Values, Events]:
         number = site_number(place.site.name)
         if self._names.setdefault(number, place.site.name) != place.site.name:
-            raise ValueError(f"{place.site.name!r} and {self._names[number]!r} have the same number; rename a scope")
+            raise ValueError(
+                f"sites {place.site.name!r} and {self._names[number]!r} have the same number; rename a scope of one"
+            )
         self.mapped |= set(program.bound_axes())
         return self._struck(bind(*inputs), self.strike, np.uint32(number), place.iteration)
 
@@ -247,7 +251,7 @@ class _Strike:
         return outs, total
 
     def merge(self, total: Events, new: Events) -> Events:
-        """One strike hits one place: where a loop comes by again, the first time stands in the list."""
+        """Sums the counts; if a loop is hit repeatedly, `hits` lists the first iteration."""
         first = total.changed == 0
         hits = jax.tree.map(lambda a, b: jnp.where(first, b, a), total.hits, new.hits)
         return Events(total.drawn + new.drawn, total.changed + new.changed, hits)

@@ -1,11 +1,11 @@
-"""A fault of simulated hardware, and its text (for the grammar see `sdc.text`): what happens, where, and when.
+"""A fault of simulated hardware: its kind, place and time, and its text (for the grammar see `sdc.text`).
 
-Patterns say which elements of a tensor are hit together. Beam experiments on GPUs and other accelerators find corrupted
-outputs of matrix products that are single elements, lines, squares, or scattered: Oliveira, Pilla, Hanzich, Fratin,
-Fernandes, Lunardi, Cela, Navaux, Carro and Rech, *Radiation-Induced Error Criticality in Modern HPC Parallel
+Patterns determine which elements of a tensor are hit together. Beam experiments on GPUs and other accelerators find
+corrupted outputs of matrix products that are single elements, lines, squares, or scattered: Oliveira, Pilla, Hanzich,
+Fratin, Fernandes, Lunardi, Cela, Navaux, Carro and Rech, *Radiation-Induced Error Criticality in Modern HPC Parallel
 Accelerators* (HPCA 2017). A `Run` or a `Row` is a line, a `Tile` a square. Corrupted addresses on a data-center GPU are
-periodic, in step with the warps of 32 threads to which they are dealt out (*The Anatomy of Silent Data Corruption: GPU
-Error Pattern Study and Modeling Guidance*, arXiv:2605.04213): a `Stride`.
+periodic, with the period of the warps of 32 threads to which they are assigned (*The Anatomy of Silent Data Corruption:
+GPU Error Pattern Study and Modeling Guidance*, arXiv:2605.04213): a `Stride`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Float32, Int, PRNGKeyArray
 
 
-LAST_STEP = 2**31 - 1  # steps are numbered by integers of 32 bits
+LAST_STEP = 2**31 - 1  # steps are numbered by 32-bit integers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,25 +43,25 @@ class One:
                 raise ValueError(f"{'run' if name == 'length' else name}={size}: expected at least 1")
 
     def setting(self) -> dict[str, Any]:
-        """How a fault's text names the pattern: its name and its sizes, or True where it has none."""
+        """Returns the pattern's setting in a fault's text: its name and its sizes, or True if it has none."""
         sizes = dataclasses.astuple(self)
         return {type(self).__name__.lower(): sizes[0] if len(sizes) == 1 else sizes or True}
 
     def size(self, shape: tuple[int, ...]) -> int:
-        """Elements hit together, in a tensor of this shape, at most."""
+        """Returns the largest number of elements hit together in a tensor of this shape."""
         return 1
 
     def positions(self, start: Int[Array, "hits"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
-        """Flat indices of the elements hit together; the tensor's size stands for no start and for what is outside."""
+        """Returns flat indices of the elements hit together; the tensor's size marks no start and positions outside."""
         return start[:, None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Run(One):
-    """Neighbours in memory; a run ends with the tensor.
+    """Adjacent elements in memory, up to the end of the tensor.
 
     Attributes:
-        length: elements.
+        length: number of elements.
     """
 
     length: int
@@ -78,9 +78,9 @@ class Stride(One):
     """Elements at a constant distance in memory.
 
     Attributes:
-        count: elements.
-        step: distance from one to the next.
-        align: the first one lies at a multiple of this; a start elsewhere is rounded down.
+        count: number of elements.
+        step: distance from one element to the next.
+        align: the first index is rounded down to a multiple of this.
     """
 
     count: int
@@ -101,10 +101,10 @@ class Stride(One):
 
 @dataclasses.dataclass(frozen=True)
 class Tile(One):
-    """A rectangle of the last two axes, ending at their edges. A vector is taken as one row.
+    """A rectangle in the last two axes, clipped at their edges. A vector is treated as one row.
 
     Attributes:
-        rows: number of rows, along the last axis but one.
+        rows: number of rows, along the second-to-last axis.
         columns: number of columns, along the last axis.
     """
 
@@ -126,7 +126,7 @@ class Tile(One):
 
 @dataclasses.dataclass(frozen=True)
 class Row(One):
-    """All of the last axis."""
+    """All elements along the last axis."""
 
     def size(self, shape: tuple[int, ...]) -> int:
         return shape[-1] if shape else 1
@@ -164,7 +164,7 @@ def _stride(text: str) -> Stride:
     return Stride(count, step, *(align or [step]))
 
 
-# Settings of a fault's text that name a pattern, and how each is read; None for a word.
+# Settings of a fault's text that name a pattern, with their parsers; None for a word.
 PATTERNS: Mapping[str, Any] = {
     "run": lambda text: Run(*_numbers(text, "run=8", (1,))),
     "stride": _stride,
@@ -177,13 +177,13 @@ WORDS: Mapping[str, Pattern] = {"row": Row(), "whole": Whole()}
 
 def _within(first: Int[Array, "hits"], offsets: Int[np.ndarray, "n"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
     size = math.prod(shape)
-    # What lies outside is separated before it is added: a sum could wrap around.
+    # Positions outside are masked before the addition, which could wrap around.
     beyond = _like(first, np.minimum(offsets, size))
     return _where(beyond < size - first[:, None], first[:, None] + beyond, size)
 
 
 def _like(start: Int[Array, "hits"], numbers: Int[np.ndarray, "n"]) -> Int[Array, "n"]:
-    """Numbers as an array of the kind and type of the starts."""
+    """Converts numbers to an array of the same library and dtype as the starts."""
     return start.__array_namespace__().asarray(numbers.astype(start.dtype))
 
 
@@ -197,14 +197,14 @@ class When:
 
     Attributes:
         onset: the first step with the fault.
-        spike: probability that a step is hit at all; a step that is hit has the rate divided by `spike`, so that the
-            mean over time stays. 1 for a steady rate.
+        spike: probability that a step is hit at all; in a step that is hit the rate is divided by `spike`, so that the
+            mean over time is unchanged. 1 for a steady rate.
         burst: excess of the rate at the onset, as a multiple of the rate; it decays as exp(-(step - onset) / decay).
         decay: time constant of that decay, in steps.
-        end: the first step without the fault; None if it stays.
+        end: the first step without the fault; None if it persists.
         gamma: shape of a gamma distribution of mean 1 from which a factor on the rate is drawn at each step, the same
-            for all sites: the smaller, the more the hits come in bursts. Draws are cut off where a larger one has a
-            probability below 1e-12. None for a steady rate.
+            for all sites: the smaller it is, the more the hits cluster in bursts. Draws are clipped at a value that
+            is exceeded with a probability below 1e-12. None for a steady rate.
     """
 
     onset: int = 0
@@ -222,9 +222,9 @@ class When:
             )
         for name, step in (("onset", self.onset), ("end", self.end)):
             if step is not None and step > LAST_STEP:
-                raise ValueError(f"{name}={step}: steps are numbered up to {LAST_STEP:,}; give one of these")
+                raise ValueError(f"{name}={step}: expected a step of at most {LAST_STEP:,}")
         if self.end is not None and self.end <= self.onset:
-            raise ValueError(f"end={self.end}: the first step without the fault comes after its onset={self.onset}")
+            raise ValueError(f"end={self.end}: expected a step after onset={self.onset}")
         if self.gamma is not None and not 0.1 <= self.gamma < math.inf:
             raise ValueError(f"gamma={self.gamma}: expected a shape of at least 0.1")
 
@@ -235,19 +235,19 @@ class When:
         return 1.0 + self.burst * math.exp(-(step - self.onset) / self.decay)
 
     def average(self, steps: int) -> float:
-        """Expected factor on the rate, on average over steps 0 to `steps - 1`: the sum of a geometric series."""
+        """Expected factor on the rate, averaged over steps 0 to `steps - 1`: the sum of a geometric series."""
         last = steps if self.end is None else min(steps, self.end)
         count = max(0, last - self.onset)
         bursts = math.expm1(-count / self.decay) / math.expm1(-1 / self.decay) if self.decay < math.inf else count
         return (count + self.burst * bursts) / max(steps, 1)
 
     def largest(self) -> float:
-        """The largest factor that can occur: a true bound, since draws of a gamma distribution are cut off there."""
+        """The largest factor that can occur: a strict bound, since draws of a gamma distribution are clipped."""
         return (1.0 + self.burst) / self.spike * (self._largest_gamma if self.gamma is not None else 1.0)
 
     @functools.cached_property
     def _largest_gamma(self) -> float:
-        """A factor that the gamma distribution exceeds with a probability below 1e-12; larger draws are cut off there.
+        """A factor that the gamma distribution exceeds with a probability below 1e-12; larger draws are clipped to it.
 
         Chernoff's bound: P(X > c) <= (c e^(1 - c))^shape for a gamma variable of mean 1.
         """
@@ -258,7 +258,7 @@ class When:
         return factor
 
     def factor(self, key: PRNGKeyArray, step: Int[Array, ""]) -> Float32[Array, ""]:
-        """The factor on the rate at a step, spikes drawn from `key`."""
+        """Returns the factor on the rate at a step, with spikes and gamma factors drawn from `key`."""
         age = (step - self.onset).astype(jnp.float32)
         on = jnp.where(age >= 0, 1.0 + self.burst * jnp.exp(-jnp.maximum(age, 0) / self.decay), 0.0)
         if self.end is not None:
@@ -272,26 +272,26 @@ class When:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Fault:
-    """A fault of simulated hardware: what happens to an element, where, when and how often.
+    """A fault of simulated hardware: how elements change, where, when and how often.
 
-    `inject` brings it into a step again and again, as often as its rate says; `strike_on` and `campaign` let it hit
-    once, where their arguments say, and need no rate. Its `repr` is its text, which `parse_fault` reads (without a
-    rate, `as_fault`).
+    `inject` makes it hit a step repeatedly at its rate; `strike_on` and `campaign` make it hit once, at the place that
+    their arguments give, and need no rate. Its `repr` is its text, which `parse_fault` reads (without a rate,
+    `as_fault`).
 
     Attributes:
-        what: what happens to an element that is hit.
+        what: the kind, which defines how a hit element changes.
         rate: probability that a hit starts at an element in one evaluation of the site; one number, or one per layer.
             None for a fault that hits once.
         site: a selector of sites or its text, or a shell-style pattern of the names of probes, such as `fwd/attn` or
             `bwd/*`.
         layer: only this iteration of the innermost loop; None for all.
         at: only the device with these indices along mesh axes, such as `{"twin": 1, "model": 0}`.
-        when: how the rate changes in time.
-        pattern: which elements a hit takes with it.
+        when: how the rate changes over time.
+        pattern: which elements are hit together.
 
     Raises:
-        ValueError: a rate lies outside [0, 1], a selector cannot be read, or a rotation leaves all elements of its
-            pattern where they are.
+        ValueError: a rate lies outside [0, 1], a selector cannot be parsed, or a rotation leaves all elements of its
+            pattern in place.
 
     Example:
         >>> from sdc.faults import BitFlip, Fault, Run
@@ -310,22 +310,22 @@ class Fault:
 
     def __post_init__(self) -> None:
         if not isinstance(self.what, FaultKind):
-            raise SettingError("what", self.what, "expected a kind of fault, as in BitFlip(bits=(30,))")
+            raise SettingError("what", self.what, "expected a kind of fault, such as BitFlip(bits=(30,))")
         rates = np.atleast_1d(np.asarray(0.0 if self.rate is None else self.rate, np.float64))
         if not rates.size or not ((rates >= 0) & (rates <= 1)).all():
             raise ValueError(f"rate={self.rate}: expected a probability per element, between 0 and 1")
         if not isinstance(self.at, Mapping):
             raise SettingError("at", self.at, "expected an index for each mesh axis, as in {'data': 1}")
         if self.layer is not None and self.layer < 0:
-            raise ValueError(f"layer={self.layer}: expected a number from 0")
-        if self.rate is not None:  # a fault that hits once may be given elements that are no pattern
+            raise ValueError(f"layer={self.layer}: expected a number of at least 0")
+        if self.rate is not None:  # elements of a fault that hits once may be given without a pattern
             self.check_moves()
         if isinstance(self.site, str):
-            _ = self.selector  # a selector that cannot be read is refused here
+            _ = self.selector  # raises if the selector cannot be parsed
 
     @property
     def by_name(self) -> bool:
-        """Whether `site` is a pattern of names of probes."""
+        """Whether `site` is a pattern of probe names."""
         return isinstance(self.site, str) and not Selector.is_text(self.site)
 
     @functools.cached_property
@@ -343,7 +343,7 @@ class Fault:
         return write_hit(self, **{name: x for name, x in own.items() if x is not None})
 
     def describe(self) -> str:
-        """One readable line, for a log or a report."""
+        """Returns one readable line for a log or a report."""
         parts = [_described(self.what)]
         if self.pattern != One():
             parts.append(_described(self.pattern))
@@ -358,14 +358,14 @@ class Fault:
         return ", ".join(parts)
 
     def check_moves(self) -> None:
-        """Refuses a rotation that would do nothing."""
+        """Raises ValueError if a rotation would change nothing."""
         if not isinstance(self.what, Rotate) or isinstance(self.pattern, Row | Whole):
             return
         size = self.pattern.size(())
         if self.what.by % size == 0:
             raise ValueError(
-                f"a rotation by {self.what.by} leaves {size} element{'s' * (size > 1)} in place; hit others together, "
-                f"as in Run({abs(self.what.by) + 1}) or run={abs(self.what.by) + 1}"
+                f"a rotation by {self.what.by} leaves {size} element{'s' * (size > 1)} in place; choose another "
+                f"pattern, as in Run({abs(self.what.by) + 1}) or run={abs(self.what.by) + 1}"
             )
 
     def largest_rate(self) -> float:
@@ -375,13 +375,13 @@ class Fault:
 
 
 def _described(part: FaultKind | Pattern) -> str:
-    """Name and attributes; of those with a default only what differs from it, but for the bits."""
+    """Returns the name and the attributes that differ from their defaults, and always the bits."""
     words = [type(part).__name__.lower()]
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
         if field.name == "bits" and getattr(part, "field", None) is None:
             words.append(f"bits {_range(value)}")
-        elif field.name == "flips":  # of which the order counts
+        elif field.name == "flips":  # their order matters
             words.append(f"flips {write_value(value)}")
         elif value != field.default:
             words.append(f"{field.name} {value if isinstance(value, str) else _range(value)}")
@@ -404,18 +404,18 @@ EXAMPLE = 'bitflip(bits=30, rate=1e-4, site="fwd/attn")'
 
 
 def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
-    """A fault from a line of text: `KIND(rate=R, key=value, ...)`, or the shorthand `KIND,rate=R,key=value`.
+    """Parses a fault from a line of text: `KIND(rate=R, key=value, ...)`, or the shorthand `KIND,rate=R,key=value`.
 
-    Kinds and patterns are those of `as_fault`. Further keys: `rate`; `site`, a pattern of names of probes, or
-    `where`, a selector; `layer`; the time: `onset`, `end`, `spike`, `burst`, `decay`, `gamma`, or `step` for one step
-    only. Any other key with a whole number names the device along a mesh axis, as in `model=1` or `fsdp=3`.
+    Kinds and patterns are those of `as_fault`. Further keys: `rate`; `site`, a pattern of probe names, or `where`, a
+    selector; `layer`; the time: `onset`, `end`, `spike`, `burst`, `decay`, `gamma`, or `step` for a single step. Any
+    other key with a whole number names the device along a mesh axis, as in `model=1` or `fsdp=3`.
 
     Args:
         text: the line.
-        at: the device where the line does not name one.
+        at: the device if the line does not name one.
 
     Raises:
-        ValueError: the line cannot be understood.
+        ValueError: the line cannot be parsed.
 
     Example:
         >>> from sdc.faults import parse_fault
@@ -430,7 +430,7 @@ def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
         raise ValueError(f"fault {text!r}: 'rate' is missing, as in '{term.head}(rate=1e-4)'")
     for one, other in (("site", "where"), ("step", "onset"), ("step", "end")):
         if one in given and other in given:
-            raise ValueError(f"fault {text!r}: {one!r} and {other!r} exclude each other; give one of them")
+            raise ValueError(f"fault {text!r}: {one!r} and {other!r} are mutually exclusive; give one of them")
     when = {key: given[key] for key in form(When).types if key in given}
     if "step" in given:
         when |= {"onset": given["step"], "end": given["step"] + 1}
@@ -442,12 +442,12 @@ def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
 
 
 def as_fault(fault: Fault | FaultKind | str) -> Fault:
-    """A fault without a rate, which hits once: from its kind, from a text `KIND(key=value, ..., PATTERN)`, or itself.
+    """Converts a kind, or a text `KIND(key=value, ..., PATTERN)`, to a fault without a rate; returns faults unchanged.
 
     `docs/faults.md` has the tables of kinds and patterns.
 
     Raises:
-        ValueError: it is none of these, or the text cannot be understood.
+        ValueError: the argument is none of these, or the text cannot be parsed.
 
     Example:
         >>> from sdc.faults import as_fault
@@ -461,12 +461,12 @@ def as_fault(fault: Fault | FaultKind | str) -> Fault:
 
 
 def read_hit(noun: str, text: str, example: str, own: Mapping[str, Any] = NOTHING) -> tuple[Fault, Term]:
-    """What happens to which elements, and the term that says so; with settings of one's own, on which device too."""
+    """Parses a kind and a pattern, and with the settings `own` also the device; returns the fault and the term."""
     term = read_term(noun, text, KINDS, example=example, common={**PATTERNS, **own}, open_ended=bool(own))
     given = [WORDS.get(key, term.common[key]) for key in PATTERNS if key in term.common]
     with _named(noun, text):
         if len(given) > 1:
-            raise ValueError("several patterns; give one")
+            raise ValueError("several patterns are given; give one")
         pattern = given[0] if given else _least(term.value)
         hit = Fault(term.value, at={axis: int(index) for axis, index in term.other.items()}, pattern=pattern)
         hit.check_moves()
@@ -474,19 +474,19 @@ def read_hit(noun: str, text: str, example: str, own: Mapping[str, Any] = NOTHIN
 
 
 def _least(what: FaultKind) -> Pattern:
-    """What is hit where no pattern is named: values that move need another place to go to."""
+    """Returns the default pattern: two elements for values that swap places, else one."""
     return Run(2) if isinstance(what, Rotate) else One()
 
 
 def write_hit(fault: Fault, **own: Any) -> str:
-    """The text of what happens to which elements, with settings of one's own; `read_hit` reads it."""
+    """Returns the text of a fault's kind and pattern, with the settings `own`; `read_hit` parses it."""
     pattern = {} if fault.pattern in (One(), _least(fault.what)) else fault.pattern.setting()
     return write_term(fault.what, KINDS, {**pattern, **own})
 
 
 @contextlib.contextmanager
 def _named(noun: str, text: str) -> Iterator[None]:
-    """What is wrong with a text begins with it."""
+    """Prefixes errors about a text with that text."""
     try:
         yield
     except ValueError as error:

@@ -1,11 +1,11 @@
-"""Kinds of faults: what becomes of the elements that are hit, as data.
+"""Kinds of faults: how hit elements change, as data.
 
-Every kind makes a `Change`: arithmetic, bit masks and a rotation, given as arrays. `apply` carries it out. Because a
+Every kind produces a `Change`: arithmetic, bit masks and a rotation, given as arrays. `apply` applies it. Because a
 change is data, one compiled program can serve every fault of a campaign (`strike`); and because every kind is defined
-by the changes that it makes, simulated faults of a given rate (`inject`) and campaigns share one definition.
+by its changes, simulated faults of a given rate (`inject`) and campaigns share one definition.
 
-The table at the beginning of docs/faults.md says what was measured of real hardware, by whom, and which kind stands for
-it.
+The table at the beginning of docs/faults.md lists measurements of real hardware, with sources, and the kind that models
+each.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FIELDS: tuple[Field, ...] = get_args(Field)
 
 
 class Change(NamedTuple):
-    """What becomes of elements; the fields broadcast against them.
+    """A change of elements; the fields broadcast against them.
 
-    Elements first take each other's places: of a group of n elements hit together, element k takes the value of element
+    Elements are first rotated: in a group of n elements hit together, element k takes the value of element
     (k + turn) mod n. Then y = x * factor + addend in float32, rounded to the type of x. Then the bits of y become
     ((bits & keep) | set) ^ flip. Bits are given as two 32-bit words, the lower one first.
     """
@@ -46,7 +46,7 @@ class Change(NamedTuple):
 
 
 def neutral() -> Change:
-    """The change that leaves every bit as it is."""
+    """Returns the change that leaves every bit unchanged."""
     none, full = np.zeros(2, np.uint32), np.full(2, 2**32 - 1, np.uint32)
     return Change(np.float32(1), np.float32(0), full, none, none, np.int32(0))
 
@@ -54,7 +54,7 @@ def neutral() -> Change:
 def apply(
     x: Shaped[Array, "*groups n"], change: Change, *, count: Int[Array, "*#groups"] | int | None = None
 ) -> Shaped[Array, "*groups n"]:
-    """Carries a change out on groups of elements along the last axis, of which `count` are there, if it is given."""
+    """Applies a change to groups of elements along the last axis; only the first `count` of a group are valid."""
     room = x.shape[-1]
     if room > 1:
         count = jnp.maximum(jnp.asarray(room if count is None else count, jnp.int32), 1)
@@ -69,7 +69,7 @@ def apply(
 
 
 def rounded(wide: Shaped[Array, "*n"], like: Shaped[Array, "*n"]) -> Shaped[Array, "*n"]:
-    """Numbers in the type of others; integers are rounded to the nearest."""
+    """Converts numbers to the dtype of `like`, rounding to the nearest integer for integer types."""
     return (jnp.round(wide) if jnp.issubdtype(like.dtype, jnp.integer) else wide).astype(like.dtype)
 
 
@@ -82,7 +82,7 @@ def _mask(given: UInt32[ArrayLike, "*n 2"], dtype: Any) -> Shaped[Array, "*n"]:
 
 
 def field_bits(dtype: Any, field: Field | None = None) -> tuple[int, ...]:
-    """Bit positions of a field of a number, 0 being the least significant; all bits where no field is named."""
+    """Returns the bit positions of a field of a number, 0 being the least significant; all bits for None."""
     width = jax.dtypes.itemsize_bits(jnp.dtype(dtype))
     if field is None:
         return tuple(range(width))
@@ -97,7 +97,7 @@ def field_bits(dtype: Any, field: Field | None = None) -> tuple[int, ...]:
         fields = {"mantissa": range(width)}
     if not fields.get(field):
         others = " or ".join(name for name, positions in fields.items() if positions)
-        raise ValueError(f"{jnp.dtype(dtype).name} has no {field}; choose {others}, or name bits")
+        raise ValueError(f"{jnp.dtype(dtype).name} has no {field}; choose {others}, or give bits")
     return tuple(fields[field])
 
 
@@ -110,12 +110,12 @@ def field_of(dtype: Any, bit: int) -> Field | None:
 
 
 def two_words(bits: int) -> tuple[int, int]:
-    """Bits as two 32-bit words, the lower one first."""
+    """Splits bits into two 32-bit words, the lower one first."""
     return bits & 0xFFFFFFFF, bits >> 32
 
 
 def held_bits(value: float, dtype: Any) -> int:
-    """The bits of a value in a type that can hold it, perhaps rounded."""
+    """Returns the bits of a value, rounded to a type; raises ValueError if the type cannot hold it."""
     name = jnp.dtype(dtype).name
     with np.errstate(all="ignore"):
         if jnp.issubdtype(dtype, jnp.floating):
@@ -127,12 +127,12 @@ def held_bits(value: float, dtype: Any) -> int:
             fits = math.isfinite(value) and value == int(value) and info.min <= value <= info.max
             held = np.asarray(int(value) if fits else 0, dtype)
     if not fits:
-        raise ValueError(f"{name} holds no {value:g}; choose another number (nan is stuck(value=nan))")
+        raise ValueError(f"{name} cannot hold {value:g}; choose another number (nan is stuck(value=nan))")
     return int(held.view(f"u{held.dtype.itemsize}"))
 
 
 def by_layer(value: float | tuple[float, ...], layer: Int[Array, ""]) -> Float32[Array, ""]:
-    """The value for a layer: the one number, or the layer's own, or zero beyond the last."""
+    """Returns the value for a layer: the single number, or that of the layer, or zero beyond the last."""
     values = jnp.atleast_1d(jnp.asarray(value, jnp.float32))
     if values.size == 1:
         return values[0]
@@ -141,31 +141,31 @@ def by_layer(value: float | tuple[float, ...], layer: Int[Array, ""]) -> Float32
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class FaultKind(abc.ABC):
-    """What every kind of fault can do: make changes, and carry them out. Its `repr` is its text, see `as_fault`."""
+    """Base class of all kinds of faults: draws changes and applies them. Its `repr` is its text, see `as_fault`."""
 
-    draws: ClassVar[bool] = False  # whether something is drawn for each step and layer
+    draws: ClassVar[bool] = False  # whether the kind draws a number for each step and layer
 
     def __repr__(self) -> str:
         return write_term(self, KINDS)
 
     @abc.abstractmethod
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
-        """Draws the changes of elements of a type."""
+        """Draws the changes of elements of a dtype."""
 
     def draw(self, key: PRNGKeyArray) -> Float32[ArrayLike, ""]:
-        """What is drawn for a step and a layer, and is the same for all that the fault hits there."""
+        """Draws the number u for a step and a layer, shared by all elements that the fault hits there."""
         return np.float32(1)
 
     def on(self, u: Float32[ArrayLike, ""], layer: Int[Array, ""]) -> FaultKind:
-        """The kind of a step and layer for which u was drawn."""
+        """Returns the kind for a step and layer with the draw u."""
         return self
 
     def share(self, u: Float32[ArrayLike, ""]) -> Float32[ArrayLike, ""]:
-        """What the rate is multiplied by where u was drawn; 1 on average."""
+        """Returns the factor on the rate for the draw u; 1 on average."""
         return np.float32(1)
 
     def largest_share(self) -> float:
-        """The largest that `share` can be."""
+        """Returns the largest value of `share`."""
         return 1.0
 
     def __call__(
@@ -175,12 +175,12 @@ class FaultKind(abc.ABC):
         layer: Int[Array, ""],
         count: Int[Array, "*#groups"] | None = None,
     ) -> Shaped[Array, "*groups n"]:
-        """The elements after the fault; `count` as of `apply`."""
+        """Returns the elements after the fault; for `count` see `apply`."""
         change = self.change(key, x.shape, x.dtype, layer)
         return self.settled(x, change, apply(x, change, count=count))
 
     def settled(self, x: Shaped[Array, "*n"], change: Change, changed: Shaped[Array, "*n"]) -> Shaped[Array, "*n"]:
-        """What becomes of elements by a change, where the kind looks at the numbers themselves."""
+        """Returns the changed elements, adjusted by kinds that depend on the numbers themselves."""
         return changed
 
 
@@ -188,7 +188,7 @@ SMALLEST = 2.0**-24  # draws are not below this, so that no severity is infinite
 
 
 def _choices(dtype: Any, bits: tuple[int, ...], field: Field | None) -> tuple[int, ...]:
-    """The bits that a fault draws from."""
+    """Returns the bits that a fault draws from."""
     of_field = field_bits(dtype, field)
     width = len(field_bits(dtype))
     if bits and max(bits) >= width:
@@ -204,9 +204,9 @@ def _check_bits(bits: tuple[int, ...], field: Field | None) -> None:
     if bits and field is not None:
         raise ValueError(f"bits={bits} and field={field!r} both choose bits; give one of them")
     if not isinstance(bits, Sequence):
-        raise ValueError(f"bits={bits}: expected numbers of bits, as in (30,)")
+        raise ValueError(f"bits={bits}: expected a sequence of bit positions, as in (30,)")
     if any(bit < 0 for bit in bits) or len(set(bits)) < len(bits):
-        raise ValueError(f"bits={bits}: expected different bits from 0 on")
+        raise ValueError(f"bits={bits}: expected distinct bit positions of at least 0")
 
 
 def _words(bit: Int[Array, "*n"]) -> UInt32[Array, "*n 2"]:
@@ -219,16 +219,16 @@ def _words(bit: Int[Array, "*n"]) -> UInt32[Array, "*n 2"]:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class BitFlip(FaultKind):
-    """Bits of the element are inverted.
+    """Inverts bits of the element.
 
     Single bits are the classical model of a particle strike. On a data-center GPU with stuck-at faults in its gates,
-    fewer than 40 % of the events with flipped bits had a single one (arXiv:2605.04213): take `count=2` and more too, or
-    `Mixed`.
+    fewer than 40 % of the events with flipped bits had a single flip (arXiv:2605.04213): also use `count=2` and more,
+    or `Mixed`.
 
     Attributes:
-        bits: the bits to draw from, 0 being the least significant; all bits of the type where empty.
+        bits: the bits to draw from, 0 being the least significant; all bits of the type if empty.
         field: draw from the bits of this field instead.
-        count: how many different bits of the element are inverted.
+        count: number of distinct bits of the element to invert.
     """
 
     bits: tuple[int, ...] = ()
@@ -243,10 +243,10 @@ class BitFlip(FaultKind):
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
         choices = _choices(dtype, self.bits, self.field)
         if self.count > len(choices):
-            raise ValueError(f"count={self.count}, but there are only {len(choices)} bits to draw from")
+            raise ValueError(f"count={self.count}, but there are only {len(choices)} bits to draw from; give fewer")
         if self.count == 1:
             return neutral()._replace(flip=_words(jax.random.choice(key, jnp.asarray(choices, jnp.int32), shape)))
-        # The bits with the largest of independent draws are a uniform choice without repetition.
+        # The bits with the smallest of independent draws are a uniform choice without replacement.
         order = jnp.argsort(jax.random.uniform(key, (*shape, len(choices))), axis=-1)[..., : self.count]
         words = _words(jnp.asarray(choices, jnp.int32)[order])
         return neutral()._replace(flip=lax.reduce(words, jnp.uint32(0), lax.bitwise_or, (words.ndim - 2,)))
@@ -254,9 +254,9 @@ class BitFlip(FaultKind):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class StuckBit(FaultKind):
-    """One bit of the element always reads 0, or always 1: a permanent fault of a latch or a line.
+    """Sets one bit of the element to 0, or to 1: a permanent fault of a latch or a line.
 
-    Memory errors in the field are dominated by hard errors, which come back at the same place (Schroeder, Pinheiro and
+    Memory errors in the field are dominated by hard errors, which recur at the same place (Schroeder, Pinheiro and
     Weber, *DRAM Errors in the Wild*, SIGMETRICS 2009).
 
     Attributes:
@@ -271,7 +271,7 @@ class StuckBit(FaultKind):
     def __post_init__(self) -> None:
         _check_bits(self.bits, self.field)
         if self.value not in (0, 1):
-            raise ValueError(f"value={self.value}: a bit is stuck at 0 or at 1")
+            raise ValueError(f"value={self.value}: expected 0 or 1, the value at which the bit is stuck")
 
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
         choices = jnp.asarray(_choices(dtype, self.bits, self.field), jnp.int32)
@@ -281,7 +281,7 @@ class StuckBit(FaultKind):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Sign(FaultKind):
-    """The sign bit of the element is inverted: the part of `BitFlip` that no bound on magnitudes can see."""
+    """Inverts the sign bit of the element: the case of `BitFlip` that no bound on magnitudes can detect."""
 
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
         return BitFlip(field="sign").change(key, (), dtype, layer)
@@ -289,11 +289,10 @@ class Sign(FaultKind):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Scale(FaultKind):
-    """The element is multiplied by a factor.
+    """Multiplies the element by a factor.
 
-    With a large factor it is what ruins training by way of the optimizer's history (He et al., *Understanding and
-    Mitigating Hardware Failures in Deep Learning Training Systems*, ISCA 2023); a power of two is an error of the
-    exponent.
+    Errors with a large factor ruin training through the optimizer's history (He et al., *Understanding and Mitigating
+    Hardware Failures in Deep Learning Training Systems*, ISCA 2023); a power of two is an error of the exponent.
     """
 
     factor: float
@@ -304,7 +303,7 @@ class Scale(FaultKind):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Add(FaultKind):
-    """A number is added to the element: what one wrong term does to a sum."""
+    """Adds a number to the element: the effect of one wrong term on a sum."""
 
     value: float
 
@@ -314,17 +313,17 @@ class Add(FaultKind):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Relative(FaultKind):
-    """The element x becomes x (1 + s u) with a random sign s and u uniform in (0, 1] times `severity`.
+    """Changes the element x to x (1 + s u) with a random sign s and u uniform in (0, 1] times `severity`.
 
-    A change that rounding would undo becomes a change of the last bit, so that a hit element is always another number.
-    Zeros, NaNs and infinities stay as they are. (The bare `change` does neither.) Severity, the mean relative size of
-    an error, is what Ma et al. (arXiv:2502.12340) measured on unhealthy nodes.
+    If rounding would undo the change, the last bit changes instead, so that a hit element always differs. Zeros, NaNs
+    and infinities are unchanged. (The bare `change` does neither.) Ma et al. (arXiv:2502.12340) measured severity, the
+    mean relative size of an error, on unhealthy nodes.
 
     Attributes:
         severity: the largest relative change; one number, or one per layer.
 
     Raises:
-        ValueError: a severity that is negative, infinite or no number.
+        ValueError: a severity is negative, infinite or NaN.
     """
 
     severity: float | tuple[float, ...]
@@ -333,7 +332,9 @@ class Relative(FaultKind):
         if isinstance(self.severity, float | int | tuple) and not all(
             0 <= x < np.inf for x in np.atleast_1d(self.severity)
         ):
-            raise ValueError(f"severity={self.severity}: expected a relative change from 0 on, or one for each layer")
+            raise ValueError(
+                f"severity={self.severity}: expected a relative change of at least 0, or one for each layer"
+            )
 
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
         size, sign = jax.random.split(key)
@@ -351,24 +352,24 @@ class Relative(FaultKind):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Tailed(Relative):
-    """`Relative` with a severity that is drawn anew in each step and layer, from a distribution with a heavy tail.
+    """`Relative` with a severity drawn for each step and layer from a heavy-tailed distribution.
 
     With u uniform in (0, 1), drawn for the step and the layer and the same for all elements, microsteps and devices:
 
-    - the mean relative change is V = severity u^-tail: a Pareto tail of index 1/tail, and `severity` is the least.
-      Single elements are off by anything uniform in (0, 2 V], at least the last bit;
+    - the mean relative change is V = severity u^-tail: a Pareto tail of index 1/tail with the minimum `severity`.
+      Changes of single elements are uniform in (0, 2 V], and at least the last bit;
     - the rate is multiplied by (1 + few) u^few, whose mean is 1: the more severe a step, the fewer elements it hits.
 
-    It is the law of the simulated nodes (`sdc.nodes.node_faults`), which says how `tail` and `few` were fitted. Where
-    the fault hits once (`strike_on`), u is drawn for it alone.
+    The simulated nodes use this kind (`sdc.nodes.node_faults`, which describes the fit of `tail` and `few`). For a
+    fault that hits once (`strike_on`), u is drawn for that hit.
 
     Attributes:
-        severity: the least mean relative change of a step; one number, or one per layer.
-        tail: inverse of the tail's index; 0 for a steady severity.
-        few: how much rarer elements are in severe steps; 0 for a steady rate.
+        severity: the minimum mean relative change of a step; one number, or one per layer.
+        tail: inverse of the tail's index; 0 for a constant severity.
+        few: how strongly the rate falls in severe steps; 0 for a constant rate.
 
     Raises:
-        ValueError: a severity, tail or few that is negative, infinite or no number.
+        ValueError: a severity, `tail` or `few` is negative, infinite or NaN.
 
     Example:
         >>> from sdc.faults import Tailed
@@ -385,10 +386,10 @@ class Tailed(Relative):
         super().__post_init__()
         for name, value in (("tail", self.tail), ("few", self.few)):
             if not 0 <= value < np.inf:
-                raise ValueError(f"{name}={value}: expected a number from 0 on")
+                raise ValueError(f"{name}={value}: expected a finite number of at least 0")
 
     def level(self, u: Float32[ArrayLike, ""] | float, layer: Any = 0) -> Float32[Array, ""]:
-        """The mean relative change of a step and layer with the draw u."""
+        """Returns the mean relative change of a step and layer with the draw u."""
         return by_layer(self.severity, layer) * u**-self.tail
 
     def share(self, u: Float32[ArrayLike, ""] | float) -> Any:
@@ -401,7 +402,7 @@ class Tailed(Relative):
         return jax.random.uniform(key, minval=SMALLEST)
 
     def on(self, u: Float32[ArrayLike, ""], layer: Int[Array, ""]) -> Relative:
-        return Relative(2 * self.level(u, layer))  # type: ignore[arg-type] # a number that is drawn
+        return Relative(2 * self.level(u, layer))  # type: ignore[arg-type] # a traced number
 
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
         own, elements = jax.random.split(key)
@@ -410,7 +411,7 @@ class Tailed(Relative):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Gaussian(FaultKind):
-    """Noise from N(0, sigma^2) is added to the element: not a measured fault, but a control for what training bears."""
+    """Adds noise from N(0, sigma^2) to the element: not a measured fault, but a control for what training tolerates."""
 
     sigma: float
 
@@ -420,11 +421,11 @@ class Gaussian(FaultKind):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Stuck(FaultKind):
-    """The element becomes a given value: zero, a stuck number, NaN or an infinity.
+    """Replaces the element by a given value: zero, a stuck number, NaN or an infinity.
 
-    A value that the type cannot hold is an error: integers know no NaN and no infinity, some 8-bit floats no infinity
-    or no zero. Used as: NaN and infinity are 1.01 % of the corrupted outcomes of a data-center GPU (arXiv:2605.04213);
-    a defective core returned 0 for a power of 1.1 (Dixit et al., *Silent Data Corruptions at Scale*, arXiv:2102.11245).
+    A value that the type cannot hold is an error: integers have no NaN and no infinity, some 8-bit floats no infinity
+    or no zero. NaN and infinity are 1.01 % of the corrupted outcomes of a data-center GPU (arXiv:2605.04213); a
+    defective core returned 0 for a power of 1.1 (Dixit et al., *Silent Data Corruptions at Scale*, arXiv:2102.11245).
     """
 
     value: float
@@ -436,17 +437,17 @@ class Stuck(FaultKind):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Mixed(FaultKind):
-    """One of several things happens to the element: it becomes zero, or no number, or some of its bits are inverted.
+    """Changes the element in one of several ways: to zero, to NaN or an infinity, or by inverting some of its bits.
 
-    These are the outcomes that Tung et al. (arXiv:2605.04213) distinguish. Bits are drawn with probabilities that fall
-    linearly from the lowest to the highest. A flip leaves a finite number finite: where it would not, the same bits are
-    inverted one place below (the lowest comes round to the sign). (The bare `change` does not know the number and
-    leaves it at the flip.)
+    Tung et al. (arXiv:2605.04213) distinguish these outcomes. Bits are drawn with probabilities that fall linearly from
+    the lowest to the highest. A flip keeps a finite number finite: if it would not, the same bits are inverted one
+    position lower (the lowest wraps around to the sign). (The bare `change` does not depend on the number and applies
+    the flip as drawn.)
 
     Attributes:
         zero: share of the elements that become zero.
-        special: share that becomes NaN, infinity or its negative, each as often, as far as the type has them.
-        flips: of all others, the share with one inverted bit, with two, and so on.
+        special: share that becomes NaN or either infinity, with equal probability, as far as the type has them.
+        flips: shares of the other elements with one inverted bit, with two, and so on.
     """
 
     zero: float = 0.0
@@ -463,24 +464,24 @@ class Mixed(FaultKind):
                 raise ValueError(f"{name}={share:g}: expected a share of the elements, between 0 and 1")
         if not isinstance(self.flips, Sequence) or not self.flips or not all(0 <= share <= 1 for share in self.flips):
             raise ValueError(f"flips={self.flips}: expected shares of one bit, two bits, ..., as in (0.4, 0.6)")
-        if abs(sum(self.flips) - 1) > 1e-6:  # they are written in decimals
+        if abs(sum(self.flips) - 1) > 1e-6:  # tolerance for decimal fractions
             raise ValueError(
-                f"flips={self.flips}: shares of one bit, two bits, ... sum to 1, not to {sum(self.flips):g}"
+                f"flips={self.flips}: the shares of one bit, two bits, ... sum to {sum(self.flips):g}; expected 1"
             )
 
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
         width, most = len(field_bits(dtype)), len(self.flips)
         room = len(field_bits(dtype, "exponent")) - 1 if jnp.issubdtype(dtype, jnp.floating) else width
-        if most > room:  # else all of the exponent could be inverted, and no place below would do
+        if most > room:  # else the whole exponent could be inverted, and no lower position would keep it finite
             raise ValueError(
-                f"flips={self.flips}: up to {most} bits, but {jnp.dtype(dtype).name} takes {room}; give fewer shares"
+                f"flips={self.flips}: up to {most} bits, but {jnp.dtype(dtype).name} allows {room}; give fewer shares"
             )
         outcome, which, number, place = jax.random.split(key, 4)
         u = jax.random.uniform(outcome, shape, jnp.float32)
         zeroed, special = u < self.zero, (u >= self.zero) & (u < self.zero + self.special)
         values = np.asarray([two_words(bits) for bits in self._special(dtype)] or [(0, 0)], np.uint32)
         value = jnp.asarray(values)[jax.random.randint(which, shape, 0, len(values))]
-        # Gumbel's noise on the logarithms of the weights: the largest are draws without repetition.
+        # Gumbel noise on the log weights: the largest are draws without replacement.
         weights = jnp.arange(width, 0, -1, dtype=jnp.float32)
         noise = jax.random.gumbel(place, (*shape, width), jnp.float32)
         order = jnp.argsort(-(noise + jnp.log(weights)), axis=-1)[..., :most]
@@ -504,12 +505,12 @@ class Mixed(FaultKind):
         bits = as_bits(x)
         flips, one = as_bits(changed) ^ bits, jnp.ones((), bits.dtype)
         below = (flips >> one) | (flips << (one * (8 * bits.dtype.itemsize - 1)))
-        # One place below is finite: only a flip of the very same bits of the exponent makes it all ones again.
+        # One position lower is finite: only flipping exactly the same exponent bits makes the exponent all ones again.
         flipped = jnp.asarray(change.keep)[..., 0] != 0
         return select(flipped & jnp.isfinite(x) & ~jnp.isfinite(changed), from_bits(bits ^ below, x), changed)
 
     def _special(self, dtype: Any) -> list[int]:
-        """The bits of NaN and the infinities, as far as the type has them."""
+        """Returns the bits of NaN and the infinities, as far as the type has them."""
         found = []
         for value in (math.nan, math.inf, -math.inf) if self.special else ():
             try:
@@ -517,16 +518,16 @@ class Mixed(FaultKind):
             except ValueError:
                 continue
         if self.special and not found:
-            raise ValueError(f"special={self.special:g}: {jnp.dtype(dtype).name} holds no nan and no inf; leave it out")
+            raise ValueError(f"special={self.special:g}: {jnp.dtype(dtype).name} has no nan and no inf; leave it out")
         return found
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Rotate(FaultKind):
-    """Elements that are hit together take each other's values: wrong addresses rather than wrong numbers.
+    """Rotates the values of elements that are hit together: wrong addresses rather than wrong numbers.
 
-    Of two elements (`Run(2)`) it is a swap. No frequency is published; sums and XORs are blind to it, so that a check
-    should be tried on it.
+    With two elements (`Run(2)`) it is a swap. No frequency is published. Sums and XORs cannot detect it, so checks
+    should be tested with it.
 
     Attributes:
         by: element k takes the value of element k + by.
@@ -536,13 +537,13 @@ class Rotate(FaultKind):
 
     def __post_init__(self) -> None:
         if not self.by:
-            raise ValueError("by=0: elements would stay where they are; expected another number")
+            raise ValueError("by=0: elements would stay in place; expected another number")
 
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
         return neutral()._replace(turn=jnp.int32(self.by))
 
 
-# The text form of every kind.
+# The form of every kind, by its name in texts.
 KINDS: Mapping[str, Form] = {
     "bitflip": form(BitFlip), "stuck0": form(StuckBit, value=0), "stuck1": form(StuckBit, value=1), "sign": form(Sign),
     "scale": form(Scale), "add": form(Add), "relative": form(Relative), "tailed": form(Tailed),

@@ -239,8 +239,8 @@ def test_texts_of_faults_are_faults() -> None:
     [
         ("bitflip,rate=1", "expected several faults"),
         (sdc.Fault(BitFlip(), 0.1), "expected several faults"),
-        ([BitFlip()], "is no fault; give sdc.Fault"),
-        ([3], "is no fault"),
+        ([BitFlip()], "expected an sdc.Fault"),
+        ([3], "expected an sdc.Fault"),
     ],
 )
 def test_what_is_no_list_of_faults(faults: Any, message: str) -> None:
@@ -250,7 +250,7 @@ def test_what_is_no_list_of_faults(faults: Any, message: str) -> None:
 
 def test_a_step_without_its_moment() -> None:
     step = sdc.inject(lambda x: sdc.probe(x, "p"), [sdc.Fault(BitFlip(), 0.1, "fwd/p")])
-    with pytest.raises(TypeError, match=r"expected a sdc\.Moment"):
+    with pytest.raises(TypeError, match=r"expected an sdc\.Moment"):
         step(jnp.ones(3))
 
 

@@ -268,14 +268,14 @@ def test_one_text() -> None:
 @pytest.mark.parametrize("name", ["tail", "few"])
 @pytest.mark.parametrize("value", [-0.1, math.inf, math.nan])
 def test_what_cannot_be(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{name}=.*: expected a number from 0 on"):
+    with pytest.raises(ValueError, match=f"{name}=.*: expected a finite number of at least 0"):
         Tailed(0.5, **{name: value})
-    with pytest.raises(ValueError, match=f"fault 'tailed,.*: {name}=.*: expected a number from 0 on"):
+    with pytest.raises(ValueError, match=f"fault 'tailed,.*: {name}=.*: expected a finite number of at least 0"):
         as_fault(f"tailed,severity=0.5,{name}={value}")
 
 
 @pytest.mark.parametrize("kind", [Tailed, Relative])
 @pytest.mark.parametrize("severity", [-1.0, math.nan, math.inf, (0.5, -1.0)])
 def test_what_no_severity_is(kind: type[Relative], severity: Any) -> None:
-    with pytest.raises(ValueError, match=r"severity=.*: expected a relative change from 0 on"):
+    with pytest.raises(ValueError, match=r"severity=.*: expected a relative change of at least 0"):
         kind(severity)
