@@ -1,8 +1,8 @@
 """Two runs of a step: side by side, or one after the other.
 
 - `digests`: 64-bit digests of tensors and of the values of a step (`fingerprint`); `digest_kernel`: the same for TPUs.
-- `_lockstep`: twins that compare and repair each other at every probe; `mismatch`: what they differ in.
-- `first_differences`: the first place where two fingerprints part, and bisection.
+- `_lockstep`: twins that are compared and repaired at every probe; `mismatch`: their differences, in numbers.
+- `first_differences`: the first difference of two fingerprints, and bisection.
 - `traces`: fingerprints of a run on disk.
 """
 

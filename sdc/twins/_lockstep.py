@@ -1,19 +1,19 @@
 """Lock-step twins: one step on a healthy and a suspect device, compared and repaired at every probe.
 
-At each site the twins exchange 64-bit digests over the twin axis. Only where some digest differs, anywhere on the mesh,
-do tensors move: the reference compares each twin's tensor with its own and all twins go on with the reference's, bit
-for bit. What a suspect computes wrong is therefore counted where it arises and never spreads: computation
-synchronization in the words of Ma et al. 2025 (arXiv:2502.12340, section 3.2).
+At each site the twins exchange 64-bit digests over the twin axis. Tensors move only if a digest differs anywhere on the
+mesh: the reference compares each twin's tensor with its own, and all twins continue with the reference's, bit for bit.
+A suspect's errors are therefore counted where they arise and never spread. Ma et al. 2025 (arXiv:2502.12340, section
+3.2) call this computation synchronization.
 
-Most steps are the same on all twins. So optimistic lock-step (`exchange="step"` or `"call"`) runs a (micro)step without
-a look at the other twins, and keeps the digest of each probe; behind the last one all are exchanged together. Where
-none differs, that was it: one exchange in the place of one at each probe, of which a network between hosts makes each
-wait for the slowest. Otherwise the (micro)step is repeated from its start, with the gate at every probe, and what it
-gives then is what counts. A fault that does not come again leaves no trace in the repetition: the first digest that
-differed says where it was, in the order of the program, and nothing says how large it was.
+In most steps all twins agree. Optimistic lock-step (`exchange="step"` or `"call"`) therefore runs a (micro)step without
+communication between twins and keeps the digest of each probe; after the last probe all digests are exchanged at once.
+If none differs, one exchange has replaced one per probe, each of which waits for the slowest host. Otherwise the
+(micro)step is repeated from its start with a gated comparison at every probe, and the results of the repetition count.
+A fault that does not recur leaves no mismatch in the repetition: the first digest that differed, in program order,
+locates it, but its size stays unknown.
 
-What twins exchange, under a bound axis name (`shard_map`, `pmap` or `vmap`), is bits and never floats: a masked sum of
-floats would turn -0.0 into 0.0 and mix the payloads of NaNs.
+Under a bound axis name (`shard_map`, `pmap` or `vmap`) twins exchange bits and never floats: a masked sum of floats
+would turn -0.0 into 0.0 and mix the payloads of NaNs.
 """
 
 import functools
@@ -37,12 +37,12 @@ Tree = TypeVar("Tree")
 
 
 class Agreement(NamedTuple):
-    """What the digests of all twins say.
+    """The result of comparing the digests of all twins.
 
     Attributes:
         reference: index of the reference: twin 0 of two; of three or more, a twin of the largest group that agrees.
-        undecided: 1 where no more than half of three or more twins agree, so that the reference is a guess; else 0.
-        differs: whether any twin differs from its reference, anywhere on the mesh: the same on every device.
+        undecided: 1 if at most half of three or more twins agree, so that the reference is a guess; else 0.
+        differs: whether any twin differs from its reference anywhere on the mesh; the same on every device.
     """
 
     reference: Int32[Array, ""]
@@ -51,7 +51,7 @@ class Agreement(NamedTuple):
 
 
 def agreement(leaves: list[Shaped[Array, "..."]], axis_name: str) -> Agreement:
-    """Compares the digests of some arrays over the twin axis; 8 bytes per twin cross it."""
+    """Compares digests of arrays over the twin axis; each twin sends 8 bytes."""
     digests = exchanged(digest(leaves[0]) if len(leaves) == 1 else tree_digest(leaves), axis_name)
     same = jnp.all(digests[:, None] == digests[None, :], axis=-1)
     if len(digests) == 2:
@@ -64,18 +64,18 @@ def agreement(leaves: list[Shaped[Array, "..."]], axis_name: str) -> Agreement:
 
 
 def anywhere(differs: Bool[Array, ""], axis_name: str) -> Bool[Array, ""]:
-    """Whether it holds on any device: a conditional around a collective needs the same branch on all of them.
+    """Whether `differs` is true on any device: a conditional around a collective must take the same branch on all.
 
-    It is not asked over the twin axis: each twin has the digests of all twins, and over it the network may be slow.
+    The reduction omits the twin axis: each twin has the digests of all twins, and the network along it may be slow.
     """
     others = other_axes(differs, axis_name)
     return lax.pmax(program.varying(differs.astype(jnp.int32), others), others) > 0 if others else differs
 
 
 def other_axes(x: Shaped[Array, "..."], axis_name: str) -> tuple[str, ...]:
-    """The axes but the twins' over which a value may vary.
+    """Returns the axes other than the twin axis over which a value may vary.
 
-    Over axes of size one nothing varies, but `shard_map` may take them to vary.
+    Nothing varies over axes of size one, but `shard_map` may type a value as varying over them.
     """
     typed = jax.typeof(x).manual_axis_type.varying
     return tuple(
@@ -84,7 +84,7 @@ def other_axes(x: Shaped[Array, "..."], axis_name: str) -> tuple[str, ...]:
 
 
 def wrong(digests: UInt32[Array, "twins rows 2"]) -> Bool[Array, "twins rows"]:
-    """Which twins are apart from the reference, row by row."""
+    """Returns which twins differ from the reference, row by row."""
     same = jnp.all(digests[:, None] == digests[None, :], axis=-1)
     if len(digests) == 2:
         return ~same[0]
@@ -93,13 +93,13 @@ def wrong(digests: UInt32[Array, "twins rows 2"]) -> Bool[Array, "twins rows"]:
 
 
 def gather_twins(x: Shaped[Array, "*shape"], axis_name: str) -> list[Shaped[Array, "*shape"]]:
-    """The tensor as each twin holds it, bit for bit, on every device."""
+    """Returns every twin's tensor, bit for bit, on every device."""
     rows = exchanged(as_bits(x), axis_name)
     return [from_bits(row, x) for row in rows]
 
 
 def from_reference(tree: Tree, axis_name: str, reference: Int32[Array, ""]) -> Tree:
-    """The reference twin's arrays on every twin, bit for bit."""
+    """Returns the reference twin's arrays on every twin, bit for bit."""
     mine = axis_place(axis_name) == reference
 
     def broadcast(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
@@ -129,7 +129,7 @@ def measure(
 
 
 def nothing_found(leaves: list[Shaped[Array, "..."]], axis_name: str, reference: Int32[Array, ""]) -> Difference:
-    """The result of `measure` where all twins agree."""
+    """Returns the result of `measure` for twins that all agree."""
     elements = jnp.uint32(sum(leaf.size for leaf in leaves))
     return no_difference(jnp.where(jnp.arange(lax.axis_size(axis_name)) != reference, elements, jnp.uint32(0)))
 
@@ -137,12 +137,12 @@ def nothing_found(leaves: list[Shaped[Array, "..."]], axis_name: str, reference:
 def squared_distance(
     leaves: list[Shaped[Array, "..."]], axis_name: str, replicas: list[int], reference: Int32[Array, ""]
 ) -> Float32[Array, "twins"]:
-    """Squared L2 distance of every twin from the reference, over arrays that are sharded on the other axes.
+    """Returns the squared L2 distance of every twin from the reference, over arrays sharded on the other axes.
 
     Args:
         leaves: the local shards.
         axis_name: the twin axis.
-        replicas: how many devices of a twin hold the same shard, for each array.
+        replicas: for each array, the number of devices of a twin that hold the same shard.
         reference: index of the reference.
     """
     others = tuple(axis for axis in program.bound_axes() if axis != axis_name)
@@ -156,10 +156,10 @@ def squared_distance(
 
 
 def axis_place(axis_name: str) -> Int32[Array, ""]:
-    """This device's index along a bound axis: `lax.axis_index`, also where a mesh is manual in part.
+    """Returns this device's index along a bound axis, like `lax.axis_index`, but also on a partly manual mesh.
 
-    There XLA's compiler for TPUs moves the number of a device to where it means nothing, if a program asks for it at
-    several places, and refuses the program. So a sum gives each device its part.
+    There XLA's compiler for TPUs rejects programs that read the device index at several places, because it moves the
+    operation out of the region in which it is valid. A reduce-scatter gives each device its index instead.
     """
     if not program.manual_in_part():
         return lax.axis_index(axis_name)
@@ -169,7 +169,7 @@ def axis_place(axis_name: str) -> Int32[Array, ""]:
 
 
 def exchanged(mine: UInt[Array, "*shape"], axis_name: str) -> UInt[Array, "twins *shape"]:
-    """All twins' values, one row each, equal on every device also for `shard_map`'s type checker."""
+    """Returns all twins' values, one row each, which `shard_map` also types as equal on every device."""
     row = jnp.arange(lax.axis_size(axis_name)) == axis_place(axis_name)
     rows = jnp.where(lax.expand_dims(row, range(1, mine.ndim + 1)), mine[None], jnp.zeros_like(mine)[None])
     return lax.psum(rows, axis_name)
@@ -193,22 +193,22 @@ def lockstep(
     `vmap` (all twins on one device).
 
     Args:
-        step: the step of one twin. It need not know of twins.
+        step: the step of one twin, unaware of the others.
         axis_name: the twin axis. With two twins index 0 is the reference; with three or more the majority is.
         where: selects the sites to compare and repair; by default every probe.
-        compare: `"gated"` moves tensors only where digests differ; `"always"` moves and compares them every time.
-        exchange: `"probe"` exchanges digests at every site. `"step"` exchanges those of all sites once in a
-            (micro)step, and repeats that from its start, with the gate at every site, only if any differs. For a fault
-            that does not come again it names the place and not the size (`Mismatch.unrepeated`). `"call"` does so once
-            in a call of the step, all microsteps of a loop together.
+        compare: `"gated"` moves tensors only if digests differ; `"always"` moves and compares them every time.
+        exchange: `"probe"` exchanges digests at every site. `"step"` exchanges those of all sites once per (micro)step
+            and, only if any differs, repeats the (micro)step with a gated comparison at every site. A fault that does
+            not recur is located but not measured (`Mismatch.unrepeated`). `"call"` exchanges once per call of the step,
+            for all microsteps of a loop together.
 
     Returns:
-        A function that returns `(out, mismatches)`, `mismatches` a `Mismatch` for each site.
+        A function that returns `(out, mismatches)`, where `mismatches` holds a `Mismatch` for each site.
 
     Raises:
-        ValueError: `axis_name` is not bound, has fewer than two twins, `compare` or `exchange` is unknown, or no site
-            is selected (a probe whose value the step does not use is none); or `exchange` is not `"probe"` and the step
-            cannot be repeated (arrays changed in place, ordered effects), or `compare="always"`.
+        ValueError: `axis_name` is not bound or has fewer than two twins, `compare` or `exchange` is unknown, or no site
+            is selected (a probe whose value the step does not use is not a site); or `exchange` is not `"probe"` and
+            the step cannot be repeated (arrays changed in place, ordered effects), or `compare="always"`.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -241,14 +241,14 @@ def synchronize(
 ) -> tuple[Tree, Mismatch]:
     """Compares a pytree between twins and overwrites it with the reference's, bit for bit.
 
-    Parameter synchronization is this, applied to the parameters and the optimizer's state after each step.
+    Applied to the parameters and the optimizer's state after each step, this is parameter synchronization.
 
     Args:
-        tree: arrays, for instance a training state. What is no array passes through.
-        axis_name: the twin axis, bound.
+        tree: arrays, for instance a training state. Other leaves pass through.
+        axis_name: the twin axis, which must be bound.
         repair: whether to overwrite; otherwise the tree is only compared.
         compare: see `lockstep`.
-        agreed: what `twins.agreement` says of the tree's leaves, where that is known already.
+        agreed: the result of `twins.agreement` for the tree's leaves, if it is already known.
 
     Returns:
         The tree, and one `Mismatch` over all its leaves.
@@ -284,8 +284,8 @@ class _Lockstep:
 
 @functools.partial(program.traced_once, static_argnums=(1, 2))
 def _synchronized(outs: program.Values, axis_name: str, compare: Compare) -> tuple[program.Values, Mismatch]:
-    # XLA may compute a value twice, once for each fusion that uses it: behind the barrier, what is compared is what is
-    # consumed.
+    # XLA may compute a value twice, once for each fusion that uses it. The barrier ensures that the compared value is
+    # the one that the step uses.
     outs = lax.optimization_barrier(outs)
     return _synchronize(outs, agreement(outs, axis_name), axis_name, compare)
 
@@ -311,14 +311,14 @@ def _check_compare(compare: str) -> None:
 
 
 class _Seen(NamedTuple):
-    """What the first pass says of a site: the digest of its outputs, and what there is to report if all agree."""
+    """Results of the first pass at a site: the digest of its outputs, and the report in case all twins agree."""
 
     digest: UInt32[Array, "*rows 2"]
     nothing: Mismatch
 
 
 class _Optimistic:
-    """What becomes of the part of a step that holds the probes; see the module."""
+    """Optimistic execution of the part of a step that holds the probes; see the module's docstring."""
 
     def __init__(self, axis_name: str, gated: program.Rule, *, whole: bool) -> None:
         self.axis_name, self.gated, self.whole = axis_name, gated, whole
@@ -332,7 +332,7 @@ class _Optimistic:
         def repeat(
             before: Any, mine: Any, iteration: Any, inputs: program.Values
         ) -> tuple[program.Values, dict[str, Mismatch]]:
-            rows = exchanged(mine, self.axis_name)  # which of them differ is asked only if any does
+            rows = exchanged(mine, self.axis_name)  # all digests are exchanged only if any differs
             outs, found = region.run(self.gated, iteration, inputs)
             return outs, _with_unrepeated(found, order, rows, self.axis_name)
 
@@ -356,7 +356,7 @@ class _Watch:
 
 @functools.partial(program.traced_once, static_argnums=1)
 def _watched(outs: program.Values, axis_name: str) -> tuple[program.Values, _Seen]:
-    outs = lax.optimization_barrier(outs)  # what is compared is what is consumed
+    outs = lax.optimization_barrier(outs)  # the compared value must be the one that the step uses
     difference = nothing_found(outs, axis_name, jnp.int32(0))
     nothing = Mismatch(difference, jnp.uint32(0), jnp.zeros_like(difference.checked))
     return outs, _Seen(tree_digest(outs), nothing)
@@ -364,7 +364,7 @@ def _watched(outs: program.Values, axis_name: str) -> tuple[program.Values, _See
 
 @functools.partial(program.traced_once, static_argnums=1)
 def _compared(digests: program.Values, axis_name: str) -> tuple[program.Values, Any]:
-    """One digest of all of them crosses the twin axis: 8 bytes, however many sites there are."""
+    """Compares one digest of all digests over the twin axis: 8 bytes, regardless of the number of sites."""
     mine = jnp.concatenate(digests)
     whole = exchanged(tree_digest(mine), axis_name)
     return digests, (mine, anywhere(jnp.any(whole != whole[:1]), axis_name))
@@ -373,7 +373,7 @@ def _compared(digests: program.Values, axis_name: str) -> tuple[program.Values, 
 def _with_unrepeated(
     found: dict[str, Mismatch], order: "dict[str, _Order]", rows: Any, axis_name: str
 ) -> dict[str, Mismatch]:
-    """What the repetition found, and the first differences that it did not find again."""
+    """Adds to the mismatches of the repetition the first differences that did not recur in it."""
     rank, loop = (
         jnp.asarray(np.concatenate([getattr(one, name).ravel() for one in order.values()])) for name in ("rank", "loop")
     )
@@ -394,11 +394,11 @@ def _with_unrepeated(
 
 
 class _Order(NamedTuple):
-    """When the digests of a site are made, among those of the region; the same on all devices."""
+    """Order of a site's digests among those of the region; the same on all devices."""
 
-    rank: Int[np.ndarray, "*rows"]  # the smaller, the earlier
-    # Equal numbers for what lies in the same `while` loop, whose turns share one digest: which of its sites was the
-    # first, nobody knows. All others have numbers of their own.
+    rank: Int[np.ndarray, "*rows"]  # smaller is earlier
+    # Sites in the same `while` loop have equal numbers: its iterations share one digest, so it is unknown which of its
+    # sites was the first to differ. All others have distinct numbers.
     loop: Int[np.ndarray, "*rows"]
 
 

@@ -1,19 +1,19 @@
 """Fingerprints: 64-bit digests of tensors and of every selected value of a step.
 
-The digest of a tensor works on the 32-bit words w_i of its elements (see `bits.element_words`). With n words to an
-element, i is n times the element's index in the whole tensor, plus the number of the word in it:
+The digest of a tensor is computed from the 32-bit words w_i of its elements (see `bits.element_words`). With n words
+per element, i is n times the element's index in the whole tensor, plus the number of the word in it:
 
-    v_i = w_i + i * 0x9E3779B1;    of elements of more than 16 bits: v_i ^= v_i >> 16
+    v_i = w_i + i * 0x9E3779B1;    for elements of more than 16 bits: v_i ^= v_i >> 16
     p_i = v_i * 0x85EBCA6B;   h_i = p_i ^ (p_i >> 15);   digest = (sum_i h_i, sum_i h_i**2)   mod 2**32
 
 Integer sums wrap and are associative, so the digest does not depend on sharding or on the order of the reduction, and
 the digests of shards add up to that of the whole. Every step up to h_i is a bijection of the word, so that a change
-inside one word is never missed. Two changes that leave the sum alone (by d and -d, of h_i and h_j) leave that of the
-squares alone too only if d * (h_i - h_j + d) is a multiple of 2**31. Sums, index-weighted sums and XOR, which are
-cheaper, each miss whole classes of changes.
+inside one word is never missed. Two changes that preserve the sum (by d and -d, of h_i and h_j) also preserve the sum
+of squares only if d * (h_i - h_j + d) is a multiple of 2**31. Sums, index-weighted sums and XOR, which are cheaper,
+each miss whole classes of changes.
 
-The multiplier 0x9E3779B1 is 2**32 over the golden ratio: its multiples keep away from each other, so that the words of
-narrow elements meet only where they lie more than 29,000 apart (Knuth, The Art of Computer Programming, volume 3,
+The multiplier 0x9E3779B1 is 2**32 over the golden ratio: its multiples are well spread, so that the words of narrow
+elements collide only if the elements are more than 29,000 apart (Knuth, The Art of Computer Programming, volume 3,
 section 6.4). The other one is from the finalizer of MurmurHash3 (Appleby, 2008).
 """
 
@@ -30,15 +30,15 @@ from sdc.bits import element_words
 
 from ..program import Place, Reports, Values, Where, compiled_for, probes, rewrite, traced_once
 
-# Name of the definition above. Records say by which one their digests were made; those that do not, by one that took
-# MurmurHash3's finalizer of packed words. Digests of two algorithms are never compared.
+# Name of the algorithm above, which records store. Records without a name used an older one, with MurmurHash3's
+# finalizer on packed words. Digests of different algorithms are never compared.
 ALGORITHM = "sum-and-squares"
 GOLDEN, MIX = 0x9E3779B1, 0x85EBCA6B
-ROW = 256  # words that are summed at a time
+ROW = 256  # words that are summed together
 
 
 def fmix32(h: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
-    """The finalizer of MurmurHash3: a bijection of 32-bit words in which every input bit reaches every output bit."""
+    """Applies the finalizer of MurmurHash3: a bijection of 32-bit words with full avalanche."""
     h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
     h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
     return h ^ (h >> 16)
@@ -50,18 +50,18 @@ def digest(
     shape: Sequence[int] | None = None,
     offset: Sequence[int | Int[Array, ""]] | None = None,
 ) -> UInt32[Array, "2"]:
-    """The 64-bit digest of a tensor; see the module.
+    """Computes the 64-bit digest of a tensor; see the module's docstring.
 
     Args:
-        x: a tensor of any type that `bits.as_bits` takes, or a shard of one.
-        shape: shape of the whole tensor, where `x` is a shard.
+        x: a tensor of any type that `bits.as_bits` accepts, or a shard of one.
+        shape: shape of the whole tensor, if `x` is a shard.
         offset: index of the shard's first element in the whole, one number per dimension.
 
     Returns:
-        Two words. Those of all shards of a tensor, added with wrap-around, are those of the whole.
+        Two words. The words of all shards of a tensor, added with wrap-around, are those of the whole.
     """
     if shape is None and offset is None and compiled_for().platform == "tpu":
-        from . import digest_kernel  # which nobody else needs
+        from . import digest_kernel  # needed on TPUs only
 
         if digest_kernel.fits(x):
             return digest_kernel.kernel_digest(x, GOLDEN, MIX)
@@ -75,7 +75,7 @@ def digest(
 def row_digests(
     x: Shaped[Array, "rows *rest"], *, shape: Sequence[int], offset: Sequence[int | Int[Array, ""]]
 ) -> UInt32[Array, "rows 2"]:
-    """The share of each index of the first axis in the digest of a tensor; they add up to it."""
+    """Computes the contribution of each index of the first axis to the digest of a tensor; they add up to it."""
     parts = _mixed(x, shape, offset)
     if not parts[0].size:
         return jnp.zeros((x.shape[0], 2), jnp.uint32)
@@ -84,9 +84,7 @@ def row_digests(
 
 
 def _inner(words: UInt32[Array, "*words"]) -> int:
-    """The first of the axes that are summed first: their loop is short and straight, so that a CPU computes several
-    words at once.
-    """
+    """Returns the first of the trailing axes that are summed first, in a short loop that vectorizes on CPUs."""
     axis = words.ndim - 1
     while axis > 1 and math.prod(words.shape[axis:]) < ROW:
         axis -= 1
@@ -96,11 +94,11 @@ def _inner(words: UInt32[Array, "*words"]) -> int:
 def _mixed(
     x: Shaped[Array, "*shard"], shape: Sequence[int], offset: Sequence[int | Int[Array, ""]]
 ) -> tuple[UInt32[Array, "*words"], UInt32[Array, "*words"]]:
-    """For each element the sum of its h, and of their squares."""
+    """Computes the sum of h, and of its squares, over the words of each element."""
     words = element_words(x)
     trailing = words[0].shape[x.ndim :]  # key data
     extent, start = [*shape, *trailing], [*offset, *[0] * len(trailing)]
-    # i * GOLDEN, summed over the axes: one multiplication by a constant for each, and none on top.
+    # i * GOLDEN, summed over the axes, with one multiplication by a constant for each.
     spread = jnp.zeros(words[0].shape, jnp.uint32)
     stride = GOLDEN * len(words)
     for axis in reversed(range(len(extent))):
@@ -129,7 +127,7 @@ def _sums(
 
 
 def tree_digest(tree: Any) -> UInt32[Array, "2"]:
-    """The digest of a pytree: those of its leaves, each mixed with its position, added up."""
+    """Computes the digest of a pytree: the sum of its leaves' digests, each mixed with its position."""
     total = jnp.zeros(2, jnp.uint32)
     for position, leaf in enumerate(jax.tree.leaves(tree)):
         total += fmix32(digest(leaf) + jnp.uint32((position * GOLDEN) % 2**32))
@@ -137,7 +135,7 @@ def tree_digest(tree: Any) -> UInt32[Array, "2"]:
 
 
 def fingerprint(step: Callable[..., Any], where: Where = probes) -> Callable[..., tuple[Any, Reports]]:
-    """Transforms a step: it returns the digest of every selected value too.
+    """Transforms a step so that it also returns the digest of every selected value.
 
     Args:
         step: any function that JAX can trace.
@@ -145,7 +143,7 @@ def fingerprint(step: Callable[..., Any], where: Where = probes) -> Callable[...
 
     Returns:
         A function that returns `(out, digests)`: for each site the digests of the equation's outputs,
-        `uint32[..., n, 2]` behind the axes named in `site.dims`. Iterations of a `while` are mixed into one digest, in
+        `uint32[..., n, 2]`, after the axes named in `site.dims`. Iterations of a `while` are mixed into one digest, in
         order.
 
     Example:
@@ -167,7 +165,7 @@ class _Digest:
 
 @traced_once
 def _digested(outs: Values) -> tuple[Values, UInt32[Array, "n 2"]]:
-    # XLA may compute a value twice, once for each fusion that uses it: behind the barrier, what is digested is what is
-    # consumed.
+    # XLA may compute a value twice, once for each fusion that uses it. The barrier ensures that the digested value is
+    # the one that the step uses.
     outs = lax.optimization_barrier(outs)
     return outs, jnp.stack([digest(out) for out in outs])

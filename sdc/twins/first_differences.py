@@ -1,14 +1,14 @@
-"""Where two runs of one program part: the first difference of two fingerprints, and bisection.
+"""The first difference between the fingerprints of two runs of one program, and bisection.
 
 Digests are compared in the order in which the program computes the values: equations in program order, iterations of a
-loop one after the other, those of a backward loop from the last to the first. A program's order respects its
-dependencies, so whatever went wrong before the first difference is not among what was digested: with every operation
-selected, the first difference is the operation that computed something else from the same inputs.
+loop in sequence, those of a backward loop from the last to the first. Program order respects dependencies, so no
+digested value before the first difference is wrong: with every operation selected, the first difference is the
+operation that computed a different result from the same inputs.
 
-Bisection finds the first operation that differs without a digest for every operation. A round looks at the values that
-leave their scope at some depth, which are few. Whatever goes wrong inside a scope is seen from outside only through
-them, so the first that differs names the guilty scope; the next round looks inside it. Each round is another program,
-which both sides must run: a fault that does not come back cannot be narrowed down.
+Bisection finds the first operation that differs without a digest for every operation. A round digests the few values
+that leave their scope at some depth. An error inside a scope becomes visible outside only through these values, so the
+first that differs names the guilty scope; the next round digests values inside it. Each round is a different program,
+which both sides must run: a fault that does not recur cannot be narrowed down.
 """
 
 import dataclasses
@@ -23,20 +23,20 @@ from ..program import Reports, Selector, Site, boundary, inside
 from ..schema import DifferencePlace, OperationPlace
 
 Iteration: TypeAlias = tuple[int, ...]
-FEW = 24  # so few operations are looked at one by one
+FEW = 24  # up to this number of operations, each is digested
 
 
 @dataclasses.dataclass(frozen=True)
 class FirstDifference:
-    """Where two fingerprints part.
+    """The first difference between two fingerprints.
 
     Attributes:
         site: the operation, with its source line.
         iteration: index in each enclosing `scan`, outermost first; the last is the layer of a scanned model.
-        devices: coordinates on the mesh of every device that differs there; one empty mapping where there is no mesh.
+        devices: coordinates on the mesh of every device that differs there; one empty mapping without a mesh.
         outputs: numbers of the operation's outputs that differ.
-        agreeing: digests before it, all of which agree.
-        before: the last values before it that were compared, nearest last.
+        agreeing: number of digests before it, all of which agree.
+        before: the last compared values before it, nearest last.
     """
 
     site: Site
@@ -47,7 +47,7 @@ class FirstDifference:
     before: tuple[tuple[Site, Iteration], ...] = ()
 
     def describe(self, step: int) -> DifferencePlace:
-        """The place as records have it, of traces that part in this step."""
+        """Returns the place in the form used by records, for traces that first differ in this step."""
         place = msgspec.structs.asdict(describe_place(self.site, self.iteration))
         return DifferencePlace(**place, step=step, devices=list(self.devices), outputs=list(self.outputs))
 
@@ -61,12 +61,12 @@ class FirstDifference:
         if self.site.source:
             parts.append(f"at {self.site.source}")
         if "while" in self.site.order:
-            parts.append("or another operation of the while loop that it lies in, whose iterations share one digest")
+            parts.append("or another operation of the same while loop, whose iterations share one digest")
         return ", ".join(parts)
 
 
 def describe_place(site: Site, iteration: Iteration) -> OperationPlace:
-    """An operation as records have it."""
+    """Returns an operation in the form used by records."""
     return OperationPlace(
         site=site.name, operation=site.primitive, direction=site.direction, scope=site.scope, source=site.source,
         iteration=list(iteration), layer=iteration[-1] if iteration else None,
@@ -79,15 +79,14 @@ def first_difference(a: Reports, b: Reports, *, nearest: int = 5) -> FirstDiffer
     Args:
         a: digests, as `fingerprint` returns them.
         b: digests of another run, of the same program.
-        nearest: how many of the values before the difference to name.
+        nearest: number of values before the difference to list.
 
     Returns:
-        The first place where they part, or None where they agree. Iterations of a `while` loop share one digest, so
-        that inside of one the first of its operations that differs in any iteration is named, which need not be the one
-        that went wrong; the text says so.
+        The first difference, or None if they agree. Iterations of a `while` loop share one digest, so inside of one the
+        result is the first operation that differs in any iteration, which need not be the faulty one; its text says so.
 
     Raises:
-        ValueError: the sites or shapes differ: these are not fingerprints of the same program.
+        ValueError: the sites or shapes differ, so these are not fingerprints of the same program.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -125,18 +124,18 @@ def _check_same(a: Reports, b: Reports) -> None:
     for given in (a, b):
         if not isinstance(given, Reports):
             raise ValueError(
-                f"{type(given).__name__} in the place of digests; give the second of what sdc.fingerprint's function "
-                "returns"
+                f"expected digests, not {type(given).__name__}; give the second value that a function transformed by "
+                "sdc.fingerprint returns"
             )
     if what := _unlike(a, b):
         raise ValueError(f"these are fingerprints of different programs: {what}; compare runs of the same program")
 
 
 def _unlike(a: Reports, b: Reports) -> str:
-    """In what the programs of two fingerprints differ; empty where they do not."""
+    """Describes how the programs of two fingerprints differ; empty if they do not."""
     if [site.name for site in a.sites] != [site.name for site in b.sites]:
         only = sorted({site.name for site in a.sites} ^ {site.name for site in b.sites})
-        return f"{only[0]!r} is in one of them only" if only else "their sites come in another order"
+        return f"only one of them has {only[0]!r}" if only else "their sites are in different order"
     for site, other in zip(a.sites, b.sites, strict=True):
         if site.outputs != other.outputs:
             one, two = (" ".join(f"{x.dtype.name}{list(x.shape)}" for x in each.outputs) for each in (site, other))
@@ -148,19 +147,19 @@ def _unlike(a: Reports, b: Reports) -> str:
 
 
 def _axes(site: Site, ndim: int) -> tuple[str, ...]:
-    """Names of the axes of a site's digests; those that something outside the transformation added come first."""
+    """Returns names for the axes of a site's digests; axes added outside of the transformation come first."""
     return (*(f"axis{number}" for number in range(ndim - len(site.dims))), *site.dims)
 
 
 def place_of(site: Site, iteration: Iteration) -> tuple[int, ...]:
-    """When a site is evaluated: the smaller, the earlier. Iterations of a `while` share one digest and so one place."""
+    """Returns a sort key for the order of evaluation. Iterations of a `while` share one digest, and so one key."""
     indices = iter(iteration)
     number = {"scan": lambda: next(indices), "reversed": lambda: -next(indices), "while": lambda: 0}
     return tuple(part if isinstance(part, int) else number[part]() for part in site.order)
 
 
 def _before(reports: Reports, place: tuple[int, ...], nearest: int) -> tuple[int, tuple[tuple[Site, Iteration], ...]]:
-    """Number of digests that come before a place, and the nearest places among them."""
+    """Returns the number of digests before a place, and the nearest places among them."""
     count = 0
     places: list[tuple[tuple[int, ...], Site, Iteration]] = []
     for site, value in zip(reports.sites, reports.values(), strict=True):
@@ -177,12 +176,12 @@ def _before(reports: Reports, place: tuple[int, ...], nearest: int) -> tuple[int
 
 
 class Round(NamedTuple):
-    """One round.
+    """One round of a bisection.
 
     Attributes:
-        where: what was looked at.
-        sites: how many sites that were.
-        first: where the two sides parted, or None.
+        where: selector of the digested sites.
+        sites: number of these sites.
+        first: the first difference between the two sides, or None.
     """
 
     where: Selector
@@ -191,11 +190,11 @@ class Round(NamedTuple):
 
 
 class Bisection(NamedTuple):
-    """What bisecting found.
+    """The result of a bisection.
 
     Attributes:
         first: the first difference of the last round that showed one; None if no round did.
-        exact: whether every operation that could be the first was looked at.
+        exact: whether every operation that could be the first was digested.
         rounds: all rounds, in order.
     """
 
@@ -205,15 +204,15 @@ class Bisection(NamedTuple):
 
 
 def next_round(sites: Sequence[Site], where: Selector | None, first: FirstDifference | None) -> Selector | None:
-    """What to look at next.
+    """Selects the sites of the next round.
 
     Args:
         sites: all sites of the step.
-        where: what the last round looked at; None before the first.
-        first: where that showed a difference.
+        where: selector of the last round; None before the first.
+        first: the first difference in the last round.
 
     Returns:
-        A selector, or None if there is nothing to narrow down.
+        A selector, or None if nothing remains to be narrowed down.
     """
     scope, depth = "", 0
     if where is not None:
@@ -268,11 +267,11 @@ def bisect(sites: Sequence[Site], run: Callable[[Selector], tuple[Reports, Repor
 
 
 def guilty_scope(where: Selector, first: FirstDifference) -> tuple[str, int] | None:
-    """The scope in which something went wrong, and its depth; None if every operation there was looked at.
+    """Returns the scope that contains the error, and its depth; None if every operation there was digested.
 
     Args:
-        where: what was looked at, a `boundary` of some depth or not.
-        first: where that showed a difference.
+        where: selector of the round, a `boundary` of some depth or not.
+        first: the first difference in that round.
     """
     depths = [int(leaf.text[len("boundary(") : -1]) for leaf in where.leaves() if leaf.text.startswith("boundary(")]
     if not depths:

@@ -1,8 +1,8 @@
-"""What two tensors, and twins at a site, differ in; and the metrics of the study.
+"""Differences between two tensors, and between twins at a site; and the metrics of the study.
 
-The study (Ma et al. 2025, arXiv:2502.12340, sections 4 and 5) leaves open what the severity (3) counts where the
-reference is zero or either side is not finite. Here such elements count as mismatched, are counted separately, and stay
-out of the relative difference.
+The study (Ma et al. 2025, arXiv:2502.12340, sections 4 and 5) does not define the severity (3) of elements whose
+reference is zero, or that are not finite on either side. Here such elements count as mismatched, are also counted
+separately, and are excluded from the relative difference.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ class Difference(NamedTuple):
     Attributes:
         checked: elements compared.
         mismatched: elements whose bits differ (so NaN equals NaN of the same payload, and 0.0 differs from -0.0).
-        zero_reference: mismatched elements whose reference is zero, the suspect being finite.
-        nonfinite: mismatched elements of which either side is NaN or infinite.
+        zero_reference: mismatched elements whose reference is zero and whose suspect is finite.
+        nonfinite: mismatched elements that are NaN or infinite on either side.
         relative_sum: sum of `|suspect - reference| / |reference|` over the other mismatched elements, in float32; it
             saturates at the largest float32, as does each term.
         relative_max: the largest of these terms.
@@ -40,7 +40,7 @@ class Difference(NamedTuple):
 
 
 def difference(reference: Shaped[Array, "*shape"], suspect: Shaped[Array, "*shape"]) -> Difference:
-    """Compares two tensors of one shape and type bit for bit, and by relative difference where that is defined."""
+    """Compares two tensors of equal shape and dtype bit for bit, and by relative difference where it is defined."""
     differs = as_bits(reference) != as_bits(suspect)
     differs = jnp.any(differs, axis=tuple(range(reference.ndim, differs.ndim)))  # key data, parts of complex numbers
     ref, sus = _as_numbers(reference), _as_numbers(suspect)
@@ -64,13 +64,13 @@ def difference(reference: Shaped[Array, "*shape"], suspect: Shaped[Array, "*shap
 
 
 def no_difference(checked: UInt32[Array, "*rows"]) -> Difference:
-    """What `difference` says of elements that do not differ in any bit, given their number."""
+    """Returns the result of `difference` for a number of elements without any differing bit."""
     counts, sums = jnp.zeros(checked.shape, jnp.uint32), jnp.zeros(checked.shape, jnp.float32)
     return Difference(checked, counts, counts, counts, sums, sums)
 
 
 def _as_numbers(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
-    """Numbers in float32 or wider; PRNG keys have no size, so they count as zero references."""
+    """Converts to float32 or wider; PRNG keys have no magnitude, so they become zeros."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jnp.zeros(x.shape, jnp.float32)
     if x.dtype == jnp.float64 or jnp.issubdtype(x.dtype, jnp.complexfloating):
@@ -79,7 +79,7 @@ def _as_numbers(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
 
 
 def merge(total: Difference, new: Difference) -> Difference:
-    """The difference of two tensors taken together."""
+    """Combines the differences of two tensors."""
     return Difference(
         checked=total.checked + new.checked,
         mismatched=total.mismatched + new.mismatched,
@@ -91,14 +91,14 @@ def merge(total: Difference, new: Difference) -> Difference:
 
 
 class Mismatch(NamedTuple):
-    """What the twins differ in at one site.
+    """The differences between twins at one site.
 
     Attributes:
         difference: one row per twin, compared with the reference (whose own row is zero); the same on every twin.
-        undecided: how often no majority of three or more twins agreed, so that the reference was a guess.
-        unrepeated: of lock-step with one exchange a step (`exchange="step"`), else None. One number per twin: how often
-            its digest was the first to differ, while the repetition found nothing there. Such a difference was real;
-            its size is not known, and `difference` does not count it.
+        undecided: how often three or more twins had no majority, so that the reference was a guess.
+        unrepeated: only for optimistic lock-step (`exchange="step"` or `"call"`), else None. One number per twin: how
+            often its digest was the first to differ although the repetition found no mismatch. Such a difference was
+            real; its size is unknown, and `difference` does not count it.
     """
 
     difference: Difference
@@ -107,7 +107,7 @@ class Mismatch(NamedTuple):
 
 
 def merge_mismatches(total: Mismatch, new: Mismatch) -> Mismatch:
-    """The mismatches of two iterations taken together."""
+    """Combines the mismatches of two iterations."""
     unrepeated = None
     if total.unrepeated is not None and new.unrepeated is not None:
         unrepeated = total.unrepeated + new.unrepeated
@@ -122,7 +122,7 @@ def mismatch_frequency(mismatched: Any, checked: Any) -> float:
         checked: elements compared, one entry per rank (all ranks: TP * MBS * L * H).
 
     Returns:
-        A share of elements; NaN where nothing was checked.
+        A share of elements; NaN if nothing was checked.
     """
     total = float(np.sum(np.asarray(checked, np.float64)))
     return float(np.sum(np.asarray(mismatched, np.float64))) / total if total else float("nan")
@@ -138,10 +138,10 @@ def mismatch_severity(relative_sum: Any, counted: Any) -> float:
 
     Args:
         relative_sum: sum of the relative differences of a submodule in a microstep, one entry per rank.
-        counted: number of terms in each sum: mismatched less zero references and non-finite values.
+        counted: number of terms in each sum: mismatched minus zero references and non-finite values.
 
     Returns:
-        NaN where no rank has a term.
+        The severity; NaN if no rank has a term.
     """
     sums, counts = np.asarray(relative_sum, np.float64), np.asarray(counted, np.float64)
     means = sums[counts > 0] / counts[counts > 0]
@@ -149,7 +149,7 @@ def mismatch_severity(relative_sum: Any, counted: Any) -> float:
 
 
 def largest_severity(severities: Sequence[float]) -> float:
-    """Equation (4): the maximum of equation (3) over the decoder layers; NaN where no layer has one."""
+    """Equation (4): the maximum of equation (3) over the decoder layers; NaN if it is defined for no layer."""
     known = [severity for severity in severities if not np.isnan(severity)]
     return max(known, default=float("nan"))
 
@@ -162,7 +162,7 @@ def noise_to_signal(difference_norm: Any, reference_norm: Any) -> float:
         reference_norm: L2 norm of the reference's gradient at each step.
 
     Returns:
-        0/0 counts as 0 (nothing differs), any other division by zero as infinity. NaN where there is no step.
+        The ratio: 0/0 counts as 0 (nothing differs), any other division by zero as infinity. NaN without steps.
     """
     noise, signal = np.atleast_1d(np.asarray(difference_norm, np.float64)), np.atleast_1d(np.asarray(reference_norm))
     ratios = np.where(noise == 0, 0.0, noise / np.where(signal == 0, 1.0, signal))

@@ -1,13 +1,13 @@
-"""Digest traces on disk: the fingerprint of every step of a run, to be compared with that of another run.
+"""Digest traces on disk: the fingerprint of every step of a run, for comparison with another run.
 
-A trace is a run folder with two files more:
+A trace is a run folder with two additional files:
 
     sites.json    the sites, in program order, with shapes and source lines
-    trace.jsonl   one line a step: digests of all sites in hexadecimal, and their CRC-32
+    trace.jsonl   one line per step: digests of all sites in hexadecimal, and their CRC-32
 
-The check sum distinguishes a damaged trace from a difference. A trace belongs to its program: the manifest holds the
+The checksum distinguishes a damaged trace from a difference. A trace belongs to its program: the manifest holds the
 program's fingerprint, and traces of different programs are not compared, since instrumentation alone changes last bits.
-Nor are those whose digests were made by different algorithms.
+Traces with different digest algorithms are not compared either.
 """
 
 import dataclasses
@@ -28,17 +28,17 @@ from .digests import ALGORITHM
 from .first_differences import FirstDifference, first_difference
 
 SITES = "sites.json"
-# What two traces must have in common in their manifests.
+# Fields that must be equal in the manifests of two traces.
 COMPARABLE = ("program", "digests", "environment", "data", "seed", "config", "mesh", "compiler_options")
 
 
 class NotComparable(ValueError):
-    """Two traces whose difference would mean nothing."""
+    """Raised for two traces whose comparison would be meaningless."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """A trace as read from its folder.
+    """A trace, read from its folder.
 
     Attributes:
         path: the run folder.
@@ -57,13 +57,13 @@ class Trace:
     ended: bool
 
     def __getitem__(self, step: int) -> Reports:
-        """The digests of a step, as `fingerprint` returned them."""
+        """Returns the digests of a step, as `fingerprint` returned them."""
         sizes = [math.prod(shape) for shape in self.shapes]
         try:
             words = decode(self.lines[step], sum(sizes))
         except ValueError as error:
             raise RecordError(
-                f"{self.path / TRACE}: the digests of step {step} are damaged ({error}); trace that run anew"
+                f"{self.path / TRACE}: the digests of step {step} are damaged ({error}); trace that run again"
             ) from error
         parts = np.split(words, np.cumsum(sizes)[:-1])
         return Reports(self.sites, [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)])
@@ -71,12 +71,12 @@ class Trace:
 
 @dataclasses.dataclass(frozen=True)
 class TraceDifference:
-    """What the comparison of two traces found.
+    """The result of comparing two traces.
 
     Attributes:
-        steps: the steps that both have, in order, up to the one in which they part.
-        step: the step in which they part, or None.
-        first: where in that step.
+        steps: the steps that both have, in order, up to the first that differs.
+        step: the first step that differs, or None.
+        first: the first difference in that step, or None.
     """
 
     steps: tuple[int, ...]
@@ -85,29 +85,29 @@ class TraceDifference:
 
 
 class TraceWriter:
-    """Writes a trace of any step; use it as a context manager."""
+    """Writes the trace of any step function; use it as a context manager."""
 
     def __init__(self, path: AnyPath, manifest: Mapping[str, Any], *, at: int | None = None) -> None:
-        """Starts a new run folder, or continues one.
+        """Creates a run folder, or resumes one.
 
         Args:
-            path: must not hold a run, unless `at` is given.
-            manifest: what ran. `program` (the program's fingerprint) decides whether traces can be compared, and so do
-                `environment`, `data`, `seed`, `config` and `mesh` where they are given.
-            at: continue the trace in that folder at this step; later ones are dropped.
+            path: folder, which must not hold a run unless `at` is given.
+            manifest: description of the run. Traces can be compared only if `program` (the program's fingerprint) is
+                equal, and `environment`, `data`, `seed`, `config` and `mesh` if given.
+            at: resume the trace in that folder at this step; later steps are dropped.
 
         Raises:
-            RecordError: the folder holds a run or, with `at`, none; or it cannot be written.
+            RecordError: the folder holds a run or, with `at`, does not; or it cannot be written.
             ValueError: the manifest names no program.
         """
         if not manifest.get("program"):
-            raise ValueError("a trace needs the fingerprint of its program: give {'program': program_fingerprint(...)}")
+            raise ValueError("a trace needs the fingerprint of its program; give {'program': program_fingerprint(...)}")
         whole = {**manifest, "kind": "trace", "digests": ALGORITHM}
         self.record = Record.create(path, whole) if at is None else Record.resume(path, whole, at=at)
         self._listed = False
 
     def add(self, step: int, digests: Reports, **row: Any) -> None:
-        """Appends the digests of a step; `row` joins the line of `steps.jsonl`, for instance the loss."""
+        """Appends the digests of a step; `row` is added to the line of `steps.jsonl`, for instance the loss."""
         if not self._listed:
             self.record.file(SITES, sites_table(digests))
             self._listed = True
@@ -119,12 +119,12 @@ class TraceWriter:
     def __exit__(self, kind: object, *_: object) -> None:
         with self.record:
             if kind is None:
-                reason = "a trace by itself compares nothing"
+                reason = "a trace alone compares nothing"
                 self.record.finish({"verdict": None, "reason": reason, "steps": self.record.count})
 
 
 def sites_table(digests: Reports) -> dict[str, Any]:
-    """Contents of `sites.json`: the sites of digests, or of their shapes. `Record.file` writes it."""
+    """Returns the contents of `sites.json`: the sites of digests, or of their shapes. `Record.file` writes it."""
     rows = [
         {
             **{name: value for name, value in vars(site).items() if name not in ("outputs", "inputs", "products")},
@@ -149,7 +149,7 @@ def decode(line: Mapping[str, Any], size: int) -> UInt32[np.ndarray, "size"]:
 
 
 def read_trace(path: AnyPath) -> Trace:
-    """Reads the trace of a run folder, ended or not; digests are decoded when they are asked for.
+    """Reads the trace of a run folder, whether or not the run ended; digests are decoded on access.
 
     Raises:
         RecordError: the folder holds no trace, or a damaged one.
@@ -157,15 +157,15 @@ def read_trace(path: AnyPath) -> Trace:
     run = read_record(path, "trace")
     if run.summary is not None and run.summary.get("steps") != len(run.lines):
         raise RecordError(
-            f"{run.path} holds {len(run.lines)} steps, but ended with {run.summary.get('steps')}; trace that run anew"
+            f"{run.path} holds {len(run.lines)} steps, but ended with {run.summary.get('steps')}; trace that run again"
         )
     if SITES not in names(run.path):
-        what = f"lacks {SITES}; trace that run anew" if run.lines else "holds no step yet; let the trace run on"
+        what = f"lacks {SITES}; trace that run again" if run.lines else "holds no step yet; wait for the first step"
         raise RecordError(f"{run.path} {what}")
     known = {row["step"] for row in run.lines}  # a crash can leave digests of a step that has no line
     lines = {line["step"]: line for line in run.details if line["step"] in known}
     if missing := sorted(known - lines.keys()):
-        raise RecordError(f"{run.path / TRACE} lacks step {missing[0]}, which {STEPS} has; trace that run anew")
+        raise RecordError(f"{run.path / TRACE} lacks step {missing[0]}, which {STEPS} has; trace that run again")
     sites, shapes = _read_sites(run.path / SITES)
     return Trace(run.path, run.manifest, sites, shapes, dict(sorted(lines.items())), run.ended)
 
@@ -176,29 +176,29 @@ def _read_sites(path: epath.Path) -> tuple[tuple[Site, ...], tuple[tuple[int, ..
         sites = tuple(_read_site(row) for row in rows)
         return sites, tuple(tuple(map(int, row["digests"])) for row in rows)
     except (KeyError, TypeError, AttributeError) as error:
-        raise RecordError(f"{path} is damaged ({error!r}); trace that run anew") from error
+        raise RecordError(f"{path} is damaged ({error!r}); trace that run again") from error
 
 
 def _read_site(row: Mapping[str, Any]) -> Site:
     values: dict[str, Any] = {key: value for key, value in row.items() if key not in ("outputs", "digests")}
     values |= {key: tuple(values[key]) for key in ("dims", "trips", "order")}
     values["mesh"] = tuple((str(axis), int(size)) for axis, size in values["mesh"])
-    # PRNG keys have no dtype that can be parsed: that of their data stands for it.
+    # PRNG keys have no dtype that can be parsed; the dtype of their data is used instead.
     dtypes = (np.uint32 if x["dtype"].startswith("key<") else jax.numpy.dtype(x["dtype"]) for x in row["outputs"])
     shapes = (tuple(x["shape"]) for x in row["outputs"])
     return Site(**values, outputs=tuple(map(jax.ShapeDtypeStruct, shapes, dtypes)))
 
 
 def check_comparable(a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
-    """Refuses the manifests of two traces whose difference would mean nothing.
+    """Checks by their manifests that two traces can be compared.
 
     Raises:
-        NotComparable: with what differs.
+        NotComparable: the manifests differ in a field that must be equal.
     """
     found = differences([{key: manifest.get(key) for key in COMPARABLE} for manifest in (a, b)])
     if found:
         raise NotComparable(
-            "these traces cannot be compared, since a difference between them would mean nothing:\n  "
+            "these traces cannot be compared, since a difference between them would be meaningless:\n  "
             + "\n  ".join(each.describe(("one has", "the other")) for each in found)
             + "\ntrace both runs with the same program, versions, data and seed"
         )
@@ -208,11 +208,12 @@ def diff(a: Trace, b: Trace) -> TraceDifference:
     """Compares two traces step by step, up to the first difference.
 
     Raises:
-        NotComparable: programs, environments, data or seeds differ, no step is in both, or both are one trace.
+        NotComparable: programs, environments, data or seeds differ, the traces have no step in common, or both are the
+            same trace.
         RecordError: a line is damaged.
     """
     if a.path.resolve() == b.path.resolve():
-        raise NotComparable(f"{a.path} would be compared with itself, which proves nothing; give two traces")
+        raise NotComparable(f"{a.path} would be compared with itself, which shows nothing; give two different traces")
     check_comparable(a.manifest, b.manifest)
     steps = [step for step in a.lines if step in b.lines]
     if not steps:

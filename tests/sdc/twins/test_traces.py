@@ -90,12 +90,12 @@ def test_a_while_loop_is_named_without_its_iteration() -> None:
     found = sdc.first_difference(digests(sdc.no_strike()), digests(sdc.strike_on(site, BitFlip(bits=(22,)), 0)))
     assert found is not None
     assert (found.site.name, found.iteration) == ("fwd/sin", ())
-    assert "or another operation of the while loop" in str(found)
+    assert "or another operation of the same while loop" in str(found)
 
 
 def test_fingerprints_of_other_programs_are_refused() -> None:
     other = sdc.fingerprint(layered, primitive("sin"))(X)[1]
-    with pytest.raises(ValueError, match=r"fingerprints of different programs: '.*' is in one of them only"):
+    with pytest.raises(ValueError, match=r"fingerprints of different programs: only one of them has '.*'"):
         sdc.first_difference(CLEAN, other)
     longer = sdc.Reports(CLEAN.sites, [np.concatenate([v, v]) for v in CLEAN.values()])
     with pytest.raises(ValueError, match=r"different programs: .* has digests of shape"):
@@ -215,7 +215,7 @@ def cut_consistently(path: Path) -> None:
         (cut_off, "trace.jsonl is cut off after line 2"),
         (drop_line, "trace.jsonl line 2 does not fit its checksum"),
         (other_schema, "has layout 9, this version of jax-sdc reads 1"),
-        (no_sites, "lacks sites.json; trace that run anew"),
+        (no_sites, "lacks sites.json; trace that run again"),
         (other_source, r"sites.json is damaged \(its checksum is wrong\)"),
         (cut_consistently, r"steps.jsonl has 1 lines .*, but the run ended with 3"),
         (broken_sites, "sites.json is damaged"),
