@@ -1,21 +1,21 @@
-"""Burn-in: programs with known results, run again and again on every device of a host, and what their bits say of it.
+"""Burn-in: runs programs with known results repeatedly on every device of a host, and compares their output bits.
 
-workloads/   what is run: levels, families, data
-sensors/     what drivers and the kernel report meanwhile
-programs     workloads compiled for devices, one run of them, and digests of outputs
-rounds       rounds through all workloads on all devices
-examination  what runs prove of a device, runs right after a difference, and what differs element by element
-rehearsal    simulated faults, and when they should be seen
-results      what a burn-in found, and `result.json`
+workloads/   the programs: levels, families, data
+sensors/     readings and errors that drivers and the kernel report during a burn-in
+programs     workloads compiled for devices, their runs, and digests of their outputs
+rounds       rounds of all workloads on all devices
+examination  evidence from runs, reruns after a difference, and comparison element by element
+rehearsal    simulated faults, and the number of rounds until they should be detected
+results      the result of a burn-in, and `result.json`
 judgement    the verdict that follows from a result
-session      a burn-in of a host from its settings to its files
-host         devices that are asked for, locks of them, and what decides bits beside a program
+session      a burn-in of a host, from its settings to its files
+host         requested devices, locks on them, and the properties besides a program that determine bits
 golden_register  registers of golden digests
 recorder     golden digests recorded and confirmed by the devices of this host
-bundle       evidence for the vendor, with a program (`reproduce`) that shows the fault by itself
-pair         what a comparison of hosts with each other found, `pair.json` and `pool.json`
+bundle       evidence for the vendor, with a standalone program (`reproduce`) that shows the fault
+pair         the result of comparing hosts, `pair.json` and `pool.json`
 standing     the last result of a host
-exports      JUnit XML, metrics of Prometheus, JSON Schemas
+exports      JUnit XML, Prometheus metrics, JSON Schemas
 """
 
 from typing import TYPE_CHECKING

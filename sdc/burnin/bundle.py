@@ -1,11 +1,11 @@
-"""What goes to the vendor: `bundle.tar.gz`, with evidence, environment, and a program that shows the fault by itself.
+"""The bundle for the vendor: `bundle.tar.gz`, with evidence, environment, and a standalone program to show the fault.
 
-manifest.json      what is in it, checksums, the cases
-result.json        the result; evidence element by element is in its findings
+manifest.json      contents, checksums, the cases
+result.json        the result; its findings hold the differing elements
 events.jsonl       the log of the burn-in
 environment.json   versions, flags, devices
-programs/ inputs/ expected/ found/    of each case: the program as StableHLO, its data, right and wrong outputs
-reproduce.py       runs the cases again; it needs requirements.txt, nothing of this package
+programs/ inputs/ expected/ found/    for each case: the program as StableHLO, its data, right and wrong outputs
+reproduce.py       reruns the cases; it needs the packages of requirements.txt, but not this one
 """
 
 import gzip
@@ -29,10 +29,10 @@ from .rounds import Kept
 from .workloads import BurninWorkload
 
 LARGEST = 2**28  # bytes of inputs that a case may have
-# What brings JAX to an accelerator.
+# Packages that let JAX use an accelerator.
 PLUGINS = ("libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-rocm7-plugin")
-RETENTION = 1.0  # seconds between writing a buffer and reading it, where a case is of that
-CASES = 16  # cases of a bundle: the first differences of as many workloads
+RETENTION = 1.0  # seconds between writing a buffer and reading it, in cases that test retention
+CASES = 16  # cases of a bundle: one for each workload with a difference, up to this number
 
 
 def write_bundle(
@@ -42,9 +42,10 @@ def write_bundle(
     workloads: Sequence[BurninWorkload],
     kept: Mapping[str, Kept],
 ) -> list[str]:
-    """Writes the bundle of a burn-in that found something, whole or not at all; names cases that can be run again.
+    """Writes the bundle of a burn-in with findings atomically; returns the names of cases that can be rerun.
 
-    The result and the log of the burn-in lie beside it; `kept` has the outputs of the first finding of each workload.
+    The result and the log of the burn-in are in the same folder; `kept` holds the outputs of the first finding of each
+    workload.
     """
     files: dict[str, bytes] = {}
     folder = Path(path).parent
@@ -53,7 +54,7 @@ def write_bundle(
             files[name] = (folder / name).read_bytes()
     variables = {name: os.environ[name] for name in reproduce.FLAGS if name in os.environ}
     files["environment.json"] = _json({"environment": result.environment, "variables": variables})
-    # What the reproducer needs, in the versions of this host: those of JAX decide the bits.
+    # Packages that the reproducer needs, in the versions of this host: those of JAX determine the bits.
     accelerators = [name for name in PLUGINS if package_version(name) != "not installed"]
     needed = ["jax", "jaxlib", *accelerators, "numpy", "flatbuffers"]
     files["requirements.txt"] = "".join(f"{name}=={package_version(name)}\n" for name in needed).encode()
@@ -81,7 +82,7 @@ def write_bundle(
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())},
     }
     plain = io.BytesIO()
-    with tarfile.open(fileobj=plain, mode="w") as archive:  # the same files give the same bytes: no times, no users
+    with tarfile.open(fileobj=plain, mode="w") as archive:  # equal files give equal bytes: no times, no users
         for name, content in {"manifest.json": _json(manifest), **files}.items():
             entry = tarfile.TarInfo(f"bundle/{name}")
             entry.size, entry.mode = len(content), 0o644
@@ -101,7 +102,7 @@ def _case(
         "program": None, "missing": "", "right": {}, "expected": None, "expected_types": [], "inputs": None,
         "types": [], "outputs": 0,
     }  # fmt: skip
-    # Only of outputs that all devices should have alike does one of them say what is right for the others.
+    # Right outputs of one device apply to the others only if all devices should have equal outputs.
     if kept.sums is not None and finding.expected is not None:
         case["right"] = {"all" if workload.alike else str(finding.devices[0]): kept.sums[0]}
     if kept.outputs is not None:
@@ -112,11 +113,11 @@ def _case(
             case["expected_types"] = [str(array.dtype) for array in kept.outputs[0]]
     inputs = list(map(np.asarray, jax.tree.leaves(programs.host(workload))))
     if (size := sum(array.nbytes for array in inputs)) > LARGEST:
-        case["missing"] = f"its inputs have {size:,} bytes, more than a bundle holds; run sdc burnin on that host"
+        case["missing"] = f"its inputs have {size:,} bytes, more than a bundle can hold; run sdc burnin on that host"
         return case
     try:
         program, outputs = programs.exported(workload)
-    except Exception as error:  # whatever cannot be written as a text for other programs
+    except Exception as error:  # programs that cannot be serialized
         case["missing"] = f"the program cannot be exported ({type(error).__name__}: {str(error)[:200]})"
         return case
     files[f"programs/{slug}.bin"] = program
@@ -130,7 +131,7 @@ def _case(
 
 
 def _arrays(arrays: Sequence[np.ndarray]) -> bytes:
-    """Types that NumPy does not know are stored as whole numbers of their width."""
+    """Serializes arrays; types unknown to NumPy are stored as integers of the same width."""
     file = io.BytesIO()
     plain = {f"a{k}": x if x.dtype.isbuiltin else x.view(f"u{x.dtype.itemsize}") for k, x in enumerate(arrays)}
     np.savez_compressed(file, allow_pickle=False, **plain)

@@ -1,12 +1,12 @@
-"""What the runs of a workload prove: three independent kinds of evidence, and what the host and checksums add.
+"""Evidence from the runs of a workload: three independent kinds, and those of the host and of checksums.
 
-repeat      a device gives the bits that it gave before; blind to a fault that repeats itself
-vote        the devices of one kind give the same bits; the majority names the odd one
-golden      a device gives the bits that were recorded; blind to nothing, where they are of the same program
-reference   a device gives the bits that the host computes, where it can
-checksums   the sums of a matrix product agree with those of its factors, and what did not is right when repeated
+repeat      a device repeats its earlier bits; cannot detect a fault that repeats itself
+vote        the devices of one kind give the same bits; the majority identifies the odd one
+golden      a device gives the recorded bits of the same program; detects every fault that changes them
+reference   a device gives the bits that the host computes, for workloads that it can compute
+checksums   the sums of a matrix product agree with those of its factors; a flagged row is right when recomputed
 
-A difference is run again at once: does it come again, and what differs.
+A workload with a difference runs again immediately, to see whether the difference recurs and which elements differ.
 """
 
 from collections import Counter
@@ -21,21 +21,21 @@ from .results import Element, Elements, Evidence, Finding, Persistence
 from .workloads import BurninWorkload
 
 RERUNS = 3  # runs right after a difference
-LISTED = 8  # differing elements that are listed one by one
-Place = int | None  # index of a device; None for all of them together
+LISTED = 8  # differing elements that are listed
+Place = int | None  # index of a device; None for all devices together
 Run = Callable[[Place], "list[RunOutcome] | Exception"]
 
 
 class Vote(NamedTuple):
-    """What the devices say of each other."""
+    """The result of a vote between devices."""
 
-    odd: dict[int, str]  # for each device that the others outvote, what these have
+    odd: dict[int, str]  # for each outvoted device, the digest of the majority
     ties: tuple[tuple[int, ...], ...]  # groups of devices that differ without a majority
-    agreed: tuple[int, ...]  # devices that others agree with
+    agreed: tuple[int, ...]  # devices in the majority
 
 
 def vote(digests: Mapping[int, str], kinds: Mapping[int, str]) -> Vote:
-    """Lets the devices of each kind vote: the majority is what more of them have than anything else, two at least."""
+    """Takes a vote of the devices of each kind: the most frequent digest wins, unless two are equally frequent."""
     odd: dict[int, str] = {}
     ties: list[tuple[int, ...]] = []
     agreed: list[int] = []
@@ -56,11 +56,11 @@ def vote(digests: Mapping[int, str], kinds: Mapping[int, str]) -> Vote:
 
 
 class Suspicion(NamedTuple):
-    """A device whose outputs differ, or several of which nothing says which."""
+    """A device whose outputs differ, or several devices if it is unknown which of them is wrong."""
 
     devices: tuple[int, ...]  # one, or those that are tied
-    kinds: tuple[Evidence, ...]  # evidence that sees it
-    expected: str | None  # digest of what the outputs should be, where it is known
+    kinds: tuple[Evidence, ...]  # evidence of the difference
+    expected: str | None  # digest of the right outputs, if it is known
 
 
 def examine(
@@ -71,7 +71,7 @@ def examine(
     golden: Mapping[int, str],
     references: Mapping[int, str],
 ) -> list[Suspicion]:
-    """What the outcomes of one workload, run once on each device, say beside earlier, recorded and computed digests."""
+    """Compares outcomes of one workload, run once on each device, with earlier, recorded and computed digests."""
     digests = {outcome.device: outcome.digest for outcome in outcomes}
     found: list[Suspicion] = []
     for outcome in outcomes:
@@ -91,19 +91,19 @@ def examine(
             found.append(Suspicion((device,), seen, against[0][1] if against else None))
     named = {device for suspicion in found for device in suspicion.devices}
     for tie in voted.ties:
-        # Of those that nothing else speaks against, all that are left agree with each other, or nobody knows who erred.
+        # Unless all devices of the tie without other evidence against them agree, it is unknown which is wrong.
         if len({digests[device] for device in tie if device not in named}) != 1:
             found.append(Suspicion(tie, ("vote",), None))
     return found
 
 
 class Confirmation(NamedTuple):
-    """What the runs right after a difference say of it."""
+    """The result of the reruns after a difference."""
 
     finding: Finding
-    baselines: dict[int, str]  # what each device is to be compared with from now on
-    errors: tuple[tuple[Place, Exception], ...]  # what the runs threw, and where
-    outputs: tuple[Any, Any] | None  # right and wrong ones on the host, where right ones were at hand
+    baselines: dict[int, str]  # digest with which each device is compared from now on
+    errors: tuple[tuple[Place, Exception], ...]  # exceptions of the runs, and their devices
+    outputs: tuple[Any, Any] | None  # right and wrong outputs on the host, if right ones were available
 
 
 def confirm(
@@ -134,13 +134,13 @@ def confirm(
     }
     devices, kinds, expected = suspicion.devices, suspicion.kinds, suspicion.expected
     note = ""
-    if len(devices) > 1:  # a tie: who errs but now and then gives other bits in the runs after it
+    if len(devices) > 1:  # a tie: a device with an intermittent fault gives other bits in the reruns
         settled = set(usual.values())
         odd = tuple(device for device in devices if first[device].digest not in settled)
         if len(settled) == 1 and len(usual) == len(devices) and odd:
             devices, kinds, expected = odd, (*kinds, "repeat"), settled.pop()
         else:
-            note = "a tie: the devices differ, and nothing says which of them is wrong"
+            note = "a tie: the devices differ, and it is unknown which of them is wrong"
     wrong = []
     for before, outcome in ((first[each], outcome) for each in devices for outcome in again[each]):
         if expected is not None:
@@ -152,18 +152,18 @@ def confirm(
     if wrong:
         persistence = "persistent" if all(wrong) else "intermittent" if any(wrong) else "transient"
     if kinds == ("repeat",) and persistence == "persistent":
-        note = "the bits changed and stayed: either the runs before were wrong or those since are"
+        note = "the bits changed and stayed: either the earlier runs were wrong, or the later ones are"
     outputs = _outputs(workload, first, again, devices, expected, programs)
     elements = None if outputs is None else compare_outputs(*outputs)
     if elements is None and not note:
-        note = "no right outputs were at hand to compare with"
+        note = "no right outputs were available for comparison"
     finding = Finding(
         workload=workload.name, devices=devices, round=round, kinds=kinds, digest=first[devices[0]].digest,
         expected=expected, persistence=persistence, elements=elements, confirmed=first[devices[0]].checks.confirmed,
         note=note,
     )  # fmt: skip
-    # From now on a device is to repeat what is right if it gives that as well, else what it gives again and again.
-    # Wrong bits that came once must not become it, or the next right ones would count as another difference.
+    # From now on a device must repeat the right digest if it also produced that, else its most frequent one. Wrong bits
+    # that occurred once must not become the baseline, or the next right ones would count as another difference.
     baselines = {}
     for device, runs in again.items():
         if runs:
@@ -181,7 +181,7 @@ def _outputs(
     expected: str | None,
     programs: Programs,
 ) -> tuple[Any, Any] | None:
-    """Whatever right outputs there are, and the wrong ones of the first device; of a tie those of two of them."""
+    """Returns available right outputs and the wrong ones of the first device; for a tie, outputs of two devices."""
     wrong = first[devices[0]]
     right: Any = None
     if expected is None:
@@ -207,7 +207,9 @@ def compare_outputs(expected: Any, found: Any) -> Elements:
     for (path, a), b in pairs:
         x, y = np.asarray(a), np.asarray(b)
         if (x.shape, x.dtype) != (y.shape, y.dtype):
-            raise ValueError(f"{x.dtype}{list(x.shape)} and {y.dtype}{list(y.shape)}: expected outputs of one program")
+            raise ValueError(
+                f"{x.dtype}{list(x.shape)} and {y.dtype}{list(y.shape)}: expected outputs of the same program"
+            )
         old, new = bits_of(x), bits_of(y)
         (at,) = np.nonzero(old != new)
         differing, total = differing + at.size, total + old.size
@@ -222,7 +224,7 @@ def compare_outputs(expected: Any, found: Any) -> Elements:
                     new=f"{int(new[at[k]]):0{digits}x}", expected=str(wanted[k]), found=str(got[k]),
                 )
             )  # fmt: skip
-        with np.errstate(invalid="ignore"):  # a flipped bit may well make a signalling NaN
+        with np.errstate(invalid="ignore"):  # a flipped bit can produce a signaling NaN
             right, wrong = wanted.astype(np.float64), got.astype(np.float64)
         finite = np.isfinite(right) & np.isfinite(wrong)
         nonfinite += int((~finite).sum())

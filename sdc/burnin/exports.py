@@ -1,4 +1,4 @@
-"""Results for other programs: JUnit XML, metrics of Prometheus, and JSON Schemas of what is written."""
+"""Results in formats for other programs: JUnit XML, Prometheus metrics, and JSON Schemas of the files."""
 
 import datetime
 from collections.abc import Iterable, Mapping
@@ -29,37 +29,37 @@ from .results import (
 from .sensors import Course, Sensors
 from .standing import Standing
 
-# Layouts by name: `result.json`, `pair.json` and `pool.json`, golden registers, what `sdc verdict --json` prints.
+# Layouts by name: `result.json`, `pair.json` and `pool.json`, golden registers, the output of `sdc verdict --json`.
 FILES: Mapping[str, type[Fields]] = MappingProxyType(
     {"result": BurninResult, "pair": Pair, "golden": Register, "verdict": Standing}
 )
-# Types of which docs/burnin.md has a table.
+# Types with a table in docs/burnin.md.
 TABLES: tuple[type[Any], ...] = (
     BurninResult, CheckedDevice, Course, Sensors, Tally, Finding, Elements, Element, Ended, GoldenUse,
     BurstOutlook,
 )  # fmt: skip
-SUFFIX = ".prom"  # the node exporter reads files of that name only
+SUFFIX = ".prom"  # the node exporter reads only files with this suffix
 
 
 # Metrics of a device.
 BY_DEVICE = {
     "differences": "Runs with a difference",
-    "elements": "Numbers that were checked",
-    "load_seconds": "Time at load",
-    "excluded_rate": "Rate of independent mismatches that would have been seen with 95 %",
+    "elements": "Elements checked",
+    "load_seconds": "Time under load",
+    "excluded_rate": "Rate of independent mismatches that would have been detected with 95 % probability",
     "unfinished": "Workloads that did not run to the end",
     "temperature_celsius": "Highest temperature",
     "power_watts": "Highest power",
-    "driver_errors": "Errors that the driver reported meanwhile",
+    "driver_errors": "Errors that the driver reported during the burn-in",
 }
 
 
 def junit(result: BurninResult) -> str:
-    """A result as JUnit XML, which continuous integration reads: a suite for each device, a case for each workload.
+    """Formats a result as JUnit XML for continuous integration: a suite for each device, a case for each workload.
 
-    A case fails where a difference was seen, is an error where it did not run to the end, and is skipped where its time
-    at load is void or nothing was compared. The last suite is the verdict itself, so that what is inconclusive cannot
-    look like success: it is an error there.
+    A case fails if a difference was found, is an error if it did not run to the end, and is skipped if its time under
+    load is void or nothing was compared. The last suite holds the verdict itself, where an inconclusive result is an
+    error, so that it cannot look like success.
     """
     root = ET.Element("testsuites", name="sdc burnin")
     for device in result.devices:
@@ -114,22 +114,22 @@ def _add_case(suite: ET.Element, result: BurninResult, row: Tally, label: str) -
         text = "\n".join(found) or f"differences in {row.differences} of {row.runs} runs"
         ET.SubElement(case, "failure", type="difference", message=_clean(text.partition("\n")[0])).text = _clean(text)
     elif row.void:
-        ET.SubElement(case, "skipped", message=f"throttled: {row.share or 0:.0%} of what it should reach")
+        ET.SubElement(case, "skipped", message=f"throttled: {row.share or 0:.0%} of the expected throughput")
     elif not (row.repeated or row.voted or row.referred or row.golden):
         ET.SubElement(case, "skipped", message="nothing to compare with")
 
 
 def _clean(text: str) -> str:
-    """XML has no place for most control characters, and names of hosts and reasons of drivers are foreign text."""
+    """Replaces characters that XML does not allow; host names and drivers' messages may contain any."""
     return "".join(
         c if c in "\t\n" or " " <= c < "\ud800" or "\ue000" <= c < "\ufffe" or c > "\uffff" else "?" for c in text
     )
 
 
 def metrics(result: BurninResult) -> str:
-    """A result as metrics in the text format of Prometheus, for the textfile collector of its node exporter.
+    """Formats a result as Prometheus metrics, for the textfile collector of the node exporter.
 
-    Every metric has a label `simulated`, so that no alert takes a rehearsal for a fault: alert on `simulated="false"`.
+    Every metric has a label `simulated`, so that alerts can exclude rehearsals: alert on `simulated="false"`.
     """
     from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
@@ -146,14 +146,14 @@ def metrics(result: BurninResult) -> str:
         ("exit_code", "Exit code: 0 pass, 1 fail, 3 inconclusive", int(result.verdict.code)),
         (
             "end_time_seconds",
-            "When the last burn-in ended, Unix time",
+            "Time at which the last burn-in ended, Unix time",
             datetime.datetime.fromisoformat(result.ended).timestamp(),
         ),
-        ("duration_seconds", "How long it took", result.seconds),
-        ("rounds", "Rounds that were completed", result.rounds),
+        ("duration_seconds", "Duration of the last burn-in", result.seconds),
+        ("rounds", "Rounds completed", result.rounds),
     ):
         gauge(name, said).labels(simulated).set(value)
-    about = gauge("info", "What was tested with what", ["level", "version", "schema", "evidence"])
+    about = gauge("info", "Settings, version and evidence", ["level", "version", "schema", "evidence"])
     about.labels(simulated, result.settings.level, result.version, str(result.schema), ",".join(result.evidence)).set(1)
 
     part = ["device", "kind", "serial", "uuid", "bus"]
@@ -170,7 +170,7 @@ def metrics(result: BurninResult) -> str:
         for shown, found in zip(gauges.values(), values, strict=True):
             if found is not None:
                 shown.labels(*labels).set(found)
-    rate = gauge("throughput", "Median throughput by workload, in unit a second", ["device", "workload", "unit"])
+    rate = gauge("throughput", "Median throughput by workload, in units per second", ["device", "workload", "unit"])
     for row in result.workloads:
         if row.rate is not None and not row.void:
             rate.labels(simulated, str(row.device), row.workload, row.unit).set(row.rate)
@@ -179,19 +179,19 @@ def metrics(result: BurninResult) -> str:
 
 
 def check_metrics_file(path: Path) -> None:
-    """Refuses a name that the node exporter would pass over."""
+    """Raises SettingError for a file name that the node exporter would ignore."""
     if path.suffix != SUFFIX:
-        raise SettingError("prometheus", path, f"expected a name that ends with {SUFFIX}: others are not collected")
+        raise SettingError("prometheus", path, f"expected a name that ends with {SUFFIX}; others are not collected")
 
 
 def file_schema(name: str) -> dict[str, Any]:
-    """A layout of `FILES` as JSON Schema (draft 2020-12); files have a field `checksum` besides."""
+    """Returns a layout of `FILES` as JSON Schema (draft 2020-12); files have an additional field `checksum`."""
     ((reference,), definitions) = msgspec.json.schema_components([FILES[name]], ref_template="#/$defs/{name}")
     for definition in definitions.values():
         if "properties" in definition:
             for field in {"format"} & set(definition["properties"]):
-                definition["properties"][field]["description"] = "what the file is"
-            definition["required"] = list(definition["properties"])  # readers may rely on all that is written
+                definition["properties"][field]["description"] = "format of the file"
+            definition["required"] = list(definition["properties"])  # readers may rely on every written field
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"jax-sdc {name}",

@@ -1,7 +1,7 @@
-"""A register of golden digests: what healthy devices computed, who saw it, and what decides the bits.
+"""A register of golden digests: results of healthy devices, the hosts that recorded them, and all that determines them.
 
-A key names everything that decides the bits of a workload's outputs. Digests of another key are never compared. Where
-hosts disagree on a digest, none is believed, and each is named.
+A key holds everything that determines the bits of a workload's outputs. Digests with different keys are never compared.
+If hosts disagree on a digest, none is used, and all are listed.
 """
 
 import hashlib
@@ -19,9 +19,9 @@ from ..records import Format, Host
 from ..schema import Device, Fields, Header, about
 from .results import BurninResult
 
-MARK = 12  # hexadecimal digits of the SHA-256 by which a key names an environment
-SHOWN = 3  # reasons that are given one by one
-# What is wrong with a path that is one.
+MARK = 12  # hexadecimal digits of the SHA-256 that identifies an environment in a key
+SHOWN = 3  # reasons that are listed
+# The error for a path that is a folder.
 A_FOLDER = (
     "is a folder, expected the file of a golden register; name the file, or write one with sdc golden record FILE"
 )
@@ -36,30 +36,30 @@ Agreed: TypeAlias = Literal["repeat", "vote"]
 class Recording(Fields, kw_only=True):
     """A burn-in whose digests were recorded."""
 
-    host: Annotated[Host, about("where it ran")]
-    devices: Annotated[list[Device], about("its devices, and the hardware behind them")]
+    host: Annotated[Host, about("host on which it ran")]
+    devices: Annotated[list[Device], about("its devices, and their hardware")]
     created: Annotated[str, about("when it was recorded, UTC")]
     version: Annotated[str, about("version of jax-sdc")]
     level: Annotated[str, about("`quick`, `prejob`, `acceptance` or `soak`")]
-    dtypes: Annotated[list[str], about("types of floating-point numbers")]
-    rounds: Annotated[int, about("rounds that were completed")]
+    dtypes: Annotated[list[str], about("floating-point types")]
+    rounds: Annotated[int, about("rounds completed")]
 
 
 class Seen(msgspec.Struct, kw_only=True, frozen=True):
-    """Who saw a digest, and how often."""
+    """The devices and runs of one burn-in that had a digest."""
 
     recording: Annotated[str, about("name of the burn-in in `recordings`")]
-    devices: Annotated[tuple[int, ...], about("devices of it that had this digest, by their place there")]
-    runs: Annotated[int, about("runs that had it, of all these devices")]
+    devices: Annotated[tuple[int, ...], about("its devices that had this digest, by their position in the recording")]
+    runs: Annotated[int, about("number of runs of these devices")]
     agreed: Annotated[tuple[Agreed, ...], about("which runs agreed: of one device (`repeat`), of several (`vote`)")]
 
 
 class GoldenSubject(msgspec.Struct, kw_only=True, frozen=True):
-    """What a digest is of: with all of this equal, healthy devices have equal bits."""
+    """The computation that a digest belongs to: if all fields are equal, healthy devices produce equal bits."""
 
     workload: Annotated[str, about("name: family, type, sizes, data")]
-    shard: Annotated[int | None, about("number of the device, where each has outputs of its own; else `null`")]
-    seed: Annotated[int, about("from which data are made")]
+    shard: Annotated[int | None, about("number of the device, if each has its own outputs; else `null`")]
+    seed: Annotated[int, about("seed of the data")]
     program: Annotated[str, about("SHA-256 of the program's text")]
     algorithm: Annotated[str, about("algorithm of the digests")]
     kind: Annotated[str, about("platform and model of the device")]
@@ -67,71 +67,73 @@ class GoldenSubject(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def key(self) -> str:
-        """All of it as one text: `ordering/int32/64/random | seed 0 | 5feb... | one | cpu cpu | e3b0c442...`."""
+        """All fields as one text: `ordering/int32/64/random | seed 0 | 5feb... | one | cpu cpu | e3b0c442...`."""
         place = "" if self.shard is None else f" device {self.shard}"
         parts = (f"{self.workload}{place}", f"seed {self.seed}", self.program, self.algorithm, self.kind)
         return " | ".join([*parts, self.environment])
 
 
 def parse_key(key: str) -> GoldenSubject:
-    """What a digest is of, from its key; a ValueError if the text is none."""
+    """Parses the key of a golden digest; raises ValueError if the text is not a key."""
     found = _KEY.fullmatch(key)
     if found is None:
-        raise ValueError(f"{key!r} is no key of a golden digest")
+        raise ValueError(f"{key!r} is not the key of a golden digest; take one from a register")
     return msgspec.convert(found.groupdict(), GoldenSubject, strict=False)
 
 
 class GoldenEntry(msgspec.Struct, kw_only=True, frozen=True):
-    """A golden digest."""
+    """A golden digest, with the burn-ins that recorded it."""
 
-    subject: Annotated[GoldenSubject, about("what it is of")]
-    digest: Annotated[str, about("of the outputs, 16 hexadecimal digits")]
-    seen: Annotated[tuple[Seen, ...], about("who saw it")]
+    subject: Annotated[GoldenSubject, about("computation that it belongs to")]
+    digest: Annotated[str, about("digest of the outputs, 16 hexadecimal digits")]
+    seen: Annotated[tuple[Seen, ...], about("burn-ins that recorded it")]
 
 
 class Disputed(msgspec.Struct, kw_only=True, frozen=True):
-    """Outputs of which hosts recorded different digests: none of them is used."""
+    """A computation for which hosts recorded different digests; none of them is used."""
 
-    subject: Annotated[GoldenSubject, about("what they are of")]
-    claims: Annotated[dict[str, tuple[Seen, ...]], about("who saw each digest")]
+    subject: Annotated[GoldenSubject, about("the computation")]
+    claims: Annotated[dict[str, tuple[Seen, ...]], about("burn-ins that recorded each digest")]
 
 
 class Register(Header, kw_only=True, tag="jax-sdc golden"):
-    """The file."""
+    """The file of a golden register."""
 
-    environments: Annotated[dict[str, dict[str, str]], about("versions, flags and options that decide bits, by name")]
+    environments: Annotated[
+        dict[str, dict[str, str]], about("versions, flags and options that determine bits, by name")
+    ]
     recordings: Annotated[dict[str, Recording], about("burn-ins, by random names")]
-    entries: Annotated[list[GoldenEntry], about("golden digests, in the order of what they are of")]
-    disputed: Annotated[list[Disputed], about("what hosts disagree on, in the same order")] = []
+    entries: Annotated[list[GoldenEntry], about("golden digests, sorted by subject")]
+    disputed: Annotated[list[Disputed], about("computations on which hosts disagree, in the same order")] = []
 
 
 def mark_of(environment: Mapping[str, str]) -> str:
-    """The name of an environment: the beginning of a SHA-256, equal for equal ones."""
+    """Returns the name of an environment: the first digits of a SHA-256 of its contents."""
     text = json.dumps(dict(sorted(environment.items())), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:MARK]
 
 
 def lookup(register: Register) -> dict[str, str]:
-    """The digests by their keys, as `burn_in(golden=...)` takes them. What is disputed is not among them."""
+    """Returns the undisputed digests by their keys, as `burn_in(golden=...)` takes them."""
     return {entry.subject.key: entry.digest for entry in register.entries}
 
 
 def contradictions(register: Register) -> Iterator[str]:
     for mark, environment in register.environments.items():
         if mark_of(environment) != mark:
-            yield f"environment {mark} is another one than its name says"
+            yield f"environment {mark} does not match its name"
     keys: set[str] = set()
     for subject, claims in _claims(register):
         if subject.key in keys:
-            yield f"{subject.key} stands there twice"
+            yield f"{subject.key} is listed twice"
         keys.add(subject.key)
         if subject.environment not in register.environments:
             yield f"environment {subject.environment} is not described"
         for digest, seen in claims.items():
             if not DIGEST.fullmatch(digest):
-                yield f"{digest!r} is no digest"
+                yield f"{digest!r} is not a digest"
             if not seen:
-                yield f"nobody saw {subject.key}"
+                yield f"no burn-in recorded {subject.key}"
             for each in seen:
                 recording = register.recordings.get(each.recording)
                 if recording is None:
@@ -139,52 +141,52 @@ def contradictions(register: Register) -> Iterator[str]:
                 elif not each.devices or not all(0 <= device < len(recording.devices) for device in each.devices):
                     yield f"burn-in {each.recording} has no devices {', '.join(map(str, each.devices))}"
                 elif not each.agreed or each.runs < 1:
-                    yield f"nothing agreed on {subject.key} in burn-in {each.recording}"
+                    yield f"no runs agreed on {subject.key} in burn-in {each.recording}"
     if any(len(disputed.claims) < 2 for disputed in register.disputed):
-        yield "hosts are said to disagree on one digest"
+        yield "a disputed entry has fewer than two digests"
 
 
 GOLDEN = Format(
     type=Register,
     noun="register of golden digests",
-    remedy="restore it or record it anew",
+    remedy="restore it or record it again",
     source="sdc golden record writes one",
     contradictions=contradictions,
 )
 
 
 def shortfall(register: Register, keys: Iterable[str], environment: Mapping[str, str]) -> str | None:
-    """What stands against a PASS that rests on the digests of what ran in an environment; None where all have one."""
+    """Returns why the register's digests do not support a PASS; None if every key that ran has a digest."""
     here = set(keys)
     found = here & set(lookup(register))
     if not here:
-        return "nothing ran that a digest could be of"
+        return "no workload ran that a digest could be compared with"
     if found == here:
         return None
     reasons = foreign(register, here, environment)
     more = [f"and {len(reasons) - SHOWN} more reasons"] if len(reasons) > SHOWN else []
     what = "none" if not found else f"only {len(found)}"
-    return f"{what} of {len(here)} digests that are needed here are in it: {'; '.join([*reasons[:SHOWN], *more])}"
+    return f"{what} of the {len(here)} digests needed here are in the file: {'; '.join([*reasons[:SHOWN], *more])}"
 
 
 def left_over(keys: Iterable[str], workloads: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Keys of digests that were not compared: of another program or device, and of workloads that were not to run.
+    """Splits unused keys into those of other programs or devices, and those of workloads that were not selected.
 
-    A register of all families is no worse for a burn-in of one: what it has of the others is not needed.
+    A register of all families also suits a burn-in of one family: digests of the others are not needed.
     """
     other: list[str] = []
     unneeded: list[str] = []
     for key in sorted(keys):
         try:
             needed = parse_key(key).workload in workloads
-        except ValueError:  # whoever calls `burn_in` may give anything
+        except ValueError:  # callers of `burn_in` may pass any text
             needed = True
         (other if needed else unneeded).append(key)
     return tuple(other), tuple(unneeded)
 
 
 def foreign(register: Register, keys: Iterable[str], environment: Mapping[str, str]) -> list[str]:
-    """Why there are no digests of what runs here, in words, the most frequent reason first."""
+    """Returns reasons in words why the register lacks digests for some keys, the most frequent first."""
     known, disputed = lookup(register), {each.subject.key for each in register.disputed}
     recorded: dict[tuple[str, int | None], list[GoldenSubject]] = {}
     for entry in register.entries:
@@ -192,7 +194,7 @@ def foreign(register: Register, keys: Iterable[str], environment: Mapping[str, s
     reasons: Counter[str] = Counter()
     for key in set(keys) - set(known):
         if key in disputed:
-            reasons["hosts disagree on it"] += 1
+            reasons["hosts disagree on the digest"] += 1
             continue
         subject = parse_key(key)
         near = [
@@ -207,7 +209,7 @@ def foreign(register: Register, keys: Iterable[str], environment: Mapping[str, s
 def _differences(
     register: Register, here: GoldenSubject, there: GoldenSubject, environment: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """What differs, in words: all of it as the first text."""
+    """Describes the differences between two subjects: first all of them in one text, then one by one."""
     named = {"kind": "device", "algorithm": "digest algorithm", "seed": "seed"}
     pairs = [(words, getattr(here, name), getattr(there, name)) for name, words in named.items()]
     if here.environment != there.environment:
@@ -223,9 +225,9 @@ def _differences(
 
 
 def itself_alone(register: Register, result: BurninResult) -> str | None:
-    """What to say where digests were recorded by the very device that is tested.
+    """Returns a warning if only the tested device itself recorded some of the digests, else None.
 
-    A fault that repeats itself would be in such a digest too: it proves no more than repetition does.
+    Such digests would contain a fault that repeats itself, so they prove no more than repetition does.
     """
     entries = {entry.subject.key: entry for entry in register.entries}
     here = {device.index: _identity(device) for device in result.devices}
@@ -241,32 +243,32 @@ def itself_alone(register: Register, result: BurninResult) -> str | None:
     if not alone:
         return None
     return (
-        f"{len(alone)} of the golden digests were recorded on the tested device itself and on no other: a fault that "
-        "repeats itself would be in them"
+        f"{len(alone)} of the golden digests were recorded only on the tested device itself: they would contain a "
+        "fault that repeats itself"
     )
 
 
 def _identity(device: Device) -> tuple[object, ...]:
-    """What stays the same of a device. Those that a process makes of one processor are one."""
+    """Returns the lasting properties of a device. Devices simulated on one processor have the same identity."""
     place = tuple(device.coordinates or ())
     return (device.machine, device.kind, device.serial, device.uuid, device.bus, place, device.core)
 
 
 def merge(registers: Iterable[Register]) -> Register:
-    """One register with what all of them have; what they disagree on is `disputed`.
+    """Merges registers into one; digests on which they disagree become `disputed`.
 
-    The order does not matter, nor that some of them were merged before, or stand there twice. What is disputed stays
-    so, whoever joins later: leave out the register that is wrong, and merge the others.
+    The result does not depend on the order, on earlier merges, or on duplicates. A disputed digest stays disputed when
+    further registers are merged: leave out the wrong register and merge the others again.
     """
     environments: dict[str, dict[str, str]] = {}
     recordings: dict[str, Recording] = {}
     heard: dict[GoldenSubject, dict[str, set[Seen]]] = {}
     for register in registers:
-        environments |= register.environments  # their names say what is in them
+        environments |= register.environments  # names are hashes of the contents
         for name, recording in register.recordings.items():
             if recordings.setdefault(name, recording) != recording:
                 raise RecordError(
-                    f"burn-in {name} is described differently in two of these files; one of them is wrong"
+                    f"burn-in {name} is described differently in two of these files; leave out the wrong one"
                 )
         for subject, claims in _claims(register):
             known = heard.setdefault(subject, {})

@@ -1,7 +1,7 @@
-"""The host of a burn-in: which of its devices are asked for, who has them, and what decides bits beside a program.
+"""The host of a burn-in: requested devices, locks on them, and the properties besides a program that determine bits.
 
-One burn-in runs on a device at a time: two would slow each other down, and each void the other's time at load. The
-kernel gives up the lock of a device when the process that claimed it ends, however it ends.
+Only one burn-in runs on a device at a time: two would slow each other down, and each would void the other's time under
+load. The kernel releases the lock of a device when the process that holds it ends, for whatever reason.
 """
 
 import functools
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
     import jax
 
 MOST_DEVICES = 1024
-# Libraries of NVIDIA whose kernels and compilers decide bits; each release of CUDA has packages of its own.
+# NVIDIA libraries whose kernels and compilers determine bits; each release of CUDA has its own packages.
 LIBRARIES = ("cublas", "cuda-nvcc", "cuda-nvrtc", "cudnn", "nccl")
-# Variables of the environment that decide bits beside XLA_FLAGS.
+# Environment variables that determine bits, besides XLA_FLAGS.
 VARIABLES = {"gpu": ("NVIDIA_TF32_OVERRIDE",), "tpu": ("LIBTPU_INIT_ARGS",), "cpu": ()}
 
 
 class DeviceRequest(NamedTuple):
-    platform: str | None  # `cpu`, `gpu` or `tpu`; None for the best there is
-    number: int | None  # None for all there are
+    platform: str | None  # `cpu`, `gpu` or `tpu`; None for the best available
+    number: int | None  # None for all available
 
     @property
     def simulated(self) -> int:
         return (self.number or 1) if self.platform in ("cpu", None) else 1
 
     def doubts(self, platform: str | None, count: int) -> list[str]:
-        """What stands against a PASS on so many devices of a platform, or on none."""
+        """Returns reasons against a PASS if the available devices do not satisfy the request."""
         if self.platform is None:
-            doubt = "no accelerator was found, and the CPU was not asked for; give --devices cpu if it is meant"
+            doubt = "no accelerator was found, and the CPU was not requested; give --devices cpu to test the CPU"
             return [doubt] if platform == "cpu" else []
         if platform != self.platform:
-            return [f"{self.platform} was asked for, and there is {platform or 'no device at all'}"]
+            return [f"{self.platform} was requested, but this host has {platform or 'no device'}"]
         if self.number is not None and count < self.number:
-            return [f"{self.number} {self.platform} were asked for, and there are {count}"]
+            return [f"{self.number} {self.platform} devices were requested, but this host has {count}"]
         return []
 
 
 def parse_devices(text: str | None) -> DeviceRequest:
-    """Reads `gpu`, `tpu`, `cpu`, one of them with a number as in `gpu:8`, or a number of simulated devices."""
+    """Parses `gpu`, `tpu`, `cpu`, one of them with a number as in `gpu:8`, or a number of simulated devices."""
     if text is None:
         return DeviceRequest(None, None)
     found = re.fullmatch(r"(?:(cpu|gpu|tpu)(?::(\d{1,6}))?|(\d{1,6}))", text, re.ASCII)
@@ -61,26 +61,26 @@ def parse_devices(text: str | None) -> DeviceRequest:
 
 
 def claim_names(described: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What each device is called on its host: by its bus address, UUID or serial number, else by its number."""
+    """Returns a name for each device that is unique on its host: by bus address, UUID or serial number, else index."""
     names = []
     for known in described:
         part = next((str(known[name]) for name in ("bus", "uuid", "serial", "coordinates") if name in known), "")
-        # Several processes of one host may have some of its chips each, and number them alike.
+        # Processes of one host that each have some of its chips may use the same numbers.
         names.append("".join(c if c.isalnum() else "-" for c in f"{known.get('kind', '')}-{part or known['id']}"))
     return names
 
 
 def lock_folder() -> Path:
-    """Where locks are: the system's folder for temporary files."""
+    """Returns the folder of locks: the system's folder for temporary files."""
     return Path(tempfile.gettempdir())
 
 
 @contextmanager
 def claimed(names: Iterable[str], folder: Path | None = None) -> Iterator[list[str]]:
-    """Claims devices for the time of the block; yields what could not be claimed because of the folder, in words.
+    """Locks devices for the duration of the block; yields messages about devices that could not be locked.
 
-    By default locks are in the system's folder for temporary files, which is one for all processes of a host, but not
-    for those of its containers. A `SettingError` says which device another burn-in has.
+    By default locks are in the system's folder for temporary files, which all processes of a host share, but not those
+    in containers. Raises a `SettingError` that names the device if another burn-in holds it.
     """
     held: list[Lock] = []
     problems: list[str] = []
@@ -93,7 +93,7 @@ def claimed(names: Iterable[str], folder: Path | None = None) -> Iterator[list[s
                 raise SettingError(
                     "devices", None,
                     f"{name} is being tested by {error.holder or 'another process'} ({place / file}); "
-                    "wait until that has ended",
+                    "wait until it has ended",
                 ) from error  # fmt: skip
             except OSError as error:
                 problems.append(f"{name} is not locked against a second burn-in ({error.strerror}: {place / file})")
@@ -104,10 +104,10 @@ def claimed(names: Iterable[str], folder: Path | None = None) -> Iterator[list[s
 
 
 def surroundings(devices: "Sequence[jax.Device]") -> dict[str, str]:
-    """What decides bits beside a program and its device, as one flat table of texts.
+    """Returns all properties besides a program and its device that determine bits, as one flat table of texts.
 
-    Equal tables where healthy devices of one kind have equal bits. What does not decide them, such as names of hosts
-    and the number of devices, is not in it.
+    If the tables are equal, healthy devices of one kind produce equal bits. The table omits properties that do not
+    affect bits, such as host names and the number of devices.
     """
     return flat_surroundings(environment(), _driver(devices[0].platform), os.environ)
 
@@ -115,15 +115,15 @@ def surroundings(devices: "Sequence[jax.Device]") -> dict[str, str]:
 def flat_surroundings(
     environment: Mapping[str, Any], driver: str | None, variables: Mapping[str, str]
 ) -> dict[str, str]:
-    """The table, from what `sdc.records.environment` returned, the driver's version, and the process's variables."""
+    """Builds the table from `sdc.records.environment`, the driver's version, and the process's variables."""
     platform = environment["platform"]
     packages = environment["packages"]
     others = tuple(f"--xla_{other}_" for other in VARIABLES if other != platform)
-    # Without those that are for other platforms. Their order means nothing, but that the last of a name counts.
+    # Without flags of other platforms. Order is irrelevant, except that the last flag of a name wins.
     flags = {flag.partition("=")[0]: flag for flag in environment["xla_flags"].split() if not flag.startswith(others)}
     found: dict[str, str | None] = {
         "platform": platform,
-        # A whole paragraph on TPUs, with line ends.
+        # On TPUs this is a paragraph with line breaks.
         "platform_version": " ".join(str(environment["platform_version"]).split()),
         "driver": driver,
         "jax": packages["jax"],
@@ -145,7 +145,7 @@ def flat_surroundings(
 
 @functools.cache
 def _driver(platform: str) -> str | None:
-    """Asked once in a process; a driver does not change under it. Commands that take seconds are not run."""
+    """Returns the driver's version, read once per process without running commands that take seconds."""
     if platform == "cpu":
         return None
     import jax

@@ -1,7 +1,7 @@
-"""What follows from a result: the verdict, the evidence that it rests on, and what would have been seen.
+"""The verdict that follows from a result, its evidence, and the fault rates that would have been detected.
 
-Any difference is a FAIL. A PASS takes that every workload ran on every device to the end, and that other devices or
-recorded digests agreed with each of them; repetition alone passes only if that is accepted.
+Any difference is a FAIL. A PASS requires that every workload ran on every device to the end, and that each agreed with
+other devices or with recorded digests; repetition alone passes only if `accept` allows it.
 """
 
 import math
@@ -16,17 +16,17 @@ from ..verdict import Verdict
 from .results import ON_REQUEST, RESULT, UNDER_WAY, BurninResult, CheckedDevice, Evidence, Finding, Tally
 from .sensors import driver_errors
 
-# Share of its own best rate, or of the usual one of the other devices, below which a device was not at load.
+# Share of its own best rate, or of the other devices' median, below which a device was not under load.
 THROTTLED = 0.5
-MEASURABLE = 2e-3  # seconds below which the time of a run says more about the host than about the device
-# Elements without a mismatch, or mean intervals of bursts, that exclude a rate with 95 %: the rule of three.
+MEASURABLE = 2e-3  # seconds below which the time of a run depends more on the host than on the device
+# Expected events (rate times elements, or bursts) that occur at least once with 95 % probability: the rule of three.
 WAITS = -math.log(0.05)
-NO_KIND = "neither runs nor devices nor records could be compared in all workloads"
-REPEAT_ONLY = "repeat only: blind to faults that repeat themselves"
+NO_KIND = "no comparison between runs, devices or records covered all workloads"
+REPEAT_ONLY = "repeat only: cannot detect faults that repeat themselves"
 
 
 def judge(result: BurninResult) -> BurninResult:
-    """The result with what follows from its counts, whatever it said before."""
+    """Returns the result with verdict, evidence and sentences derived from its counts, replacing earlier ones."""
     tallies = _paced(result)
     devices = [
         _tested(device, [each for each in tallies if each.device == device.index and not each.void])
@@ -47,12 +47,12 @@ def judge(result: BurninResult) -> BurninResult:
     reasons += [*_missing(result), *_doubtful(result)]
     notes = list(result.notes)
     if shares_processor(result):
-        notes.append("the devices share one processor: throughput is not judged, and a fault of it is in all of them")
+        notes.append("the devices share one processor: throughput is not judged, and its faults affect all devices")
     if result.findings or any(tally.differences or tally.confirmed for tally in tallies):
         result.verdict = Verdict.CORRUPT
         result.evidence = tuple(dict.fromkeys(kind for finding in result.findings for kind in finding.kinds))
         found = [finding.sentence for finding in result.findings]
-        for tally in tallies:  # more differences than were looked at one by one
+        for tally in tallies:  # more differences than were rerun
             listed = sum(each.workload == tally.workload and tally.device in each.devices for each in result.findings)
             if tally.differences > listed:
                 where = f"{_device(result, tally.device)}, {tally.workload}"
@@ -73,7 +73,7 @@ def judge(result: BurninResult) -> BurninResult:
         f"{'1 device' if len(devices) == 1 else f'{len(devices)} devices'}, at least "
         f"{min(device.elements for device in devices):.3g} elements in {min(device.runs for device in devices)} runs "
         f"of each, no difference: mismatches of independent elements above a rate of "
-        f"{max(device.excluded_rate for device in devices):.2g} would have been seen with 95 %"
+        f"{max(device.excluded_rate for device in devices):.2g} would have been detected with 95 % probability"
     )
     accepted = [] if independent else [f"accepted: {REPEAT_ONLY}"]
     result.verdict, result.sentences = Verdict.CLEAN, (statement, *accepted, *notes)
@@ -85,7 +85,7 @@ def shares_processor(result: BurninResult) -> bool:
 
 
 def _paced(result: BurninResult) -> list[Tally]:
-    """The counts, with shares of the throughput that there should be; time at load of a slow device is void."""
+    """Returns the counts with shares of the expected throughput; time under load of a slow device is void."""
     shared = shares_processor(result)
     kinds = {device.index: device.kind for device in result.devices}
     groups: dict[tuple[str, str | None], dict[int, float]] = defaultdict(dict)
@@ -105,10 +105,10 @@ def _paced(result: BurninResult) -> list[Tally]:
 
 
 def _tested(device: CheckedDevice, tallies: list[Tally]) -> CheckedDevice:
-    """A device with what was checked on it, and so what would have been seen.
+    """Returns a device with its counts, and the rates that they exclude.
 
-    For elements that are independent of each other, n of them without a mismatch exclude rates above -ln(0.05) / n at
-    95 %; of bursts at random times, one is seen with 95 % in as many mean intervals.
+    If n independent elements show no mismatch, rates above -ln(0.05) / n are excluded with 95 % confidence; at least
+    one burst at random times occurs with 95 % probability within -ln(0.05) mean intervals.
     """
     elements, seconds = sum(tally.elements for tally in tallies), sum(tally.seconds for tally in tallies)
     return msgspec.structs.replace(
@@ -122,12 +122,12 @@ def _tested(device: CheckedDevice, tallies: list[Tally]) -> CheckedDevice:
 
 
 def _finding_sentence(result: BurninResult, finding: Finding) -> str:
-    """A sentence: host, device, workload, elements, whether it came again, and who says so."""
+    """Returns a sentence with host, device, workload, elements, persistence and evidence."""
     elements = finding.elements
     seen = [
         f"{elements.differing} of {elements.total:.3g} elements" if elements is not None else "",
         finding.persistence or "",
-        f"seen by {', '.join(finding.kinds)}",
+        f"found by {', '.join(finding.kinds)}",
         f"checksums confirm {finding.confirmed} rows" if finding.confirmed else "",
         "simulated" if finding.simulated else "",
         finding.note,
@@ -160,9 +160,9 @@ def _missing(result: BurninResult) -> Iterator[str]:
 
 
 def _doubtful(result: BurninResult) -> Iterator[str]:
-    """What ran, and yet says less: time at load that is void, and rows that checksums flag and nothing confirms.
+    """Yields doubts about completed runs: void time under load, and flagged rows whose recomputation is the same.
 
-    Rows that come out the same again are false alarms where all devices flag as many.
+    If all devices flag equally many such rows, they are false alarms.
     """
     rows: dict[str, list[Tally]] = defaultdict(list)
     for tally in result.workloads:
@@ -170,21 +170,21 @@ def _doubtful(result: BurninResult) -> Iterator[str]:
             rows[tally.workload].append(tally)
         if tally.void:
             yield (
-                f"{_device(result, tally.device)}, {tally.workload}: throttled, {tally.share:.0%} of what it should "
-                f"reach; {tally.seconds:.3g} s at load are void"
+                f"{_device(result, tally.device)}, {tally.workload}: throttled, {tally.share:.0%} of the expected "
+                f"throughput; {tally.seconds:.3g} s under load are void"
             )
     for name, tallies in rows.items():
         shares = {each.device: each.flagged / each.runs for each in tallies if each.flagged > each.confirmed}
         if shares and (len(tallies) < 2 or len(shares) < len(tallies) or len(set(shares.values())) > 1):
             device = max(shares, key=lambda device: shares[device])
             yield (
-                f"{_device(result, device)}, {name}: checksums flag {shares[device]:.3g} rows a run, which come out "
-                "the same again: a fault that repeats itself, or a false alarm"
+                f"{_device(result, device)}, {name}: checksums flag {shares[device]:.3g} rows per run whose "
+                "recomputation is the same: a fault that repeats itself, or a false alarm"
             )
 
 
 def _evidence(result: BurninResult) -> tuple[Evidence, ...]:
-    """Kinds of evidence that every workload on every device has; a reference stands in where devices cannot vote."""
+    """Returns evidence that covers every workload on every device; a reference replaces votes of unlike devices."""
     tallies = result.workloads
     if not tallies or not all(tally.runs for tally in tallies):
         return ()
@@ -198,31 +198,31 @@ def _evidence(result: BurninResult) -> tuple[Evidence, ...]:
 
 
 def contradictions(result: BurninResult) -> Iterator[str]:
-    """What in a result cannot be so, in words: a verdict never beats what was counted."""
+    """Yields contradictions in a result, in words: the counts take precedence over the stated verdict."""
     indices = {device.index for device in result.devices}
     places = [(tally.workload, tally.device) for tally in result.workloads]
     if len(set(places)) < len(places):
-        yield "a workload stands there twice"
+        yield "a workload is listed twice"
     named = {device for _, device in places} | {device for each in result.findings for device in each.devices}
     if not named <= indices:
         yield f"device {min(named - indices)} is not described"
         return
     if len({tally.workload for tally in result.workloads}) * len(indices) != len(places):
-        yield "not every workload stands there for every device"
+        yield "not every workload is listed for every device"
     if any(tally.simulated for tally in result.workloads) and not result.simulated:
-        yield "faults changed elements, and none is named"
+        yield "simulated faults changed elements, but the settings name no fault"
     again = judge(result)
     if again.verdict != result.verdict:
         yield (
-            f"the verdict is {result.verdict.acceptance}, and {again.verdict.acceptance} follows from what it counts "
+            f"the verdict is {result.verdict.acceptance}, but {again.verdict.acceptance} follows from the counts "
             f"({again.sentences[0]})"
         )
     if again.evidence != result.evidence:
         said, found = (", ".join(each.evidence) or "no evidence" for each in (result, again))
-        yield f"the verdict rests on {said}, and what it counts is {found}"
+        yield f"the stated evidence is {said}, but the counts support {found}"
     for device, counted in zip(result.devices, again.devices, strict=True):
         if device.elements != counted.elements:
-            yield f"{device.elements} elements on device {device.index}, where its workloads have {counted.elements}"
+            yield f"{device.elements} elements on device {device.index}, but its workloads have {counted.elements}"
 
 
 BURN_IN = Format(

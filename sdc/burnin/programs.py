@@ -1,7 +1,7 @@
-"""Workloads compiled for devices, and one run of them: digest, flags and time.
+"""Workloads compiled for devices, and their runs: digest, flags and time.
 
-There is one compilation for all devices of a kind: what was compiled for one of them is loaded on the others. It is the
-same machine code, so that a difference between devices is none of the compiler, and it takes milliseconds.
+A workload is compiled once for all devices of a kind: the executable for one device is loaded on the others, which
+takes milliseconds. All run the same machine code, so that the compiler cannot cause differences between devices.
 """
 
 import contextlib
@@ -32,11 +32,11 @@ from ..twins import GOLDEN, MIX, tree_digest
 from .rehearsal import faults_of
 from .workloads import AXIS, Bench, BurninWorkload, murmur
 
-BLOCK = 2**20  # elements whose digest is computed at a time on the host
+BLOCK = 2**20  # elements per block when the host computes a digest
 
 
 def host_digest(tree: Any) -> str:
-    """The digest of a pytree of NumPy arrays of 8 to 64 bits, as text: that of `tree_digest`, by other arithmetic."""
+    """Computes `tree_digest` of a pytree of NumPy arrays of 8 to 64 bits, with NumPy; returns it as text."""
     total = np.zeros(2, np.uint32)
     for position, leaf in enumerate(jax.tree.leaves(tree)):
         bits, found = bits_of(np.asarray(leaf)), np.zeros(2, np.uint32)
@@ -59,7 +59,7 @@ def digest_text(words: UInt32[np.ndarray, "2"]) -> str:
 
 
 def bits_of(x: Shaped[np.ndarray, "*shape"]) -> UInt[np.ndarray, "n"]:
-    """The bits of the elements, row-major, as unsigned integers of their width."""
+    """Returns the bits of the elements, row-major, as unsigned integers of their width."""
     return np.ascontiguousarray(x).reshape(-1).view(f"uint{8 * x.dtype.itemsize}")
 
 
@@ -69,7 +69,7 @@ def equal_bits(a: Any, b: Any) -> bool:
 
 
 class CheckedRows(NamedTuple):
-    """What the checksums of a run's products said, in rows; see `sdc.checksums.Flags`."""
+    """Counts of rows of a run's products by the checksums' results; see `sdc.checksums.Flags`."""
 
     checked: int = 0
     flagged: int = 0
@@ -78,21 +78,21 @@ class CheckedRows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RunOutcome:
-    """What a run of a workload on a device came to."""
+    """The outcome of a run of a workload on a device."""
 
     workload: str
     device: int  # index among those of the burn-in
-    digest: str  # of the outputs, 16 hexadecimal digits
-    right: bool | None  # whether it is that of the outputs as the host computes them; None where the host cannot
+    digest: str  # digest of the outputs, 16 hexadecimal digits
+    right: bool | None  # whether it equals the digest that the host computes; None if the host cannot
     checks: CheckedRows
-    elements: int  # numbers that were checked
+    elements: int  # elements checked
     seconds: float  # from the call to the end of the program, without waits, digest and comparison
     simulated: int  # elements that simulated faults changed
     outputs: Any = dataclasses.field(repr=False, compare=False)  # on the device, or on the host if compared there
 
 
 class Ready(NamedTuple):
-    """A workload on one device, or, if it spans them all, on all."""
+    """A workload that is compiled and has its arguments on one device or, if it spans all devices, on all."""
 
     call: Callable[..., Any]  # the compiled program; returns outputs and the counts of `Checks`
     arguments: tuple[Any, ...]
@@ -100,14 +100,14 @@ class Ready(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """What the host computes; the outputs themselves only where they are compared on the host at each run."""
+    """The host's result: its digest, and also the outputs if each run compares them on the host."""
 
     digest: str
     outputs: Any
 
 
 class Programs:
-    """Everything that is compiled for a burn-in, once; several burn-ins on the same devices may share it."""
+    """Cache of the programs compiled for a burn-in; several burn-ins on the same devices may share it."""
 
     def __init__(self, devices: Sequence[jax.Device]) -> None:
         self.devices = tuple(devices)
@@ -123,7 +123,7 @@ class Programs:
         self._digest = jax.jit(tree_digest)
 
     def host(self, workload: BurninWorkload) -> tuple[Any, ...]:
-        """Its arguments as NumPy arrays; kept for those that may need them at each run, and for the last one."""
+        """Returns a workload's arguments as NumPy arrays; caches those needed in each run, and the latest."""
         key = _identity(workload)
         if key not in self._host:
             self._host = {name: kept for name, kept in self._host.items() if name in self._travelling}
@@ -133,7 +133,7 @@ class Programs:
         return self._host[key]
 
     def expected(self, workload: BurninWorkload, index: int) -> Any:
-        """Outputs of a device as the host computes them; None where the host cannot."""
+        """Returns the outputs of a device as the host computes them; None if the host cannot."""
         if not workload.exact:
             return None
         arguments = self.host(workload)
@@ -148,7 +148,7 @@ class Programs:
         return jax.tree.map(lambda x: x[index : index + 1], outputs) if workload.multi else outputs
 
     def reference(self, workload: BurninWorkload, index: int) -> Reference | None:
-        """Digest of the outputs of a device as the host computes them; None where the host cannot."""
+        """Returns the digest of a device's outputs as the host computes them; None if the host cannot."""
         if not workload.exact:
             return None
         key = f"{_identity(workload)} {index if workload.multi else ''}"
@@ -158,9 +158,9 @@ class Programs:
         return self._references[key]
 
     def prepare(self, workload: BurninWorkload, index: int | None) -> Ready:
-        """Compiles a workload for a device, or for all together, and places its arguments, unless that was done.
+        """Compiles a workload for a device, or for all together, and places its arguments, unless already cached.
 
-        Threads may do so for several devices at a time.
+        Threads may call this concurrently for several devices.
         """
         key, program = (_identity(workload), index), (workload.program, index)
         if key in self._ready:
@@ -182,15 +182,15 @@ class Programs:
             serialized, fingerprint = known
             try:
                 loaded = _load(serialized, self.devices[index])
-                # What came from a compilation cache may lack its functions, and says so only when it runs.
+                # An executable from a compilation cache may lack functions, which fails only at run time.
                 jax.block_until_ready(loaded(*arguments))
                 return loaded, fingerprint
-            except Exception:  # then it is compiled anew
+            except Exception:  # then it is compiled again
                 del self._loadable[workload.program, kind]
         lowered = jax.jit(self._traceable(workload)).lower(*arguments)
         compiled, fingerprint = lowered.compile(), program_fingerprint(lowered)
         if index is not None and len(self.devices) > 1:
-            with contextlib.suppress(Exception):  # what cannot be written as bytes is compiled for each device
+            with contextlib.suppress(Exception):  # programs that cannot be serialized are compiled for each device
                 self._loadable[workload.program, kind] = serialize_executable.serialize(compiled), fingerprint
         return compiled, fingerprint
 
@@ -204,9 +204,9 @@ class Programs:
         seed: int = 0,
         rest: Callable[[float], None] = time.sleep,
     ) -> list[RunOutcome]:
-        """Runs a workload once on a device, or on all together: one outcome, or one for each device.
+        """Runs a workload once on a device, or on all together; returns one outcome, or one for each device.
 
-        Simulated faults draw from `seed`, and take the number of the run, `moment`, as the step of their times.
+        Simulated faults draw from `seed`, and use the number of the run, `moment`, as the step.
         """
         ready = self.prepare(workload, index)
         waited, counts = 0.0, None
@@ -248,10 +248,11 @@ class Programs:
     ) -> RunOutcome:  # fmt: skip
         if (counted := sum(x.size for x in jax.tree.leaves(outputs))) < workload.elements:
             raise ValueError(
-                f"{workload.name} has outputs of {counted} elements, and says that a run checks {workload.elements}"
+                f"{workload.name} has outputs of {counted} elements, but declares that a run checks "
+                f"{workload.elements}; declare at most the former"
             )
         changed = 0
-        if faults:  # all are corrupted on one device, and one program serves the same faults, shapes and types
+        if faults:  # all outputs are corrupted on one device; equal faults, shapes and types share a program
             key = tuple(map(str, faults))
             if key not in self._corruptions:
                 self._corruptions[key] = jax.jit(_corruption(faults))
@@ -271,9 +272,9 @@ class Programs:
         return RunOutcome(workload.name, index, digest, right, checks, workload.elements, seconds, changed, outputs)
 
     def exported(self, workload: BurninWorkload) -> tuple[bytes, int]:
-        """A program of plain arrays, as bytes, for those who have JAX alone; and how many of its outputs count.
+        """Serializes a workload as a program on plain arrays that needs JAX alone, with its number of outputs.
 
-        Counts of checks follow after the outputs of the workload.
+        The program's results hold counts of checks after the outputs of the workload.
         """
         traceable = self._traceable(workload)
         arguments = self.prepare(workload, None if workload.multi else 0).arguments
@@ -312,7 +313,7 @@ class Programs:
 
 
 def _identity(workload: BurninWorkload) -> str:
-    """Workloads of one name and other data are two."""
+    """Returns a key that also distinguishes workloads of equal name and different data."""
     return f"{workload.name} {workload.seed}"
 
 
@@ -330,10 +331,10 @@ def _corruption(faults: Sequence[Fault]) -> Callable[..., Any]:
 
 
 def _load(serialized: Any, device: jax.Device) -> jax.stages.Compiled:
-    """A compiled program of one device, from what it was written as, for another one of its kind.
+    """Loads a program that was compiled for one device on another of its kind.
 
-    JAX has a door for this only where the devices are the same as before (`serialize_executable`); that of its
-    compilation cache takes the device as an option.
+    JAX's public function (`serialize_executable`) loads only on the same devices; that of its compilation cache takes
+    the device as an option.
     """
     content, inputs, outputs = serialized
     program, arguments, no_keywords = _Onto(io.BytesIO(content), device.client, [device]).load()
@@ -341,7 +342,7 @@ def _load(serialized: Any, device: jax.Device) -> jax.stages.Compiled:
 
 
 class _Onto(serialize_executable._JaxPjrtUnpickler):
-    """Puts one device in the place of the one that the program was compiled for."""
+    """Unpickler that replaces the device for which the program was compiled."""
 
     def persistent_load(self, pid: tuple[Any, ...]) -> Any:
         (device,) = self.devices_by_id.values()

@@ -21,21 +21,21 @@ from .rounds import Listener, burn_in, planned_result
 from .sensors import Monitor, driver_errors
 from .workloads import BurninWorkload, find_level
 
-DOUBT = "checksums flag rows that come out the same again"
+DOUBT = "checksums flag rows whose recomputation is the same"
 
 
 @dataclasses.dataclass
 class Confirmed:
-    """What became of it."""
+    """The result of recording or verifying digests."""
 
-    verdict: Verdict = Verdict.CLEAN  # inconclusive where something stands against relying on it
-    sentences: list[str] = dataclasses.field(default_factory=list)  # the gravest first
-    confirmed: int = 0  # digests that this host computed too
-    elsewhere: int = 0  # digests that are of nothing that ran here
-    repeated_only: int = 0  # recorded digests that only repetition on one device agreed on
+    verdict: Verdict = Verdict.CLEAN  # inconclusive if there is a reason not to rely on it
+    sentences: list[str] = dataclasses.field(default_factory=list)  # the most severe first
+    confirmed: int = 0  # digests that this host also computed
+    elsewhere: int = 0  # digests of programs that did not run here
+    repeated_only: int = 0  # recorded digests that only repetition on one device confirms
 
     def add(self, verdict: Verdict, *sentences: str) -> None:
-        """Adds what was found, and keeps the gravest verdict."""
+        """Adds sentences, and keeps the most severe verdict."""
         self.verdict = gravest([self.verdict, verdict]) or verdict
         self.sentences += sentences
 
@@ -43,9 +43,9 @@ class Confirmed:
 def record(
     settings: BurninSettings, devices: Sequence[jax.Device], *, on_event: Listener = lambda event: None
 ) -> tuple[Register | None, Confirmed]:
-    """Runs the workloads of a level, and records what runs or devices agree on.
+    """Runs the workloads of a level, and records the digests on which runs or devices agree.
 
-    There is no register where anything differed, did not run to its end, or nothing agreed.
+    Returns no register if anything differed or did not run to its end, or if there was no agreement.
     """
     result, summary = _run(settings, settings.chosen(devices), devices, on_event)
     summary.sentences += [f"not recorded: {name}: {DOUBT}" for name in doubtful(result)]
@@ -59,8 +59,9 @@ def record(
     summary.repeated_only = sum(entry.subject.key not in confirmed for entry in register.entries)
     if summary.repeated_only:
         summary.sentences.append(
-            f"warning: {summary.repeated_only} of {len(register.entries)} digests rest on repetition on one device "
-            "alone: a fault that repeats itself would be recorded too; record on other hosts, and merge their registers"
+            f"warning: {summary.repeated_only} of {len(register.entries)} digests are confirmed only by repetition on "
+            "one device: they would contain a fault that repeats itself; record on other hosts, and merge their "
+            "registers"
         )
     return register, summary
 
@@ -72,13 +73,13 @@ def verify(
     rounds: int = 2,
     on_event: Listener = lambda event: None,
 ) -> Confirmed:
-    """Runs the workloads of a register, and compares what comes of it.
+    """Runs the workloads of a register, and compares their digests with the recorded ones.
 
-    It is a problem where no digest applies here, or some that should do not.
+    The verdict is inconclusive if no digest applies to this host, or if digests of its workloads are missing.
     """
     golden = lookup(register)
     summary, used, wrong, missing = Confirmed(), set[str | None](), set[str | None](), set[str]()
-    # Level, types and seed of each kind of burn-in that was recorded, and the workloads that are known of it.
+    # Level, types and seed of each kind of recorded burn-in, with its workloads.
     kinds: dict[tuple[str, tuple[str, ...], int], set[str]] = defaultdict(set)
     for entry in register.entries:
         for seen in entry.seen:
@@ -97,7 +98,7 @@ def verify(
     if missing or not used:
         summary.add(Verdict.INCONCLUSIVE, *foreign(register, missing, surroundings(devices)))
     if not used and not missing:
-        summary.sentences.append("none of its workloads can run on the devices of this host")
+        summary.sentences.append("the devices of this host can run none of the register's workloads")
     summary.confirmed, summary.elsewhere = len(used - wrong), len(golden) - len(used)
     return summary
 
@@ -109,7 +110,7 @@ def _run(
     on_event: Listener,
     golden: Mapping[str, str] | None = None,
 ) -> tuple[BurninResult, Confirmed]:
-    """A burn-in, and what is to be said of it. How fast it was does not matter."""
+    """Runs a burn-in and judges it without regard to throughput."""
     described = describe_devices(devices)
     with Monitor(described) as monitor:
         result = burn_in(
@@ -129,15 +130,15 @@ def _run(
 
 
 def doubtful(result: BurninResult) -> list[str]:
-    """Workloads whose digests are not to be recorded although all of their runs agree.
+    """Returns workloads whose digests must not be recorded although all of their runs agree.
 
-    Rows that checksums flag, and that come out the same again, are a false alarm or a fault that repeats itself.
+    Flagged rows whose recomputation is the same are a false alarm or a fault that repeats itself.
     """
     return sorted({tally.workload for tally in result.workloads if tally.flagged > tally.confirmed})
 
 
 def recorded(result: BurninResult) -> dict[str, str]:
-    """Digests by key of workloads in which nothing differed and runs or devices agreed; of a simulation none."""
+    """Returns digests by key of workloads without differences whose runs or devices agreed; none for a simulation."""
     if result.simulated:
         return {}
     bad = {tally.workload for tally in result.workloads if tally.differences}
@@ -152,7 +153,7 @@ def recorded(result: BurninResult) -> dict[str, str]:
 
 
 def register_of(result: BurninResult, environment: Mapping[str, str]) -> Register:
-    """The digests of a burn-in in an environment (`surroundings`) in which runs or devices agreed."""
+    """Returns a register of the digests of a burn-in on which runs or devices agreed; see `surroundings`."""
     name, mark = uuid.uuid4().hex, mark_of(environment)
     doubts = doubtful(result)
     rows: dict[str | None, list[Tally]] = defaultdict(list)

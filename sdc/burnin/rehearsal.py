@@ -1,7 +1,7 @@
-"""Simulated faults for rehearsals of a burn-in: those that flags ask for, what they hit, and when they should be seen.
+"""Simulated faults for rehearsals of a burn-in: their texts, their targets, and the rounds until they are detected.
 
 A fault comes from a node of the published study or from a line of text. It corrupts the outputs of the workloads whose
-name its `site` matches, on the device of its `at`, or on all; `programs` applies it.
+names match its `site`, on the device given by its `at`, or on all; `programs` applies it.
 """
 
 import dataclasses
@@ -21,19 +21,19 @@ from .workloads import AXIS, BurninWorkload
 if TYPE_CHECKING:
     import jax
 
-# Workloads whose outputs stand for those of the study's submodules: its frequencies are of elements of these.
+# Workloads whose outputs represent those of the study's submodules, to whose elements its frequencies refer.
 SITES = {"fwd/attn": "attention/*", "fwd/ffn": "matrix/*", "bwd/attn": "training/*", "bwd/ffn": "training/*"}
-POINTS = 4096  # points at which the draw that varies a rate is averaged over
+POINTS = 4096  # points for averaging over the draw that varies a rate
 
 
 def rehearsed(suspect: str | None, faults: Sequence[str], device: int) -> list[Fault]:
-    """The simulated faults that flags ask for, on a device where a line does not say another.
+    """Returns the simulated faults that flags request; `device` applies to texts that name no device.
 
-    A node's frequencies are those of wrong elements in the outputs of submodules, at each training step, of nodes that
-    do not wait for each other. Here they strike outputs of workloads, at each run: the times of bursts count runs.
+    A node's frequencies refer to wrong elements in the outputs of submodules per training step, of nodes that are not
+    synchronized. Here they strike outputs of workloads in each run: the times of bursts count runs.
     """
     if suspect is not None and faults:
-        raise SettingError("suspect", suspect, "faults are given too; give one of them, since both simulate")
+        raise SettingError("suspect", suspect, "faults are given too; give one of them, since both simulate faults")
     at = {AXIS: device}
     if suspect is not None:
         try:
@@ -46,38 +46,38 @@ def rehearsed(suspect: str | None, faults: Sequence[str], device: int) -> list[F
         try:
             fault = parse_fault(text)
         except ValueError as error:
-            raise SettingError("fault", None, str(error)) from error  # which quotes the text
+            raise SettingError("fault", None, str(error)) from error  # the message quotes the text
         read.append(dataclasses.replace(fault, at={**at, **fault.at}))
     return read
 
 
 def strikes(fault: Fault, workload: str) -> bool:
-    """Whether a fault hits a workload of this name, on some device."""
+    """Whether a fault hits the workload of this name, on any device."""
     return fnmatchcase(workload, str(fault.site))
 
 
 def matching(faults: Sequence[Fault], names: Sequence[str]) -> list[Fault]:
-    """Those whose site matches a workload's name: a node's strike families that may not run."""
+    """Returns the faults whose site matches a workload's name: those of a node may target families that do not run."""
     found = [fault for fault in faults if any(strikes(fault, name) for name in names)]
     if faults and not found:
         sites = ", ".join(dict.fromkeys(str(fault.site) for fault in faults))
-        raise SettingError("fault", sites, "matches no workload; give a site such as matrix/*, or run more families")
+        raise SettingError("fault", sites, "matches no workload; give a site such as matrix/*, or select more families")
     return found
 
 
 def check_faults(faults: Sequence[Fault], devices: "Sequence[jax.Device]", workloads: Sequence[BurninWorkload]) -> None:
-    """Refuses faults that have no rate, are no pattern of names, or hit no device or workload here."""
+    """Raises SettingError for faults without a rate or a pattern of names, or that hit no device or workload here."""
     for fault in faults:
         if not isinstance(fault, Fault):
-            raise SettingError("inject", fault, "expected several sdc.Fault")
+            raise SettingError("inject", fault, "expected a sequence of sdc.Fault")
         place = fault.at.get(AXIS, 0)
         for right, problem in (
             (fault.rate is not None, "has no rate; give the probability of a hit, as in rate=1e-4"),
             (
                 fault.by_name and fault.layer is None,
-                "expected site to be a pattern of workloads' names, such as 'matrix/*', and no layer",
+                "expected site to be a pattern of workload names, such as 'matrix/*', and no layer",
             ),
-            (not set(fault.at) - {AXIS}, f"expected its place as at={{'{AXIS}': 1}}"),
+            (not set(fault.at) - {AXIS}, f"expected a device in the form at={{'{AXIS}': 1}}"),
             (0 <= place < len(devices), f"expected a device from 0 to {len(devices) - 1}"),
             (
                 any(strikes(fault, workload.name) for workload in workloads),
@@ -89,17 +89,17 @@ def check_faults(faults: Sequence[Fault], devices: "Sequence[jax.Device]", workl
 
 
 def faults_of(faults: Sequence[Fault], workload: BurninWorkload, index: int) -> tuple[Fault, ...]:
-    """The faults that hit a workload on a device, without their place."""
+    """Returns the faults that hit a workload on a device, without device and site."""
     mine = [fault for fault in faults if fault.at.get(AXIS, index) == index and strikes(fault, workload.name)]
     return tuple(dataclasses.replace(fault, at={}, site="*") for fault in mine)
 
 
 def chance_of_run(fault: Fault, elements: int) -> float:
-    """Probability that a fault changes one of so many elements in one run.
+    """Returns the probability that a fault changes at least one of `elements` elements in one run.
 
-    A run is hit with a probability of `spike`, and then each of n elements with rate/spike, times (1 + few) u^few for a
-    uniform u where the kind varies its rate (`Tailed`); so the chance is spike E_u[1 - exp(-n rate (1 + few) u^few /
-    spike)]. The excess of a burst at the onset is left out: the chance is a little higher in the first runs.
+    A run is hit with probability `spike`, and then each of n elements with rate/spike, times (1 + few) u^few for a
+    uniform u if the kind varies its rate (`Tailed`); so the chance is spike E_u[1 - exp(-n rate (1 + few) u^few /
+    spike)]. The excess of a burst at the onset is neglected: the chance is slightly higher in the first runs.
     """
     rate = float(np.mean(np.asarray(fault.rate, np.float64)))
     few = float(getattr(fault.what, "few", 0.0))
@@ -109,7 +109,7 @@ def chance_of_run(fault: Fault, elements: int) -> float:
 
 
 def chance_of_round(faults: Iterable[Fault], workloads: Sequence[BurninWorkload]) -> float:
-    """Probability that a round through workloads shows a difference on the device that has the faults."""
+    """Returns the probability that a round of workloads shows a difference on the device with the faults."""
     quiet = 0.0
     for fault in faults:
         for workload in workloads:
@@ -119,7 +119,7 @@ def chance_of_round(faults: Iterable[Fault], workloads: Sequence[BurninWorkload]
 
 
 def rounds_for(chance: float, confidence: float = 0.95) -> float:
-    """Rounds until a difference is seen with a confidence; infinite where the chance is 0."""
+    """Returns the number of rounds that detects a difference with a given confidence; infinite if the chance is 0."""
     if chance <= 0:
         return math.inf
     return 1 if chance >= confidence else math.ceil(math.log1p(-confidence) / math.log1p(-chance))

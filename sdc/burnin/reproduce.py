@@ -1,10 +1,10 @@
-"""Runs the cases of a bundle again, with JAX and NumPy alone. It is copied into every bundle.
+"""Reruns the cases of a bundle with JAX and NumPy alone. Every bundle contains a copy of this file.
 
     python reproduce.py [CASE ...] [--runs 10]
 
-A case is a compiled-from-the-same-text program with its inputs. Each is run on every device of this host, and its bits
-are compared with those that they should be, or where nobody knew these, with those of the other runs. Exit codes: 0
-every run gave the right bits, 1 some did not, 3 it could not be compared.
+A case is a program, compiled from the same text, with its inputs. Each case runs on every device of this host, and its
+output bits are compared with the right ones or, if these are unknown, with those of the other runs. Exit codes: 0 every
+run gave the right bits, 1 some did not, 3 no comparison was possible.
 """
 
 import argparse
@@ -20,24 +20,24 @@ from typing import Any
 import numpy as np
 
 FLAGS = ("XLA_FLAGS", "NPROC", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64", "JAX_DEFAULT_PRNG_IMPL")
-SHOWN = 8  # elements that differ which are printed of an output
+SHOWN = 8  # differing elements that are printed for each output
 
 
 def main(arguments: list[str], folder: Path) -> int:
-    parser = argparse.ArgumentParser(description="Runs the cases of a bundle again; see the top of this file.")
+    parser = argparse.ArgumentParser(description="Reruns the cases of a bundle; see the top of this file.")
     parser.add_argument("case", nargs="*", help="names of cases; by default all")
     parser.add_argument("--runs", type=int, default=10, help="runs on each device")
     options = parser.parse_args(arguments)
     manifest = json.loads((folder / "manifest.json").read_text())
     for name, checksum in manifest["files"].items():
         if hashlib.sha256((folder / name).read_bytes()).hexdigest() != checksum:
-            print(f"{name} is damaged: its checksum is another one; unpack the bundle again")
+            print(f"{name} is damaged: its checksum does not match; unpack the bundle again")
             return 3
     unknown = set(options.case) - {case["name"] for case in manifest["cases"]}
     if unknown or options.runs < 1:
         print(f"no such case: {', '.join(sorted(unknown))}" if unknown else "--runs: expected at least 1")
         return 3
-    # The environment decides which bits are right; it has to be set before JAX starts.
+    # The environment determines which bits are right; it must be set before JAX starts.
     os.environ.update({name: manifest["variables"][name] for name in FLAGS if manifest["variables"].get(name)})
     if manifest["platform"] == "cpu":
         os.environ.update({"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(manifest["devices"])})
@@ -49,13 +49,13 @@ def main(arguments: list[str], folder: Path) -> int:
         ("device", jax.local_devices()[0].device_kind, manifest["kind"]),
     ):
         if here != there:
-            print(f"{name} is {here} here and was {there}: other bits may be right here")
+            print(f"{name} is {here} here and was {there} there: the right bits may differ")
     if manifest["simulated"]:
         print("SIMULATION: the fault was simulated; the hardware should give the right bits here")
     chosen = [case for case in manifest["cases"] if not options.case or case["name"] in options.case]
     codes = [run_case(case, manifest, folder, options.runs) for case in chosen]
     if manifest["simulated"]:
-        print("SIMULATION: nothing of this is about the hardware; right bits are what is expected here")
+        print("SIMULATION: this says nothing about the hardware; right bits are expected here")
     return 1 if 1 in codes else max(codes, default=3)
 
 
@@ -70,10 +70,10 @@ def run_case(case: dict[str, Any], manifest: dict[str, Any], folder: Path, runs:
     devices = jax.local_devices()[: manifest["devices"]]
     program = export.deserialize(bytearray((folder / case["program"]).read_bytes()))
     if export.default_export_platform() not in program.platforms:
-        print(f"  made for {', '.join(program.platforms)}, and this host has {export.default_export_platform()}")
+        print(f"  compiled for {', '.join(program.platforms)}, but this host has {export.default_export_platform()}")
         return 3
     if case["multi"] and len(devices) < manifest["devices"]:
-        print(f"  needs {manifest['devices']} devices, here are {len(devices)}")
+        print(f"  needs {manifest['devices']} devices, but this host has {len(devices)}")
         return 3
     inputs = load(folder / case["inputs"], case["types"])
     results: dict[int, list[str]] = {}
@@ -96,7 +96,7 @@ def run_case(case: dict[str, Any], manifest: dict[str, Any], folder: Path, runs:
         print(f"  device {index}: {differing} of {len(sums)} runs {'wrong' if known else 'differ from most'}")
     if not case["right"]:
         distinct = {each for sums in results.values() for each in sums}
-        print(f"  nobody knew the right bits; {len(distinct)} different outputs were seen")
+        print(f"  the right bits are unknown; the runs gave {len(distinct)} different outputs")
         return 1 if len(distinct) > 1 and not case["multi"] else 3
     if wrong is not None and case["expected"] is not None:
         show(load(folder / case["expected"], case["expected_types"]), wrong)
@@ -113,7 +113,7 @@ def _placed(inputs: list[Any], place: Any, devices: list[Any]) -> Any:
 
 
 def _outputs(call: Any, arguments: Any, inputs: list[Any], place: Any, devices: list[Any], case: dict[str, Any]) -> Any:
-    """What each device has after a run: the way of the data is that of the burn-in."""
+    """Runs a case and returns the outputs of each device; data take the same path as in the burn-in."""
     import jax
 
     if case["way"] == "host-device-host":
@@ -145,7 +145,7 @@ def show(expected: list[Any], found: list[Any]) -> None:
 
 
 def load(path: Path, types: list[str]) -> list[Any]:
-    """Arrays of a file in which types that NumPy does not know stand as whole numbers of their width."""
+    """Loads arrays from a file that stores types unknown to NumPy as integers of the same width."""
     import jax.numpy as jnp
 
     with np.load(path) as arrays:
@@ -153,7 +153,7 @@ def load(path: Path, types: list[str]) -> list[Any]:
 
 
 def sum_of(arrays: list[Any]) -> str:
-    """SHA-256 of the bytes of arrays, one after the other."""
+    """Returns the SHA-256 of the concatenated bytes of arrays."""
     total = hashlib.sha256()
     for array in arrays:
         total.update(np.ascontiguousarray(array).tobytes())

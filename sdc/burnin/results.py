@@ -1,6 +1,6 @@
-"""What a burn-in found, as an object and as the file `result.json`: a burn-in fills it while it is at work.
+"""The result of a burn-in, as an object and as the file `result.json`; a running burn-in fills it.
 
-`judgement.judge` says what follows from it. Reading and judging a file does without JAX.
+`judgement.judge` derives the verdict. Reading and judging a file does not need JAX.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 RESULT = "result.json"  # name of the file in the folder of a burn-in
 EVENTS = "events.jsonl"  # name of the log beside it
-BUNDLE = "bundle.tar.gz"  # name of the evidence beside it, where something was found
-# Why a burn-in is not at its end: nothing stopped it, or its caller did.
+BUNDLE = "bundle.tar.gz"  # name of the evidence beside it, if there are findings
+# Reasons why a burn-in has not run to its end: it is still running, or its caller stopped it.
 UNDER_WAY, ON_REQUEST = "under way", "asked to stop"
 MOST_ROUNDS = 10**9
 Evidence: TypeAlias = Literal["repeat", "vote", "golden", "reference", "checksums"]
@@ -32,19 +32,25 @@ Persistence: TypeAlias = Literal["transient", "intermittent", "persistent"]
 
 
 class CheckedDevice(Device, kw_only=True):
-    """A device, and how much was checked on it."""
+    """A device, and the amount of checking on it."""
 
     index: Annotated[int, about("number of the device among those of the burn-in, from 0")]
-    elements: Annotated[int, about("numbers that were checked, without those of runs whose time at load is void")] = 0
-    runs: Annotated[int, about("runs that were checked, without the same")] = 0
-    seconds: Annotated[float, about("time at load, without what is void")] = 0.0
+    elements: Annotated[int, about("elements checked, excluding runs whose time under load is void")] = 0
+    runs: Annotated[int, about("runs checked, excluding those whose time under load is void")] = 0
+    seconds: Annotated[float, about("time under load in seconds, excluding void time")] = 0.0
     excluded_rate: Annotated[
         float,
-        about("independent mismatches at this rate per element would have been seen with 95 %; 1 if nothing was"),
+        about(
+            "independent mismatches at this rate per element would have been detected with 95 % probability; 1 if "
+            "nothing was checked"
+        ),
     ] = 1.0
     excluded_interval: Annotated[
         float | None,
-        about("bursts that come every so many seconds at load would have been seen with 95 %; `null` without time"),
+        about(
+            "bursts with this mean interval in seconds under load would have been detected with 95 % probability; "
+            "`null` without time under load"
+        ),
     ] = None
     sensors: Annotated[Course | None, about("temperature, power, clocks and errors, where a driver reports them")] = (
         None
@@ -52,41 +58,42 @@ class CheckedDevice(Device, kw_only=True):
 
 
 class Tally(Fields, kw_only=True):
-    """Counts of a workload on a device; all of them are 0 where it did not run."""
+    """Counts of a workload on a device; all of them are 0 if it did not run."""
 
     workload: Annotated[str, about("name: family, type, sizes, data")]
     device: Annotated[int, about("`index` of the device")]
-    family: Annotated[str, about("part of the device that it is for")]
+    family: Annotated[str, about("family of the workload: the part of the device that it tests")]
     alike: Annotated[bool, about("whether all devices have equal outputs, so that they can vote")] = True
     work: Annotated[float, about("operations or bytes of a run, in `unit`", ge=0)]
     unit: Annotated[str, about("`flop` or `byte`")] = "flop"
-    runs: Annotated[int, about("runs that were checked, without those right after a difference", ge=0)] = 0
-    elements: Annotated[int, about("numbers that these checked", ge=0)] = 0
-    seconds: Annotated[float, about("time at load", ge=0)] = 0.0
-    median: Annotated[float, about("median time of a run, seconds, known to 4 %", ge=0)] = 0.0
-    fastest: Annotated[float, about("shortest time of a run, seconds", ge=0)] = 0.0
+    runs: Annotated[int, about("runs checked, excluding reruns after a difference", ge=0)] = 0
+    elements: Annotated[int, about("elements checked in these runs", ge=0)] = 0
+    seconds: Annotated[float, about("time under load in seconds", ge=0)] = 0.0
+    median: Annotated[float, about("median time of a run in seconds, with a resolution of 4 %", ge=0)] = 0.0
+    fastest: Annotated[float, about("shortest time of a run in seconds", ge=0)] = 0.0
     differences: Annotated[int, about("runs with a difference", ge=0)] = 0
-    repeated: Annotated[int, about("runs that could be compared with one before", ge=0)] = 0
+    repeated: Annotated[int, about("runs that were compared with an earlier one", ge=0)] = 0
     voted: Annotated[int, about("runs in which other devices of its kind agreed with it, or outvoted it", ge=0)] = 0
-    referred: Annotated[int, about("runs that were compared with what the host computed", ge=0)] = 0
-    golden: Annotated[int, about("runs that were compared with what was recorded", ge=0)] = 0
-    checked: Annotated[int, about("rows of products that checksums judged", ge=0)] = 0
+    referred: Annotated[int, about("runs that were compared with the host's result", ge=0)] = 0
+    golden: Annotated[int, about("runs that were compared with a golden digest", ge=0)] = 0
+    checked: Annotated[int, about("rows of products that checksums checked", ge=0)] = 0
     flagged: Annotated[int, about("rows that checksums flagged", ge=0)] = 0
-    confirmed: Annotated[int, about("flagged rows that came out otherwise when computed again", ge=0)] = 0
+    confirmed: Annotated[int, about("flagged rows whose recomputation was right", ge=0)] = 0
     simulated: Annotated[int, about("elements that simulated faults changed", ge=0)] = 0
     share: Annotated[
         float | None,
         about(
-            "throughput at the median as a share of the best run's, or of that of the other devices, whichever is "
-            "lower; `null` where runs are too short or devices share a processor"
+            "median throughput as a share of the best run's, or of the other devices', whichever is lower; `null` if "
+            "runs are too short or devices share a processor"
         ),
     ] = None
-    void: Annotated[bool, about("throttled: its time at load counts for nothing")] = False
+    void: Annotated[bool, about("whether the device was throttled, so that its time under load is not counted")] = False
     key: Annotated[
-        str | None, about("what decides the bits: workload, program, digest algorithm, device, versions")
+        str | None, about("all that determines the bits: workload, program, digest algorithm, device, versions")
     ] = None
     digest: Annotated[
-        str | None, about("of the outputs, 16 hexadecimal digits; those of a healthy device. Later runs must repeat it")
+        str | None,
+        about("digest of a healthy device's outputs, 16 hexadecimal digits, which later runs must repeat"),
     ] = None
 
     def begin_anew(self) -> None:
@@ -105,53 +112,56 @@ class Element(Fields, kw_only=True):
 
     output: Annotated[str, about("path of the output among those of the workload")]
     index: Annotated[int, about("flat index in it, row-major")]
-    old: Annotated[str, about("bits as they should be, hexadecimal")]
-    new: Annotated[str, about("bits as they are")]
-    expected: Annotated[str, about("the number as it should be")]
-    found: Annotated[str, about("the number as it is")]
+    old: Annotated[str, about("right bits, hexadecimal")]
+    new: Annotated[str, about("bits found, hexadecimal")]
+    expected: Annotated[str, about("right number")]
+    found: Annotated[str, about("number found")]
 
 
 class Elements(Fields, kw_only=True):
-    """What outputs differ in."""
+    """Comparison of right and wrong outputs, element by element."""
 
     differing: Annotated[int, about("elements that differ in any bit")]
     total: Annotated[int, about("elements compared")]
-    first: Annotated[tuple[Element, ...], about("the first of them")]
-    largest: Annotated[float, about("largest difference in size, of those finite in both")]
-    relative: Annotated[float, about("largest difference relative to the element as it should be")]
+    first: Annotated[tuple[Element, ...], about("the first differing elements")]
+    largest: Annotated[float, about("largest absolute difference, among elements finite in both")]
+    relative: Annotated[float, about("largest difference relative to the right element")]
     nonfinite: Annotated[int, about("differing elements that are not finite in one of the two")]
 
 
 class Finding(Fields, kw_only=True):
-    """A difference that was seen, and run again at once."""
+    """A difference, with the results of the reruns after it."""
 
-    sentence: Annotated[str, about("all of it in words")] = ""
+    sentence: Annotated[str, about("the finding in words")] = ""
     workload: Annotated[str, about("name of the workload")]
-    devices: Annotated[tuple[int, ...], about("the device that differs; several where nothing says which of them does")]
+    devices: Annotated[tuple[int, ...], about("the device that differs; several if it is unknown which of them")]
     round: Annotated[int, about("number of the round")]
     kinds: Annotated[
-        tuple[Evidence, ...], about("evidence that sees it: `repeat`, `vote`, `golden`, `reference`, `checksums`")
+        tuple[Evidence, ...],
+        about("evidence of the difference: `repeat`, `vote`, `golden`, `reference`, `checksums`"),
     ]
-    digest: Annotated[str, about("of the outputs of the first of the devices")]
-    expected: Annotated[str | None, about("digest of what they should be, where that is known")] = None
+    digest: Annotated[str, about("digest of the outputs of the first of the devices")]
+    expected: Annotated[str | None, about("digest of the right outputs; `null` if unknown")] = None
     persistence: Annotated[
-        Persistence | None, about("whether it came again in the runs after it; `null` where there were none")
+        Persistence | None, about("whether it recurred in the reruns; `null` if there were none")
     ] = None
-    elements: Annotated[Elements | None, about("what differs; `null` where no right outputs were at hand")] = None
-    confirmed: Annotated[int, about("rows of products that checksums flag, and that came out otherwise again")] = 0
+    elements: Annotated[
+        Elements | None, about("the elements that differ; `null` if no right outputs were available")
+    ] = None
+    confirmed: Annotated[int, about("rows of products that checksums flagged and whose recomputation was right")] = 0
     simulated: Annotated[
-        int, about("elements that simulated faults changed; in the runs before, if only `repeat` sees it")
+        int, about("elements that simulated faults changed; in the earlier runs if `repeat` is the only evidence")
     ] = 0
-    note: Annotated[str, about("what else there is to say")] = ""
+    note: Annotated[str, about("further remarks")] = ""
 
 
 class Ended(Fields, kw_only=True):
-    """What did not run to the end."""
+    """A workload or device that did not run to the end."""
 
-    workload: Annotated[str | None, about("name; `null` for all of a device")]
-    device: Annotated[int | None, about("index of the device; `null` for all")]
+    workload: Annotated[str | None, about("name of the workload; `null` for all workloads of a device")]
+    device: Annotated[int | None, about("index of the device; `null` for all devices")]
     round: Annotated[int, about("round in which it ended")]
-    reason: Annotated[str, about("what was thrown")]
+    reason: Annotated[str, about("the exception")]
 
     @property
     def where(self) -> str:
@@ -160,74 +170,72 @@ class Ended(Fields, kw_only=True):
 
 
 class BurstOutlook(Fields, kw_only=True):
-    """Whether bursts such as a node of the published study showed would have been seen.
+    """Probability that the burn-in would have detected bursts like those of a node of the published study.
 
-    Each published figure is an interval between bursts that was observed once, and taken as that.
+    Each published interval between bursts was observed only once.
     """
 
     node: Annotated[str, about("the node of arXiv:2502.12340")]
     interval: Annotated[int, about("steps between bursts, as observed once")]
     steps: Annotated[int, about("training steps of the burn-in on each device")]
-    probability: Annotated[float, about("that one burst falls into so many steps, the interval being observed once")]
-    low: Annotated[float, about("the same at the upper limit (97.5 %) of the mean interval")]
-    high: Annotated[float, about("the same at the lower limit (2.5 %)")]
+    probability: Annotated[float, about("probability of at least one burst in these steps, given the interval")]
+    low: Annotated[float, about("the probability at the upper limit (97.5 %) of the mean interval")]
+    high: Annotated[float, about("the probability at the lower limit (2.5 %) of the mean interval")]
 
 
 class GoldenUse(Fields, kw_only=True):
-    """What became of the golden digests that were given."""
+    """Use of the given golden digests."""
 
-    file: Annotated[str | None, about("name of the file, as it was given")] = None
+    file: Annotated[str | None, about("name of the file, as given")] = None
     used: Annotated[int, about("digests that were compared")] = 0
-    foreign: Annotated[int, about("digests of other programs or devices, which were not")] = 0
-    unneeded: Annotated[int, about("digests of workloads that were not to run")] = 0
-    doubt: Annotated[str | None, about("what stands against a PASS that rests on them")] = None
+    foreign: Annotated[int, about("digests of other programs or devices, which were not compared")] = 0
+    unneeded: Annotated[int, about("digests of workloads that were not selected")] = 0
+    doubt: Annotated[str | None, about("why the digests do not support a PASS")] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BurninSettings:
-    """What was asked for: the flags of `sdc burnin`, by their names."""
+    """Settings of a burn-in: the flags of `sdc burnin`, by name."""
 
     level: Annotated[
         str,
         Flag(type=LevelName),
-        about("sizes and length: quick (2 rounds), prejob (5 minutes), acceptance (an hour) or soak (a day)"),
+        about("sizes and duration: quick (2 rounds), prejob (5 minutes), acceptance (an hour) or soak (a day)"),
     ] = "quick"
     minutes: Annotated[
-        float | None, Within(0, 60 * 24 * 366, above=True), about("how long; by default as the level says")
+        float | None, Within(0, 60 * 24 * 366, above=True), about("duration in minutes; by default that of the level")
     ] = None
     rounds: Annotated[
-        int | None, Within(1, MOST_ROUNDS), about("how often instead: so many times through all workloads")
+        int | None, Within(1, MOST_ROUNDS), about("number of rounds of all workloads, instead of a duration")
     ] = None
     only: Annotated[
         tuple[str, ...] | None,
         Flag(type=tuple[Family, ...], repeated=True),
         about("only this family of workloads; may be repeated; by default all"),
     ] = None
-    dtypes: Annotated[tuple[str, ...], Flag(type=tuple[DataType, ...]), about("types of floating-point numbers")] = (
-        DTYPES
-    )
-    seed: Annotated[int, Within(0, 2**32 - 1), about("seed of the data; golden digests hold for one seed")] = 0
+    dtypes: Annotated[tuple[str, ...], Flag(type=tuple[DataType, ...]), about("floating-point types")] = DTYPES
+    seed: Annotated[int, Within(0, 2**32 - 1), about("seed of the data; golden digests are valid for one seed")] = 0
     accept: Annotated[
         tuple[str, ...],
         Flag(type=tuple[Accepted, ...], repeated=True),
-        about("accept that a device alone can only repeat itself (repeat), which hides faults that repeat themselves"),
+        about("accept repetition on one device as the only evidence (repeat); it misses faults that repeat themselves"),
     ] = ()
     faults: Annotated[
         tuple[str, ...],
         Flag("fault", repeated=True),
         about(
-            "simulated fault, as in bitflip,rate=1e-4,site=matrix/*,device=2; may be repeated; by default on the last "
-            "device"
+            "simulated fault, such as bitflip,rate=1e-4,site=matrix/*,device=2; may be repeated; by default on the "
+            "last device"
         ),
     ] = ()
 
     def resolved(self) -> "BurninSettings":
-        """With the length of the level where none is given; a `SettingError` says what cannot be."""
+        """Checks the settings and fills in the duration of the level if none is given; raises SettingError."""
         check_fields(self)
         if self.minutes is not None and self.rounds is not None:
             raise SettingError("minutes", self.minutes, "rounds are given too; give one of them")
         if not self.dtypes:
-            raise SettingError("dtypes", None, "expected one or several")
+            raise SettingError("dtypes", None, "expected at least one type")
         minutes, rounds = self.minutes, self.rounds
         if minutes is None and rounds is None:
             minutes = find_level(self.level).minutes
@@ -236,47 +244,47 @@ class BurninSettings:
         return dataclasses.replace(self, minutes=minutes, rounds=rounds, only=self.only or None, accept=accept)
 
     def chosen(self, devices: "Sequence[jax.Device]") -> list[BurninWorkload]:
-        """The workloads that these settings ask for on devices."""
+        """Returns the workloads that these settings select on devices."""
         return workloads(self.level, devices, self.dtypes, only=self.only, seed=self.seed)
 
 
 class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
     """`result.json` of a burn-in."""
 
-    id: Annotated[str, about("random, another one for each burn-in; a continued one keeps it")] = msgspec.field(
+    id: Annotated[str, about("random identifier of the burn-in; a resumed one keeps it")] = msgspec.field(
         default_factory=lambda: uuid.uuid4().hex
     )
     created: Annotated[str, about("when the burn-in began, UTC")] = msgspec.field(default_factory=now)
     ended: Annotated[str, about("when the result was written, UTC")] = ""
-    seconds: Annotated[float, about("how long it took by a clock that does not jump, compilation included", ge=0)] = 0.0
+    seconds: Annotated[float, about("duration by a monotonic clock, compilation included", ge=0)] = 0.0
     verdict: Annotated[Verdict, about("`clean`, `corrupt` or `inconclusive`")] = Verdict.INCONCLUSIVE
     evidence: Annotated[
         tuple[Evidence, ...],
-        about("kinds of evidence that every workload on every device rests on; of a corrupt one those that saw it"),
+        about("kinds of evidence for every workload on every device; for `corrupt`, those that found a difference"),
     ] = ()
-    sentences: Annotated[tuple[str, ...], about("findings and reasons, the gravest first")] = ()
-    settings: Annotated[BurninSettings, about("what was asked for: the flags of `sdc burnin`")] = msgspec.field(
+    sentences: Annotated[tuple[str, ...], about("findings and reasons, the most severe first")] = ()
+    settings: Annotated[BurninSettings, about("the settings, which are flags of `sdc burnin`")] = msgspec.field(
         default_factory=BurninSettings
     )
-    environment: Annotated[Environment, about("what must be equal for bits to be comparable")] = msgspec.field(
-        default_factory=Environment
+    environment: Annotated[Environment, about("properties that must be equal for bits to be comparable")] = (
+        msgspec.field(default_factory=Environment)
     )
-    rounds: Annotated[int, about("rounds that were completed", ge=0)] = 0
+    rounds: Annotated[int, about("rounds completed", ge=0)] = 0
     stopped: Annotated[str | None, about("why it was stopped early, such as `SIGTERM`; `null` if it was not")] = None
     hung: Annotated[bool, about("whether a device never answered")] = False
-    devices: Annotated[list[CheckedDevice], about("where, and how much was checked")] = []
+    devices: Annotated[list[CheckedDevice], about("the devices, and the amount of checking on each")] = []
     workloads: Annotated[list[Tally], about("counts by workload and device")] = []
-    findings: Annotated[list[Finding], about("differences that were run again, in order")] = []
-    unfinished: Annotated[list[Ended], about("what did not run to the end")] = []
-    doubts: Annotated[list[str], about("what stands against a PASS whatever was compared")] = []
-    notes: Annotated[list[str], about("what else there is to say")] = []
-    outlooks: Annotated[list[BurstOutlook], about("what is known of published bursts")] = []
-    golden: Annotated[GoldenUse | None, about("the golden digests; `null` where none were given")] = None
+    findings: Annotated[list[Finding], about("differences with their reruns, in order")] = []
+    unfinished: Annotated[list[Ended], about("workloads and devices that did not run to the end")] = []
+    doubts: Annotated[list[str], about("reasons against a PASS that do not depend on the comparisons")] = []
+    notes: Annotated[list[str], about("further remarks")] = []
+    outlooks: Annotated[list[BurstOutlook], about("probabilities that published bursts would have been detected")] = []
+    golden: Annotated[GoldenUse | None, about("use of the golden digests; `null` if none were given")] = None
     command: Annotated[list[str] | None, about("the command line")] = None
 
     @property
     def simulated(self) -> bool:
-        """Whether faults were simulated: then nothing here is about the hardware."""
+        """Whether faults were simulated, in which case the result says nothing about the hardware."""
         return bool(self.settings.faults)
 
     @property
@@ -289,7 +297,7 @@ class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
         return {(tally.workload, tally.device): tally for tally in self.workloads}
 
     def has_ended(self, workload: str, devices: range) -> bool:
-        """Whether a workload runs no more on devices; one that spans all of them ends with any of these."""
+        """Whether a workload has ended on any of these devices; one that spans all devices ends with any of them."""
         return any(
             (end.workload is None and end.device in devices)
             or (end.workload == workload and (end.device is None or end.device in devices))

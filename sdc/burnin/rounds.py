@@ -1,4 +1,4 @@
-"""The burn-in itself: rounds through all workloads on all devices, until they are over or somebody stops them."""
+"""The burn-in itself: rounds of all workloads on all devices, until the given time or number is reached."""
 
 import contextlib
 import dataclasses
@@ -27,17 +27,17 @@ from .reproduce import sum_of
 from .results import ON_REQUEST, Accepted, BurninResult, BurninSettings, CheckedDevice, Ended, Finding, GoldenUse, Tally
 from .workloads import BurninWorkload, keeps_subnormals
 
-DETAILED = 4  # differences of a workload on a device that are run again and compared; those after them are counted
-NAP = 0.05  # seconds between two questions whether to stop
-LIMIT = 1800.0  # seconds after which a device that does not answer is given up: a large program compiles in less
-THREADS = 8  # threads for each device: one that waits for a device for ever is not used again
-SMALL = 2**24  # bytes of outputs that are kept whole; of larger ones the differing elements that the result lists
-STEPS = 16  # classes of times in a doubling: a median is known to 4 %
+DETAILED = 4  # differences of a workload on a device that are rerun and compared; further ones are only counted
+NAP = 0.05  # seconds between checks of `stop`
+LIMIT = 1800.0  # seconds after which a device that does not answer is given up: large programs compile in less
+THREADS = 8  # threads for each device: one that waits for a hung device is not used again
+SMALL = 2**24  # largest outputs in bytes that are kept; for larger ones the result lists differing elements only
+STEPS = 16  # bins per doubling of a time: medians have a resolution of 4 %
 Listener: TypeAlias = Callable[[Mapping[str, Any]], None]  # receives each round, run, finding and end, as JSON
 
 
 class Kept(NamedTuple):
-    """A finding with right and wrong outputs: themselves where they are small, and their SHA-256."""
+    """A finding with its right and wrong outputs, if these are small, and their SHA-256."""
 
     finding: Finding
     outputs: tuple[list[np.ndarray], list[np.ndarray]] | None
@@ -50,9 +50,9 @@ def planned_result(
     described: Sequence[Mapping[str, Any]] = (),
     **fields: Any,
 ) -> BurninResult:
-    """A result in which nothing has run.
+    """Returns a result in which nothing has run yet.
 
-    `described` is what `sdc.records.describe_devices` says of the devices; `fields` are further ones of the result.
+    `described` is the result of `sdc.records.describe_devices`; `fields` are further fields of the result.
     """
     known = described or [{"kind": device.device_kind} for device in devices]
     result = BurninResult(**fields)
@@ -74,41 +74,41 @@ def burn_in(
     workloads: Sequence[BurninWorkload],
     devices: Sequence[jax.Device],
     *,
-    minutes: float | None = None,  # how long; the run that is at work when they are over is finished
-    rounds: int | None = None,  # how often; either this or `minutes`
-    golden: Mapping[str, str] | None = None,  # digests by `GoldenSubject.key`, as `recorded` gives them
-    accept: Iterable[str] = (),  # "repeat" accepts that nothing but repetition is compared
+    minutes: float | None = None,  # duration; a run in progress when it is over is finished
+    rounds: int | None = None,  # number of rounds; either this or `minutes`
+    golden: Mapping[str, str] | None = None,  # digests by `GoldenSubject.key`, as returned by `recorded`
+    accept: Iterable[str] = (),  # "repeat" accepts repetition as the only comparison
     on_event: Listener = lambda event: None,
-    stop: Callable[[], bool] = lambda: False,  # asked before each run, and while workloads wait, by several threads
+    stop: Callable[[], bool] = lambda: False,  # called before each run and during waits, by several threads
     inject: Sequence[Fault] = (),  # simulated faults, for rehearsals
-    pauses: Sequence[float] = (0.0,),  # seconds before each run, by round in turns; 0 is load that stays
-    programs: Programs | None = None,  # what earlier burn-ins on these devices compiled
-    seed: int = 0,  # of what simulated faults draw
+    pauses: Sequence[float] = (0.0,),  # seconds before each run, cycled by round; 0 for constant load
+    programs: Programs | None = None,  # programs compiled by earlier burn-ins on these devices
+    seed: int = 0,  # for the draws of simulated faults
     clock: Callable[[], float] = time.monotonic,
-    result: BurninResult | None = None,  # filled while the burn-in is at work; an earlier one to go on from
+    result: BurninResult | None = None,  # filled during the burn-in; an earlier one to resume from
     kept: dict[str, Kept] | None = None,  # filled with the outputs of the first finding of each workload
     limit: float = LIMIT,  # seconds after which a device that does not answer is given up
 ) -> BurninResult:
-    """Runs workloads on devices again and again, and compares what comes of it; `judge` says what follows.
+    """Runs workloads on devices repeatedly and compares their outputs; `judge` derives the verdict.
 
-    A device that fails midway ends what it fails in, with its reason: that is no result of its own.
+    If a device fails, the affected workloads end with a reason, which does not count as a difference.
     """
     accepted = [accept] if isinstance(accept, str) else list(accept)
     unknown = sorted(set(accepted) - set(get_args(Accepted)))
     names = [workload.name for workload in workloads]
     for wrong, setting, given, problem in (
-        (not devices, "devices", None, "expected one device at least"),
-        (len(set(devices)) != len(devices), "devices", devices, "one of them is given twice"),
+        (not devices, "devices", None, "expected at least one device"),
+        (len(set(devices)) != len(devices), "devices", devices, "expected distinct devices"),
         ((minutes is None) == (rounds is None), "minutes", minutes, "expected either minutes or rounds"),
         (minutes is not None and not minutes > 0, "minutes", minutes, "expected a positive number"),
         (rounds is not None and rounds < 1, "rounds", rounds, "expected at least 1"),
-        (not pauses or min(pauses) < 0, "pauses", pauses, "expected a number of seconds for each round, 0 or more"),
-        (unknown, "accept", unknown and unknown[0], f"expected some of {', '.join(get_args(Accepted))}"),
+        (not pauses or min(pauses) < 0, "pauses", pauses, "expected a number of seconds for each round, at least 0"),
+        (unknown, "accept", unknown and unknown[0], f"expected {' or '.join(get_args(Accepted))}"),
         (
             programs is not None and programs.devices != tuple(devices), "programs", None,
             "were compiled for other devices; leave them out",
         ),
-        (len(set(names)) != len(names), "workloads", names, "expected names that differ"),
+        (len(set(names)) != len(names), "workloads", names, "expected distinct names"),
     ):  # fmt: skip
         if wrong:
             raise SettingError(setting, given, problem)
@@ -122,7 +122,7 @@ def burn_in(
 
 
 def step_of(seconds: float) -> int:
-    """Class of a time."""
+    """Returns the logarithmic bin of a time."""
     return round(math.log2(max(seconds, 1e-9)) * STEPS)
 
 
@@ -186,7 +186,7 @@ class _BurnIn:
         return self.result
 
     def _each(self, function: Callable[[Place], Any], places: Sequence[Place]) -> list[Any]:
-        """What a function returns or throws for each device, all at the same time; a TimeoutError without an answer."""
+        """Calls a function for all devices concurrently; returns results or exceptions, TimeoutError without answer."""
         futures = [self.pool.submit(function, place) for place in places]
         wait(futures, timeout=self.limit)
         slow = TimeoutError(f"no answer within {self.limit:g} s")
@@ -204,7 +204,7 @@ class _BurnIn:
             time.sleep(min(left, NAP))
 
     def _indices(self, workload: BurninWorkload) -> list[Place]:
-        """Devices that a workload runs on; None stands for all of them together."""
+        """Returns the devices that a workload runs on; None means all devices together."""
         places: list[Place] = [None] if workload.multi else list(range(len(self.programs.devices)))
         return [place for place in places if not self.result.has_ended(workload.name, self._devices_of(place))]
 
@@ -212,12 +212,12 @@ class _BurnIn:
         return range(len(self.programs.devices)) if place is None else range(place, place + 1)
 
     def _note(self, text: str) -> None:
-        """A burn-in that goes on may know it already."""
+        """Adds a note, unless a resumed burn-in already has it."""
         if text not in self.result.notes:
             self.result.notes.append(text)
 
     def _prepare(self) -> None:
-        """Compiles everything, places all data, and finds the golden digests that are of these programs."""
+        """Compiles all programs, places all data, and finds the golden digests of these programs."""
         used: set[str] = set()
         environment = mark_of(surroundings(self.programs.devices))
         for workload in self.workloads:
@@ -232,21 +232,21 @@ class _BurnIn:
                         raise ready
                     for index in self._devices_of(place):
                         self.programs.reference(workload, index)
-                except Exception as error:  # of the compiler or the device, or of a host without memory for a reference
+                except Exception as error:  # from the compiler, the device, or a host without memory for a reference
                     self._end(workload, place, error)
                     continue
                 for index in self._devices_of(place):
-                    # Everything that decides the bits and is known here.
+                    # Everything known here that determines the bits.
                     key = GoldenSubject(
                         workload=workload.name, shard=index if workload.multi else None, seed=workload.seed,
                         program=ready.fingerprint, algorithm=ALGORITHM, kind=self.kinds[index], environment=environment,
                     ).key  # fmt: skip
                     tally = self.tallies[workload.name, index]
                     if tally.key not in (None, key):
-                        # Evidence about one program says nothing about another: the counts begin anew.
+                        # Evidence about one program says nothing about another: the counts restart.
                         self._note(
-                            f"{workload.name} on device {index} is another program now: {tally.runs:,} earlier runs do "
-                            "not count"
+                            f"the program of {workload.name} on device {index} changed: {tally.runs:,} earlier runs do not "
+                            "count"
                         )
                         tally.begin_anew()
                     tally.key = key
@@ -259,18 +259,18 @@ class _BurnIn:
             self.result.golden = msgspec.structs.replace(known, foreign=len(foreign), unneeded=len(unneeded))
             if foreign:
                 self._note(
-                    f"{len(foreign)} golden digests are of other programs or devices and were not compared, "
+                    f"{len(foreign)} golden digests belong to other programs or devices and were not compared, "
                     f"such as {foreign[0]}"
                 )
             if unneeded:
-                self._note(f"{len(unneeded)} golden digests are of workloads that were not to run, and not needed")
+                self._note(f"{len(unneeded)} golden digests belong to workloads that were not selected")
         first = {kind: device for device, kind in reversed(self.kinds.items())}
         for dtype in dict.fromkeys(each.dtype for each in self.workloads if each.data == "subnormal"):
             for kind, index in first.items():
-                # A device that fails here fails in its workloads too, and is recorded there.
+                # A device that fails here also fails in its workloads, where the failure is recorded.
                 with contextlib.suppress(RuntimeError):
                     if not keeps_subnormals(dtype, self.programs.devices[index]):
-                        self._note(f"{kind} takes subnormal numbers of {dtype} for zero: such data are zeros")
+                        self._note(f"{kind} treats subnormal numbers of {dtype} as zero: such data are zeros")
 
     def _run(self, workload: BurninWorkload, place: Place) -> list[RunOutcome]:
         moment = max(self.moments[index] for index in self._devices_of(place))
@@ -328,7 +328,7 @@ class _BurnIn:
         )  # fmt: skip
 
     def _follow(self, workload: BurninWorkload, suspicion: Suspicion, outcomes: Sequence[RunOutcome]) -> None:
-        """Runs a difference again, and keeps what was found; those of the same place are counted after a while."""
+        """Reruns a difference and keeps the finding; after the first few of a device, differences are only counted."""
         tallies = {device: self.tallies[workload.name, device] for device in self.kinds}
         for device in suspicion.devices:
             tallies[device].differences += 1
@@ -346,7 +346,7 @@ class _BurnIn:
             tallies[device].digest = digest
         finding = confirmed.finding
         finding.simulated = sum(outcome.simulated for outcome in outcomes if outcome.device in finding.devices)
-        if finding.kinds == ("repeat",) and not finding.simulated:  # it may be the runs before that erred
+        if finding.kinds == ("repeat",) and not finding.simulated:  # the earlier runs may have been wrong
             finding.simulated = sum(tallies[device].simulated for device in finding.devices)
         if workload.name not in self.kept:
             kept, sums = None, None
@@ -359,9 +359,9 @@ class _BurnIn:
         self.on_event({"event": "finding", "workload": workload.name, "devices": list(finding.devices)})
 
     def _end(self, workload: BurninWorkload, place: Place, error: Exception) -> None:
-        """What failed does not run again: a workload on a device, or all of a device that answers no more."""
+        """Ends a failed workload on a device, or all workloads on a device that no longer answers."""
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        if isinstance(error, TimeoutError):  # a device that did not answer is not asked again
+        if isinstance(error, TimeoutError):  # a device that did not answer is not used again
             lost = [] if place is None else [place]
         else:
             lost = [index for index in self._devices_of(place) if not _alive(self.programs.devices[index])]
@@ -377,5 +377,5 @@ class _BurnIn:
 def _alive(device: jax.Device) -> bool:
     try:
         return int(jax.device_put(1, device) + jax.device_put(1, device)) == 2
-    except Exception:  # it does not matter what a lost device throws
+    except Exception:  # a lost device may raise anything
         return False

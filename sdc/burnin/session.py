@@ -1,4 +1,4 @@
-"""One burn-in of a host from its settings to its files: what is known is on record at any time."""
+"""One burn-in of a host, from its settings to its files: the result so far is on disk at any time."""
 
 import contextlib
 import dataclasses
@@ -29,13 +29,13 @@ from .rounds import Kept, burn_in, planned_result
 from .sensors import Monitor
 from .workloads import find_level
 
-EVERY = 10.0  # seconds from one snapshot of the result to the next
+EVERY = 10.0  # seconds between snapshots of the result
 STEPS_OF = "training"  # family whose runs are training steps
-SHIFT = 5.0  # seconds by which the clock of the host may be corrected during a burn-in without a word
+SHIFT = 5.0  # seconds by which the host's clock may be corrected during a burn-in without a note
 
 
 class NotOnRecord(Exception):
-    """Something differed, and the disk takes no result of it; `result` is what is known."""
+    """A burn-in found a difference, but its result could not be written; `result` holds it."""
 
     def __init__(self, result: BurninResult, error: OSError) -> None:
         super().__init__(reason(error))
@@ -45,17 +45,17 @@ class NotOnRecord(Exception):
 @dataclasses.dataclass
 class Session:
     settings: BurninSettings
-    folder: Path  # where the result, the log and the bundle go
+    folder: Path  # folder of the result, the log and the bundle
     golden: Path | None = None  # file of golden digests
     inject: Sequence[Fault] = ()
-    resume: bool = False  # whether to go on from the result in the folder
+    resume: bool = False  # whether to resume from the result in the folder
     command: list[str] | None = None
-    # What so many training steps would have seen of known bursts.
+    # Probabilities that a number of training steps would have detected published bursts.
     outlooks: Callable[[int], Sequence[BurstOutlook]] | None = None
     steps: int = 1  # training steps in a run of a workload of the family `training`
-    doubts: Sequence[str] = ()  # what stands against a PASS from the beginning
+    doubts: Sequence[str] = ()  # reasons against a PASS that are known at the start
     on_event: Callable[[Mapping[str, Any]], None] = lambda event: None
-    on_result: Callable[[BurninResult], None] = lambda result: None  # also for those of a burn-in under way
+    on_result: Callable[[BurninResult], None] = lambda result: None  # also called for intermediate results
 
     def __post_init__(self) -> None:
         self.stopped: str | None = None
@@ -65,24 +65,24 @@ class Session:
         self._watch = time.monotonic()
         self._result: BurninResult | None = None
         self._monitor: Monitor | None = None
-        self._register: Register | str | None = None  # of golden digests, or what is wrong with the file
+        self._register: Register | str | None = None  # golden digests, or the error about their file
         self._here: Mapping[str, str] = {}
 
     @property
     def hung(self) -> bool:
-        """Whether a device never answered: a thread waits for it still."""
+        """Whether a device never answered, so that a thread still waits for it."""
         return self._result is not None and self._result.hung
 
     def stop(self, why: str) -> None:
-        """Asks for the end, from any thread; the run that is at work is finished."""
+        """Requests the end, from any thread; a run in progress is finished."""
         self.stopped = self.stopped or why
 
     def run(self, devices: Sequence[jax.Device]) -> BurninResult:
-        """All of it, on devices of this process: the result, which is on record.
+        """Runs the burn-in on devices of this process, and returns the result, which is also on disk.
 
-        It raises what goes wrong: a `SettingError` where another burn-in has a device, or what is continued is another
-        burn-in; a `RecordError` where that is damaged, or somebody else writes the folder; an `OSError` where the
-        folder cannot be written, and `NotOnRecord` where something differed before.
+        Raises `SettingError` if another burn-in holds a device, or the settings differ from those of the burn-in to
+        resume; `RecordError` if that is damaged, or another process writes to the folder; `OSError` if the folder
+        cannot be written, or `NotOnRecord` if a difference was found before that.
         """
         settings, described = self.settings, describe_devices(devices)
         earlier = BURN_IN.read(self.folder) if self.resume else None
@@ -91,7 +91,7 @@ class Session:
             length = {"minutes": max(settings.minutes - (earlier.seconds if earlier else 0.0) / 60, 1e-3)}
         with contextlib.ExitStack() as held:
             problems = held.enter_context(claimed(claim_names(described)))
-            self.folder.mkdir(parents=True, exist_ok=True)  # when all else is right
+            self.folder.mkdir(parents=True, exist_ok=True)  # only after all other checks
             held.callback(Lock(self.folder).release)
             self._monitor = held.enter_context(Monitor(described))
             found = settings.chosen(devices)
@@ -102,7 +102,7 @@ class Session:
             if earlier is not None:
                 go_on(result, earlier)
             result.doubts += self.doubts
-            only = [f"only {', '.join(settings.only)} of the level's workloads were asked for"] if settings.only else []
+            only = [f"only {', '.join(settings.only)} of the level's workloads were selected"] if settings.only else []
             result.notes += [note for note in (*problems, *only) if note not in result.notes]
             if self.golden is not None:
                 result.golden = GoldenUse(file=str(self.golden))
@@ -113,11 +113,11 @@ class Session:
                     self._register = str(error)
             self._result, programs, kept = result, Programs(devices), dict[str, Kept]()
             golden = lookup(self._register) if isinstance(self._register, Register) else {}
-            self._tell({"event": "begin", "devices": described, "workloads": len(found)})
+            self._handle({"event": "begin", "devices": described, "workloads": len(found)})
             try:
                 burn_in(
                     found, devices, golden=golden if self.golden is not None else None, accept=settings.accept,
-                    on_event=self._tell, stop=lambda: self.stopped is not None, inject=self.inject, programs=programs,
+                    on_event=self._handle, stop=lambda: self.stopped is not None, inject=self.inject, programs=programs,
                     result=result, kept=kept, pauses=find_level(settings.level).pauses, **length,
                 )  # fmt: skip
                 result = self.save(final=True)
@@ -125,7 +125,7 @@ class Session:
                     path = self.folder / BUNDLE
                     try:
                         write_bundle(path, result, programs, found, kept)
-                    except Exception as error:  # a full disk, a device that has gone; it takes nothing from the verdict
+                    except Exception as error:  # a full disk or a lost device, which does not affect the verdict
                         with contextlib.suppress(OSError):
                             path.unlink()
                         self._log({"event": "no bundle", "reason": f"{type(error).__name__}: {error}"})
@@ -133,7 +133,7 @@ class Session:
             except OSError as error:
                 if not self._result.findings:
                     raise
-                self.stop(f"a disk that takes no more ({reason(error)})")
+                self.stop(f"a disk error ({reason(error)})")
                 raise NotOnRecord(self._known(final=False), error) from error
         return result
 
@@ -142,8 +142,8 @@ class Session:
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.save(final=True)
 
-    def _tell(self, event: Mapping[str, Any]) -> None:
-        """Keeps the log, and a result that says what is known so far, in case that nobody gets to say more."""
+    def _handle(self, event: Mapping[str, Any]) -> None:
+        """Logs an event and saves the result so far, in case the process is killed."""
         if event["event"] != "run":
             self._log(event)
         if event["event"] in ("finding", "ended") or time.monotonic() - self._written > EVERY:
@@ -156,12 +156,12 @@ class Session:
             file.write(line + "\n")
 
     def known(self, why: str) -> BurninResult:
-        """What is known at this moment, on record; for a thread that ends the process."""
+        """Saves and returns the result so far; for a thread that ends the process."""
         self.stop(why)
         return self.without(f"ended by {why} before the devices had started") if self._result is None else self.save()
 
     def save(self, *, final: bool = False) -> BurninResult:
-        """Writes what is known now; called by other threads too. Before the end it says that it was stopped."""
+        """Writes the result so far; any thread may call it. Until the end the result is marked as stopped."""
         with self._lock:
             result = self._known(final=final)
             BURN_IN.write(self.folder / RESULT, result)
@@ -170,7 +170,7 @@ class Session:
         return result
 
     def _known(self, *, final: bool) -> BurninResult:
-        """What is known now, judged; a copy of what the burn-in goes on filling."""
+        """Returns a judged copy of the result that the burn-in is filling."""
         assert self._result is not None
         live = self._result
         result = msgspec.structs.replace(
@@ -192,12 +192,12 @@ class Session:
         runs = dict.fromkeys((device.index for device in result.devices), 0)
         for tally in result.workloads:
             runs[tally.device] += tally.runs if tally.family == STEPS_OF else 0
-        steps = self.steps * min(runs.values(), default=0)  # that each device did at least
+        steps = self.steps * min(runs.values(), default=0)  # minimum over devices
         result.outlooks = list(self.outlooks(steps)) if self.outlooks is not None and steps else []
         return judge(result)
 
     def _doubt(self, result: BurninResult, *, final: bool) -> str | None:
-        """What stands against a PASS: golden digests that could not be used, or are of nobody but the device itself."""
+        """Returns the reason against a PASS if golden digests are unusable, or only the device itself recorded them."""
         if not isinstance(self._register, Register):
             return f"the golden digests were not used: {self._register}"
         if not final:
@@ -210,15 +210,15 @@ class Session:
 
 
 def clock_shift(begun: datetime.datetime, ended: datetime.datetime, seconds: float) -> str | None:
-    """What to say where the host's clock went another way than one that does not jump; None where it did not."""
+    """Returns a note if the host's clock was changed relative to the monotonic clock, else None."""
     shift = (ended - begun).total_seconds() - seconds
     if abs(shift) <= SHIFT + 0.01 * seconds:
         return None
-    return f"the host's clock was set by {shift:+.0f} s meanwhile: the times of begin and end do not fit"
+    return f"the host's clock was changed by {shift:+.0f} s during the burn-in: start and end times are inconsistent"
 
 
 def go_on(result: BurninResult, earlier: BurninResult) -> None:
-    """Fills a planned result with what an earlier burn-in of the same workloads, devices and faults saw."""
+    """Fills a planned result with that of an earlier burn-in of the same workloads, devices and faults."""
 
     def short(values: Sequence[str | None]) -> str:
         return ", ".join(map(str, values[:3])) + (" ..." if len(values) > 3 else "") if values else "none"
@@ -232,7 +232,7 @@ def go_on(result: BurninResult, earlier: BurninResult) -> None:
     ):
         if before != here and (before or what != "workloads"):  # new workloads may join
             raise SettingError(
-                "resume", None, f"the {what} were {short(before)}, and are {short(here)}; give the same flags"
+                "resume", None, f"the {what} were {short(before)}, but now are {short(here)}; give the same flags"
             )
     result.id, result.created = earlier.id, earlier.created
     result.rounds, result.seconds = earlier.rounds, earlier.seconds

@@ -1,4 +1,4 @@
-"""Where a host stands by its last result: asked every minute by health checks, so that nothing heavy is imported."""
+"""The standing of a host by its last result. Health checks read it every minute, so nothing heavy is imported."""
 
 import datetime
 import os
@@ -15,24 +15,24 @@ from .pair import PAIR, PAIR_FORMAT, POOL, Pair
 from .results import EVENTS, RESULT
 
 NAMES = (RESULT, PAIR, POOL)
-AHEAD = 300.0  # seconds that a result may come from the future: clocks of hosts differ by less
+AHEAD = 300.0  # seconds that a result may be in the future: clocks of hosts differ by less
 
 
 class Standing(Fields, kw_only=True):
-    """What the last result says now."""
+    """The verdict of a host's last result, if it is still valid."""
 
     verdict: Annotated[Verdict, about("`clean`, `corrupt` or `inconclusive`")]
-    reason: Annotated[str, about("the first sentence of the verdict, or why there is none")]
+    reason: Annotated[str, about("the first sentence of the verdict, or why there is no valid result")]
     simulated: Annotated[bool, about("whether faults were simulated")] = False
-    file: Annotated[str | None, about("the result")] = None
-    ended: Annotated[str | None, about("when it was written, UTC")] = None
+    file: Annotated[str | None, about("file of the result")] = None
+    ended: Annotated[str | None, about("when the result was written, UTC")] = None
 
 
 def standing_of(path: Path, max_age: float | None = None, *, now: datetime.datetime | None = None) -> Standing:
-    """Reads the last result: a file, the folder of a burn-in, pair or pool, or the newest of such folders below one.
+    """Reads the last result: a file, the folder of a burn-in, pair or pool, or the newest of such folders in a folder.
 
-    What is missing, damaged, too old (in seconds) or of the future is INCONCLUSIVE: never a PASS. A simulation says
-    nothing about the hardware, and is INCONCLUSIVE unless it is what was asked for by its own name.
+    A result that is missing, damaged, too old (in seconds) or dated in the future is INCONCLUSIVE, never a PASS. A
+    simulation says nothing about the hardware, and is INCONCLUSIVE unless `path` names it directly.
     """
     try:
         place, named = _newest(path)
@@ -49,14 +49,16 @@ def standing_of(path: Path, max_age: float | None = None, *, now: datetime.datet
         simulated=result.simulated, file=str(place), ended=result.ended,
     )  # fmt: skip
     if found.simulated and not named:
-        return _unknown("the newest result is of a simulation, which says nothing about the hardware", place)
+        return _unknown("the newest result is from a simulation, which says nothing about the hardware", place)
     try:
         now = now or datetime.datetime.now(datetime.UTC)
         age = (now - datetime.datetime.fromisoformat(result.ended)).total_seconds()
     except (ValueError, TypeError):
-        return _unknown(f"{place} does not say when it was written ({result.ended!r})", place)
+        return _unknown(f"{place} has no valid time of writing ({result.ended!r}); run sdc burnin again", place)
     if age < -AHEAD:
-        return _unknown(f"{place} is of the future ({result.ended}): a clock was set; run sdc burnin again", place)
+        return _unknown(
+            f"{place} is dated in the future ({result.ended}): the clock was changed; run sdc burnin again", place
+        )
     if max_age is not None and age > max_age:
         divisor, unit = (1, "s") if age < 120 else (60, "min") if age < 7200 else (3600, "h")
         old = f"{age / divisor:.0f} {unit}"
@@ -90,15 +92,15 @@ def _newest(path: Path) -> tuple[Path | None, bool]:
 
 
 def _results(folder: Path) -> list[Path]:
-    """Results of a folder; of one with the log of a burn-in that has none, the place where it should be."""
+    """Returns the results in a folder; for a burn-in with a log but no result, the path that it would have."""
     found = [folder / name for name in NAMES if os.path.lexists(folder / name)]
     return found or ([folder / RESULT] if (folder / EVENTS).exists() else [])
 
 
 def _written(path: Path) -> float:
-    """When a result says that it was written, Unix time. A file's own time may be that of a copy.
+    """Returns the time of writing that a result states, Unix time. The file's own time may be that of a copy.
 
-    What cannot be read counts as written when its file was changed: a damaged result must not bring an older one back.
+    For unreadable files it is the modification time: a damaged result must not make an older one the newest.
     """
     try:
         return datetime.datetime.fromisoformat(str(read_json(path)["ended"])).timestamp()

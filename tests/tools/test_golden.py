@@ -122,7 +122,7 @@ def test_other_bits_are_found(run: Run, recorded: Path) -> None:
     rewritten(recorded, digest=BAD)
     found = run.json("verify", recorded, code=1)
     assert (found["verdict"], found["confirmed"]) == ("corrupt", 0)
-    assert "seen by golden" in found["sentences"][0]
+    assert "found by golden" in found["sentences"][0]
 
 
 def test_a_register_of_elsewhere_is_inconclusive(run: Run, recorded: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_folder_is_no_register(words: str, run: Run, tmp_path: Path) -> None:
 def test_an_empty_register_is_told_as_such(run: Run, tmp_path: Path) -> None:
     (tmp_path / "a.golden").touch()
     printed = run("verify", tmp_path / "a.golden", code=3)
-    assert "a.golden is damaged (it is empty); restore it or record it anew" in printed.err
+    assert "a.golden is damaged (it is empty); restore it or record it again" in printed.err
 
 
 def test_repetition_alone_is_warned_of(run: Run, tmp_path: Path) -> None:
@@ -166,8 +166,8 @@ def test_repetition_alone_is_warned_of(run: Run, tmp_path: Path) -> None:
     assert (printed["verdict"], printed["repeated_only"]) == ("clean", printed["recorded"] - 1)
     (warning,) = printed["sentences"]
     counts = f"{printed['repeated_only']} of {printed['recorded']}"
-    assert warning.startswith(f"warning: {counts} digests rest on repetition")
-    assert "a fault that repeats itself would be recorded too" in warning
+    assert warning.startswith(f"warning: {counts} digests are confirmed only by repetition")
+    assert "they would contain a fault that repeats itself" in warning
 
 
 def written(folder: Path, **registers: Register) -> list[Path]:

@@ -163,9 +163,9 @@ def test_the_fewest_hosts_explain_differences() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("suspects", ["a"], "a is named without a majority"),
+        ("suspects", ["a"], "a is a suspect without a majority"),
         ("stages", [], "PASS although nothing was checked"),
-        ("lost", "process 1 was lost", "PASS although something did not run to the end"),
+        ("lost", "process 1 was lost", "PASS although a stage did not run to the end"),
         ("undecided", ["z"], "z was not compared"),
     ],
 )

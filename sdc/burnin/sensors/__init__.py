@@ -1,9 +1,9 @@
-"""What drivers and the kernel report of devices while a burn-in runs.
+"""Sensor readings and errors of devices, as drivers and the kernel report them during a burn-in.
 
-base       `SensorBackend`, the class that each source of readings implements, and the readings
-libraries  NVIDIA's GPUs by NVML, AMD's by AMD SMI, TPUs by the metrics of their library
-kernel     AMD's GPUs and processors by files of the kernel, and errors that it logs
-monitor    reads all of them in threads of their own
+base       `SensorBackend`, the base class of all sources of readings, and the readings
+libraries  NVIDIA GPUs through NVML, AMD GPUs through AMD SMI, TPUs through the metrics of their library
+kernel     AMD GPUs and processors through kernel files, and errors in the kernel's log
+monitor    reads each source in its own thread
 """
 
 from typing import TYPE_CHECKING

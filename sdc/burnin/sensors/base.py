@@ -1,4 +1,4 @@
-"""A source of sensor readings: a driver's library, or files of the kernel, which is asked of each device in turn."""
+"""The interface of sources of sensor readings: drivers' libraries and kernel files, read for each device in turn."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -6,19 +6,19 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from sdc.schema import Fields, about
 
-# What the Xid errors are called that speak of hardware; others may be of software.
+# Names of the Xid errors that indicate hardware faults; others may be caused by software.
 XID = MappingProxyType(
     {
         48: "double-bit ECC error",
         62: "internal micro-controller halt",
-        63: "a row is remapped, or a page retired",
-        64: "a row could not be remapped, or a page not be retired",
+        63: "a row was remapped, or a page retired",
+        64: "remapping a row, or retiring a page, failed",
         74: "NVLink error",
         79: "the GPU has fallen off the bus",
         92: "high rate of single-bit ECC errors",
         94: "contained ECC error",
         95: "uncontained ECC error",
-        119: "the GPU's system processor does not answer",
+        119: "the GPU's system processor does not respond",
         120: "error of the GPU's system processor",
         140: "unrecovered ECC error",
     }
@@ -26,43 +26,45 @@ XID = MappingProxyType(
 
 
 class Sensors(Fields, kw_only=True):
-    """What a device's driver reports at one moment. What it does not report is absent."""
+    """Readings that a device's driver reports at one moment. Readings that it does not report are absent."""
 
     temperature: Annotated[float | None, about("degrees Celsius")] = None
     power: Annotated[float | None, about("watts")] = None
     clock: Annotated[float | None, about("clock of the processors, MHz")] = None
     memory_clock: Annotated[float | None, about("clock of the memory, MHz")] = None
     corrected: Annotated[int | None, about("memory errors that ECC corrected, since the driver was loaded")] = None
-    uncorrected: Annotated[int | None, about("memory errors that ECC could not correct, since then")] = None
-    retired: Annotated[int | None, about("memory pages or rows that were taken out of use")] = None
-    slowed: Annotated[list[str] | None, about("why the clock is lower than it could be, in the driver's words")] = None
+    uncorrected: Annotated[
+        int | None, about("memory errors that ECC could not correct, since the driver was loaded")
+    ] = None
+    retired: Annotated[int | None, about("retired memory pages or remapped rows")] = None
+    slowed: Annotated[list[str] | None, about("reasons for a reduced clock, as the driver states them")] = None
 
 
 class Course(Fields, kw_only=True):
-    """What a device's driver reported before, during and after."""
+    """A device's readings before, during and after a burn-in."""
 
-    source: Annotated[str, about("who reported: `nvml`, `amdsmi`, `hwmon` ...")]
-    before: Annotated[Sensors, about("before the first run")]
-    after: Annotated[Sensors, about("after the last one")]
-    samples: Annotated[int, about("how often it was asked in between")]
+    source: Annotated[str, about("source of the readings: `nvml`, `amdsmi`, `hwmon` ...")]
+    before: Annotated[Sensors, about("readings before the first run")]
+    after: Annotated[Sensors, about("readings after the last run")]
+    samples: Annotated[int, about("number of readings in between")]
     hottest: Annotated[float | None, about("highest temperature, degrees Celsius")] = None
     strongest: Annotated[float | None, about("highest power, watts")] = None
     slowest: Annotated[float | None, about("lowest clock of the processors under load, MHz")] = None
-    events: Annotated[list[str], about("errors that the driver reported meanwhile, such as `Xid 48`")] = []
+    events: Annotated[list[str], about("errors that the driver reported during the burn-in, such as `Xid 48`")] = []
 
 
 def driver_errors(course: Course) -> Iterator[str]:
-    """The errors of a device that its driver reported, in words. Corrected errors are none: the course counts them."""
+    """Yields a device's errors that its driver reported, in words; corrected memory errors do not count."""
     before, after = course.before, course.after
     if before != Sensors() and after == Sensors():
-        yield f"{course.source} reports nothing of the device any more"
+        yield f"{course.source} no longer reports readings of the device"
     for was, now, what in (
         (before.uncorrected, after.uncorrected, "memory errors that ECC could not correct"),
-        (before.retired, after.retired, "memory pages or rows that were taken out of use"),
+        (before.retired, after.retired, "retired memory pages or remapped rows"),
     ):
         if was is None or now is None or was == now:
             continue
-        yield f"{now - was} new {what}" if now > was else f"{what}: {was} before, {now} after: the driver started anew"
+        yield f"{now - was} new {what}" if now > was else f"{what}: {was} before, {now} after: the driver restarted"
     for text in course.events:
         head = text.partition(":")[0].split()
         number = int(head[1]) if head[:1] == ["Xid"] and head[1].isdecimal() else None
@@ -70,12 +72,12 @@ def driver_errors(course: Course) -> Iterator[str]:
         yield f"{text} ({known})" if known else text
 
 
-# What `sdc.records.describe_devices` says of the devices of a burn-in, in their order.
+# The result of `sdc.records.describe_devices` for the devices of a burn-in, in order.
 Described: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 def amd_addresses(described: Described) -> dict[int, str]:
-    """PCI addresses of the devices that have one and are not NVIDIA's, by their place."""
+    """Returns the PCI addresses of devices that have one and are not NVIDIA's, by index."""
     return {
         index: str(device["bus"])
         for index, device in enumerate(described)
@@ -89,35 +91,38 @@ class SensorEvent(NamedTuple):
 
 
 class SensorBackend:
-    """A source of readings. One thread asks it, so that it may take as long as it likes, and may raise."""
+    """A source of readings. Each source has its own thread, so it may block, and may raise."""
 
     def read(self, index: int, *, between: bool) -> Sensors | None:
-        """Readings of a device, by its place among those described; None for one that the source does not know.
+        """Returns readings of a device, by index; None for a device that the source does not know.
 
-        `between` is true while work runs: then without counters of errors, which some drivers take long to count, and
-        without the clock of a device that happens to be idle, which is low for no reason that matters.
+        `between` is true while workloads run. The readings then omit error counters, which some drivers are slow to
+        read, and the clock of a device that is momentarily idle, which is low for no relevant reason.
         """
         return None
 
     def events(self) -> list[SensorEvent]:
-        """Errors that were reported since the call before, or since the source was opened."""
+        """Returns errors reported since the previous call, or since the source was opened."""
         return []
 
     def close(self) -> None:
-        """Gives back what the source holds."""
+        """Releases the resources of the source."""
 
 
-# Opens a source for devices; None where it has nothing to report of any of them.
+# Opens a source for devices; returns None if it does not know any of them.
 Opener: TypeAlias = Callable[[Described], SensorBackend | None]
 
 
 class Silent(Exception):
-    """A source that should be there for these devices is not; the message says why, for people."""
+    """A source that these devices should have is unavailable; the message states the reason."""
 
 
 def attempt(ask: Any, *arguments: Any) -> Any:
-    """What a driver answers; None where it does not have or support the question, or a device does not."""
+    """Calls a driver's function; returns None if the function does not exist or fails, or a device does not support it.
+
+    Any exception counts as a failure.
+    """
     try:
         return ask(*arguments)
-    except Exception:  # each library has exceptions of its own, and a device rarely answers all questions
+    except Exception:  # each library has its own exceptions, and devices rarely support all queries
         return None

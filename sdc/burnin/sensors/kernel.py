@@ -1,6 +1,6 @@
-"""What the kernel says of AMD's GPUs and of processors: files (hwmon, RAS, thermal zones, EDAC), and its log.
+"""Kernel sources: files about AMD GPUs and processors (hwmon, RAS, thermal zones, EDAC), and the kernel's log.
 
-In the log stand NVIDIA's Xid, AMD's uncorrectable errors, and machine checks of the processor.
+The log contains NVIDIA's Xid errors, AMD's uncorrectable errors, and machine checks of the processor.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ ZONES = re.compile(r"x86_pkg_temp|cpu|soc", re.IGNORECASE)  # thermal zones of p
 
 
 def open_hwmon(described: Described, root: str = "/") -> "Hwmon | None":
-    """Files of the kernel for processors, and for AMD's GPUs, below the root of a file system."""
+    """Opens the kernel files about processors and AMD GPUs, below the root of a file system."""
     amd = amd_addresses(described)
     processors = {index for index, device in enumerate(described) if device.get("kind") == "cpu"}
     return Hwmon(Path(root), amd, processors) if amd or processors else None
@@ -79,7 +79,7 @@ class Hwmon(SensorBackend):
         return [SensorEvent(None, f"machine check: {new} exceptions")] if new > 0 else []
 
     def _throttles(self) -> list[float]:
-        """How often each processor was slowed because of its temperature, since the system was started."""
+        """Returns how often each processor was throttled for its temperature since the system booted."""
         return _numbers(self._root / "sys", "devices/system/cpu/cpu[0-9]*/thermal_throttle/*_throttle_count")
 
     def _machine_checks(self) -> int:
@@ -93,7 +93,7 @@ def _scaled(choose: Callable[[list[float]], float], values: list[float], unit: f
 
 
 def _numbers(folder: Path, pattern: str) -> list[float]:
-    """Numbers of files, without those of sensors that have nothing to say at the moment."""
+    """Returns the numbers in files, except those that are unreadable at the moment."""
     found = (attempt(float, _text(path)) for path in sorted(folder.glob(pattern)))
     return [value for value in found if value is not None]
 
@@ -101,18 +101,18 @@ def _numbers(folder: Path, pattern: str) -> list[float]:
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # some drivers answer so for what they do not know at the moment
+    except OSError:  # some drivers raise this for values that are momentarily unavailable
         return ""
 
 
 LOG = "/dev/kmsg"
 LONGEST = 160  # characters of a line that are kept
-RECORDS = 10_000  # lines that are read at a time; a driver that fails for good writes without end
+RECORDS = 10_000  # lines that are read per call; a driver that keeps failing writes without end
 _ADDRESS = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?"
-# Messages that report an error of hardware, and what is said of them.
+# Messages that report hardware errors, and their texts in the result.
 ERRORS = (
     (rf"(?i)NVRM: Xid \(PCI:{_ADDRESS}\): (?P<number>\d+)(?:, ?(?P<rest>.*))?$", "Xid {number}"),
-    # Those of old are counted aloud whenever somebody asks, "no uncorrectable errors" is no error: only new ones count.
+    # A query also logs earlier errors, and "no uncorrectable errors": only lines about new errors count.
     (
         rf"(?i)amdgpu {_ADDRESS}: .*?\b(?P<what>[1-9]\d* new uncorrectable hardware errors detected in \w+ block)",
         "{what}",
@@ -123,9 +123,9 @@ ERRORS = (
 
 
 def parse_message(text: str) -> tuple[str | None, str] | None:
-    """The error that a message of the log reports, if any: the PCI address of its device, None for the host, and words.
+    """Returns the error that a log message reports, if any: the PCI address of its device, None for the host, and text.
 
-    The address is as the log has it: small letters, four digits of the domain, without the function.
+    The address has the form of the log: lower case, a domain of four digits, without the function.
     """
     for pattern, said in ERRORS:
         if (found := re.search(pattern, text.strip())) is not None:
@@ -141,7 +141,7 @@ def _short_address(bus: str) -> str:
 
 
 def open_kernel_log(described: Described, path: str = LOG) -> "KernelLog | None":
-    """The kernel's log from now on; `Silent` where it cannot be read, None if then no device would stand in it."""
+    """Opens the kernel's log at its end; if it is unreadable, raises `Silent`, or returns None without PCI devices."""
     places = {_short_address(str(device["bus"])): index for index, device in enumerate(described) if device.get("bus")}
     handle = None
     try:
@@ -152,12 +152,12 @@ def open_kernel_log(described: Described, path: str = LOG) -> "KernelLog | None"
             os.close(handle)
         if not places:
             return None
-        raise Silent(f"{path} cannot be read ({error.strerror}): errors that only stand there are not known") from error
+        raise Silent(f"{path} cannot be read ({error.strerror}): errors that only it reports are unknown") from error
     return KernelLog(handle, places)
 
 
 class KernelLog(SensorBackend):
-    """What the kernel's log reports; it has no readings. Errors of devices that take no part are passed over."""
+    """Errors in the kernel's log, which has no readings. Errors of devices outside of the burn-in are ignored."""
 
     def __init__(self, handle: int, places: Mapping[str, int]) -> None:
         self._handle, self._places = handle, places
@@ -168,13 +168,13 @@ class KernelLog(SensorBackend):
             try:
                 record = os.read(self._handle, 8192)
             except OSError as error:
-                if error.errno == errno.EPIPE:  # lines were overwritten before they were read; go on with the next
+                if error.errno == errno.EPIPE:  # lines were overwritten before they were read; continue with the next
                     continue
                 break  # nothing more for now
             if not record:
                 break
             for line in record.decode(errors="replace").splitlines():
-                # `priority,number,microseconds,flags;message`, and lines about it, which begin with a space.
+                # `priority,number,microseconds,flags;message`, then further lines, which begin with a space.
                 reported = None if line.startswith(" ") else parse_message(line.partition(";")[2])
                 if reported is not None and (reported[0] is None or reported[0] in self._places):
                     found.append(SensorEvent(None if reported[0] is None else self._places[reported[0]], reported[1]))

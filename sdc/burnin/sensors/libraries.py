@@ -1,4 +1,4 @@
-"""Libraries of vendors: NVML (the extra `nvml`), AMD SMI, which ROCm brings, and the metrics of the library of TPUs."""
+"""Libraries of vendors: NVML (the extra `nvml`), AMD SMI, which is part of ROCm, and the metrics of libtpu."""
 
 import importlib
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from .base import Described, SensorBackend, SensorEvent, Sensors, Silent, amd_addresses, attempt
 
 IDLE = 0x1
-# Bits of what NVML calls clocks event reasons, or throttle reasons.
+# Bits of NVML's clocks event reasons, formerly throttle reasons.
 SLOWED = {
     0x2: "application clocks",
     0x4: "software power cap",
@@ -17,17 +17,17 @@ SLOWED = {
     0x80: "hardware power brake",
     0x100: "display clocks",
 }
-MOST_EVENTS = 64  # events that are taken at a time from one device
-PERSISTENT = 6  # health of a TPU's link from which on its problem stays; below, 0 is healthy and the others come and go
+MOST_EVENTS = 64  # events that are read per call from one device
+PERSISTENT = 6  # health of a TPU's link from which a problem is persistent; 0 is healthy, lower values are transient
 
 
 def _first(*values: Any) -> float | None:
-    """The first that is a number: what a device does not report is `N/A`, or None."""
+    """Returns the first value that is a number; unsupported ones are `N/A` or None."""
     return next((float(value) for value in values if isinstance(value, int | float)), None)
 
 
 def open_nvml(described: Described, library: Any = None) -> "Nvml | None":
-    """NVML for those devices that have NVIDIA's UUID; `Silent` where the module or a driver is missing for them."""
+    """Opens NVML for devices with an NVIDIA UUID; raises `Silent` if the module or a driver is missing for them."""
     known = {index: str(device.get("uuid", "")) for index, device in enumerate(described)}
     wanted = {index: identity for index, identity in known.items() if identity.startswith("GPU-")}
     if not wanted:
@@ -37,7 +37,7 @@ def open_nvml(described: Described, library: Any = None) -> "Nvml | None":
         library.nvmlInit()
     except ImportError as error:
         raise Silent("pynvml is not installed; install jax-sdc[nvml]") from error
-    except Exception as error:  # an NVMLError of the library that was just imported
+    except Exception as error:  # an NVMLError of the library imported above
         raise Silent(str(error)) from error
     return Nvml(library, wanted)
 
@@ -47,7 +47,7 @@ class Nvml(SensorBackend):
         self._library = library
         found = {index: attempt(library.nvmlDeviceGetHandleByUUID, identity) for index, identity in wanted.items()}
         self._handles = {index: handle for index, handle in found.items() if handle is not None}
-        # One set for each device: an event then belongs to it also where it does not name it.
+        # One set per device, so that its events belong to it even if they do not name it.
         self._sets: dict[int, Any] = {}
         for index, handle in self._handles.items():
             if (events := attempt(library.nvmlEventSetCreate)) is None:
@@ -55,7 +55,7 @@ class Nvml(SensorBackend):
             try:
                 library.nvmlDeviceRegisterEvents(handle, library.nvmlEventTypeXidCriticalError, events)
                 self._sets[index] = events
-            except Exception:  # a virtual or an old device has no events
+            except Exception:  # virtual and old devices have no events
                 attempt(library.nvmlEventSetFree, events)
 
     def read(self, index: int, *, between: bool) -> Sensors | None:
@@ -96,7 +96,7 @@ class Nvml(SensorBackend):
         for index, events in self._sets.items():
             for _ in range(MOST_EVENTS):
                 if (event := attempt(self._library.nvmlEventSetWait, events, 0)) is None:
-                    break  # a timeout without waiting: NVML keeps what is reported until somebody asks
+                    break  # a timeout without waiting: NVML queues events until they are read
                 found.append(SensorEvent(index, f"Xid {int(event.eventData)}"))
         return found
 
@@ -107,13 +107,13 @@ class Nvml(SensorBackend):
 
 
 def open_amd_smi(described: Described, library: Any = None) -> "AmdSmi | None":
-    """AMD SMI for those devices that are AMD's; None where the module is not installed or finds no driver."""
+    """Opens AMD SMI for AMD devices; returns None if the module is not installed or finds no driver."""
     if not (wanted := amd_addresses(described)):
         return None
     try:
         library = library or importlib.import_module("amdsmi")
         library.amdsmi_init()
-    except Exception:  # it is no package of an index, and fails in ways of its own where there is no driver
+    except Exception:  # the module is not on PyPI, and fails in its own ways without a driver
         return None
     found = {index: attempt(library.amdsmi_get_processor_handle_from_bdf, bus) for index, bus in wanted.items()}
     handles = {index: handle for index, handle in found.items() if handle is not None}
@@ -121,7 +121,7 @@ def open_amd_smi(described: Described, library: Any = None) -> "AmdSmi | None":
 
 
 class AmdSmi(SensorBackend):
-    """What AMD SMI reports. Errors stand in the kernel's log."""
+    """Readings of AMD SMI. The kernel's log has the errors."""
 
     def __init__(self, library: Any, handles: dict[int, Any]) -> None:
         self._library, self._handles = library, handles
@@ -159,21 +159,21 @@ class AmdSmi(SensorBackend):
 
 
 def open_tpu_metrics(described: Described, library: Any = None) -> "TpuMetrics | None":
-    """The module `libtpu.sdk.tpumonitoring`; None where there are no TPUs, or their library has no metrics."""
+    """Opens the module `libtpu.sdk.tpumonitoring`; returns None without TPUs, or if their library has no metrics."""
     places = [tuple(device["coordinates"]) for device in described if device.get("coordinates")]
     if len(places) < len(described) or not places:
         return None
     try:
         library = library or importlib.import_module("libtpu.sdk.tpumonitoring")
         supported = set(library.list_supported_metrics())
-    except Exception:  # an older library, or one that is not there
+    except Exception:  # an old library, or none
         return None
     chips = list(dict.fromkeys(places))
     return TpuMetrics(library, [chips.index(place) for place in places], supported) if supported else None
 
 
 class TpuMetrics(SensorBackend):
-    """What the metrics report: no temperature and no power is among them."""
+    """Readings from the metrics of libtpu, which include neither temperature nor power."""
 
     def __init__(self, library: Any, chips: list[int], supported: set[str]) -> None:
         self._library, self._chips, self._supported = library, chips, supported
@@ -182,7 +182,7 @@ class TpuMetrics(SensorBackend):
         scores = [score for _, score in self._values("tpu_throttle_score")]
         if not scores:
             return None
-        # Where the library reports other chips than these, the highest of all is taken: nothing is healthy by default.
+        # If the library reports other chips than these, the highest score counts: nothing is healthy by default.
         alike = len(scores) == max(self._chips) + 1
         score = scores[self._chips[index]] if alike else max(scores)
         return Sensors(slowed=[f"throttle score {score:g}"] if score > 0 else [])
@@ -195,7 +195,7 @@ class TpuMetrics(SensorBackend):
         ]
 
     def _values(self, metric: str) -> list[tuple[str, float]]:
-        """Values of a metric: each is a number, or a place and a number as in `tray1.chip3.ici0.int: 10`."""
+        """Returns a metric's values: each is a number, or a place and a number, as in `tray1.chip3.ici0.int: 10`."""
         found = []
         texts = attempt(lambda: list(self._library.get_metric(metric).data())) if metric in self._supported else ()
         for text in texts or ():

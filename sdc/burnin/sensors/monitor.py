@@ -1,7 +1,7 @@
-"""Temperature, power, clocks and errors of the devices while a burn-in runs, by all sources that know them.
+"""Temperature, power, clocks and errors of the devices during a burn-in, from all sources that know them.
 
-Nothing here may raise into a burn-in, or hold it up: drivers of devices that fail do both. Each source is asked by a
-daemon thread of its own, for which nobody waits longer than a few seconds.
+No source may raise into a burn-in or block it, as drivers of failing devices do. Each is therefore read by its own
+daemon thread, for which the burn-in waits at most a few seconds.
 """
 
 import threading
@@ -16,7 +16,7 @@ from .base import Course, Described, Opener, SensorBackend, Sensors, Silent
 from .kernel import open_hwmon, open_kernel_log
 from .libraries import open_amd_smi, open_nvml, open_tpu_metrics
 
-# Sources by name. Of those that know a device, the first one's readings are taken, and the errors of all.
+# Sources by name. A device's readings come from the first source that knows it, its errors from all sources.
 SOURCES: Mapping[str, Opener] = MappingProxyType(
     {
         "nvml": open_nvml,
@@ -26,12 +26,12 @@ SOURCES: Mapping[str, Opener] = MappingProxyType(
         "kernel log": open_kernel_log,
     }
 )
-PATIENCE = 5.0  # seconds that are waited for all sources before a burn-in, and as many after it
-MOST = 32  # different errors of a device that are listed one by one
+PATIENCE = 5.0  # seconds to wait for all sources before a burn-in, and again after it
+MOST = 32  # distinct errors of a device that are listed
 
 
 class Monitor:
-    """Watches devices from `with` to its end, with a reading every so many seconds."""
+    """Context manager that reads the sensors of devices every `every` seconds."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Monitor:
             watch.start()
         for watch in self._watches:
             if not watch.ready.wait(max(0.0, until - time.monotonic())):
-                watch.give_up(f"{watch.name} did not answer within {self._patience:g} s, and is not asked again")
+                watch.give_up(f"{watch.name} did not answer within {self._patience:g} s, and is no longer read")
         return self
 
     def __exit__(
@@ -63,24 +63,24 @@ class Monitor:
             watch.join(max(0.0, until - time.monotonic()))
             if watch.is_alive() and not watch.given_up:
                 watch.give_up(
-                    f"{watch.name} did not answer within {self._patience:g} s at the end: its last reading is taken "
-                    "for the one after it",
+                    f"{watch.name} did not answer within {self._patience:g} s at the end: its last reading is used "
+                    "instead",
                     keep=True,
                 )
 
     def courses(self) -> list[Course | None]:
-        """What the sources reported of each device until now, in their order; None where no source knows it."""
+        """Returns the readings and errors of each device so far; None for a device that no source knows."""
         return [self._course(index) for index in range(self._devices)]
 
     def notes(self) -> list[str]:
-        """Which sources report nothing although they should, or stopped, and why."""
+        """Returns notes on sources that are unavailable or stopped, with reasons."""
         return [note for watch in self._watches for note in list(watch.notes)]
 
     def _course(self, index: int) -> Course | None:
         reports = [(watch.name, *watch.said(index)) for watch in self._watches]
         course = next((course for _, course, _ in reports if course is not None), None)
         counts = {text: count for _, _, texts in reports for text, count in texts.items()}
-        # NVML gives the number of an Xid, and the kernel's log the same one with more words.
+        # NVML gives the number of an Xid, and the kernel's log the same number with more details.
         words = [
             text if count == 1 else f"{text} ({count} times)"
             for text, count in counts.items()
@@ -105,7 +105,7 @@ class _Watch(threading.Thread):
         self._events: Counter[tuple[int | None, str]] = Counter()
 
     def give_up(self, note: str, *, keep: bool = False) -> None:
-        """Nobody waits any more; later reports are not taken."""
+        """Stops waiting for the source, and ignores its later reports."""
         with self._lock:
             self.given_up = True
             self.notes.append(note)
@@ -115,7 +115,7 @@ class _Watch(threading.Thread):
         self.over.set()
 
     def said(self, index: int) -> tuple[Course | None, dict[str, int]]:
-        """What it reported of a device until now, and how often errors of it, or of the host, were reported."""
+        """Returns a device's readings so far, and the number of reports of each error of it or of the host."""
         with self._lock:
             known = self._courses.get(index)
             events = {text: count for (device, text), count in self._events.items() if device in (index, None)}
@@ -128,7 +128,7 @@ class _Watch(threading.Thread):
             if (source := self._opener(self._described)) is not None:
                 failed = "stopped reporting"
                 self._watch(source)
-        except Exception as error:  # whatever a driver's library throws ends its reports, and nothing else
+        except Exception as error:  # an exception in a driver's library ends only its own reports
             said = f": {error}" if isinstance(error, Silent) else f" {failed}: {type(error).__name__}: {error}"
             with self._lock:
                 if not self.given_up:

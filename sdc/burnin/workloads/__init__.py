@@ -1,9 +1,9 @@
-"""What a burn-in runs: programs whose bits are known to be the same each time, with data that provoke.
+"""Workloads of a burn-in: programs that produce the same bits in each run, with data that provoke faults.
 
-workload    `BurninWorkload`, the class that each of them implements; levels, families, and the workloads of a level
+workload    `BurninWorkload`, the base class of all workloads; levels, families, and the workloads of a level
 arrays      data as functions of a seed, with the same bits on every host
 arithmetic  matrix products, attention, functions such as exponentials; reductions and orderings
-movement    patterns in memory, copies between host and devices, collectives over the devices of a host
+movement    memory patterns, copies between host and devices, collectives over the devices of a host
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,9 @@
-"""Arithmetic: matrix products, attention and functions, which round; reductions, of which some are exact; orderings.
+"""Arithmetic: matrix products, attention and functions, which round; reductions, some of them exact; orderings.
 
-Matrix products are square, with odd sides, and thin; their sums are compared unrounded, and checked by checksums.
-Attention is two products with a softmax between them, as models have it. Functions use units of a device and libraries
-of a compiler that products do not touch. Exact reductions are of whole numbers whose sums floating-point numbers hold:
-the host computes them, and the orderings (sorting, selecting, gathering, scattering), bit for bit.
+Matrix products are square, odd-sized, and thin; their sums are compared before rounding, and checked by checksums.
+Attention is two products with a softmax between them, as in models. Functions use hardware units and compiler libraries
+that products do not use. Exact reductions add integers whose sums floating-point numbers represent exactly: the host
+computes them, and the orderings (sorting, selecting, gathering, scattering), bit for bit.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ HEADS, DEPTH = 2, 32
 
 
 class MatrixProduct(BurninWorkload):
-    """A product of two matrices in float32: what a narrow type rounds away would hide errors."""
+    """A matrix product with results in float32: rounding to a narrow type could hide errors."""
 
     def inputs(self) -> tuple[Float[np.ndarray, "m k"], Float[np.ndarray, "k n"]]:
         m, k, n = self.sizes
@@ -36,7 +36,7 @@ class MatrixProduct(BurninWorkload):
 
 
 def build_matrix(request: FamilyRequest) -> Iterator[BurninWorkload]:
-    """Normal data in each shape, and all other kinds in the square one."""
+    """Yields products of each shape with normal data, and square ones with all other kinds of data."""
     side = request.level.side
     shapes = [(side, side, side), (side + 1, side - 1, side // 2 + 1), (side // 8, 4 * side, side)]
     for dtype in request.dtypes:
@@ -58,7 +58,7 @@ def build_matrix(request: FamilyRequest) -> Iterator[BurninWorkload]:
 
 
 class CausalAttention(BurninWorkload):
-    """Causal attention; scores and weights are in float32, the factors of the products in the type of the data."""
+    """Causal attention; scores and weights are in float32, the factors of the products in the dtype of the data."""
 
     def inputs(self) -> tuple[Float[np.ndarray, "heads length depth"], ...]:
         q, k, v = make_floats(self.data, (3, *self.sizes), self.dtype, self.seed)
@@ -142,7 +142,7 @@ GROUPS: Mapping[str, Mapping[str, Function]] = {
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Functions(BurninWorkload):
-    """Each function of a group, of the same numbers."""
+    """All functions of a group, applied to the same numbers."""
 
     group: str
 
@@ -154,7 +154,7 @@ class Functions(BurninWorkload):
 
 
 def build_functions(request: FamilyRequest) -> Iterator[BurninWorkload]:
-    """Each group of functions; exponentials take every kind of data."""
+    """Yields each group of functions; exponentials with every kind of data."""
     count = request.level.numbers
     for dtype in request.dtypes:
         for group, functions in GROUPS.items():
@@ -179,10 +179,10 @@ LARGEST = 8  # elements that `top_k` returns
 
 
 class ExactReductions(BurninWorkload):
-    """Reductions of whole numbers: in whatever order they are added, the host gets the same bits."""
+    """Reductions of integers: the host gets the same bits in any order of summation."""
 
     def inputs(self) -> tuple[Float32[np.ndarray, "rows columns"]]:
-        # -1, 0 and 1, so that sums of 2**24 of them are exact in float32, in any order.
+        # -1, 0 and 1, so that sums of up to 2**24 of them are exact in float32, in any order.
         thirds = (random_words(self.sizes, self.seed) >> np.uint32(8)) % np.uint32(3)
         return (thirds.astype(np.float32) - np.float32(1),)
 
@@ -208,7 +208,7 @@ class ExactReductions(BurninWorkload):
 
 
 class RoundedReductions(BurninWorkload):
-    """Reductions in float32 that depend on their order, which a compiled program keeps."""
+    """Reductions in float32 that depend on the order of summation, which is fixed in a compiled program."""
 
     def inputs(self) -> tuple[Float[np.ndarray, "rows columns"]]:
         return (make_floats(self.data, self.sizes, self.dtype, self.seed),)
@@ -225,7 +225,7 @@ class RoundedReductions(BurninWorkload):
 
 
 def build_reductions(request: FamilyRequest) -> Iterator[BurninWorkload]:
-    """Exact reductions once, rounded ones for each type and each kind of data."""
+    """Yields exact reductions once, and rounded ones for each dtype and kind of data."""
     columns = max(request.level.numbers // ROWS, 8)
     count = ROWS * columns
     program = f"reductions/exact/{ROWS}x{columns}"
@@ -257,7 +257,7 @@ def build_reductions(request: FamilyRequest) -> Iterator[BurninWorkload]:
 
 
 class Ordering(BurninWorkload):
-    """Each operation that orders, of the same keys and places; of equal keys the first one comes first."""
+    """All ordering operations, applied to the same keys and indices; equal keys keep their order."""
 
     def inputs(self) -> tuple[Int32[np.ndarray, "n"], UInt32[np.ndarray, "n"]]:
         (count,) = self.sizes

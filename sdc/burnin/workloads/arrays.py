@@ -1,11 +1,11 @@
-"""Data that provoke: functions of a seed and a shape, with the same bits on every host.
+"""Data that provoke faults: functions of a seed and a shape, with the same bits on every host.
 
-Everything is made of the counter-based generator Philox, whose stream NumPy guarantees, and of operations that IEEE 754
-rounds exactly, one after the other: no library of functions and no matrix product, which differ between processors.
+All data come from the counter-based generator Philox, whose stream NumPy guarantees, and from operations that IEEE 754
+rounds exactly, in a fixed order: no function libraries and no matrix products, which differ between processors.
 
-What a platform does with subnormal numbers is its own: XLA sets CPUs and TPUs to take them, and what would become one,
-for zero; NVIDIA's GPUs keep them unless a flag says otherwise. `keeps_subnormals` asks. Where they are flushed, such
-data are zeros to the arithmetic units, and exercise copies and memory alone.
+The treatment of subnormal numbers depends on the platform: XLA makes CPUs and TPUs flush subnormal inputs and results
+to zero; NVIDIA's GPUs keep them unless a flag disables that. `keeps_subnormals` tests it. Where they are flushed,
+subnormal data are zeros to the arithmetic units, and exercise only copies and memory.
 """
 
 import math
@@ -20,26 +20,26 @@ from jaxtyping import Float, Float64, Shaped, UInt32, UInt64
 
 from sdc.settings import SettingError
 
-BLOCK = 2**20  # elements that are drawn at a time
-TOKENS = 2**10  # rows of the small network's outputs; more data repeat them
+BLOCK = 2**20  # elements that are drawn together
+TOKENS = 2**10  # rows of the small network's outputs; larger arrays repeat them
 WIDTH, HIDDEN = 8, 16
 
 
 def normal(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
-    """Numbers of mean 0 and variance 1: the sum of 12 uniform ones, less 6, scaled so that all mantissa bits occur."""
+    """Numbers of mean 0 and variance 1: the sum of 12 uniform ones minus 6, scaled so that all mantissa bits occur."""
     total = math.prod(shape)
     stream = _stream("normal", seed)
     flat = np.zeros(total)
     for start in range(0, total, BLOCK):
         count = min(BLOCK, total - start)
-        # Sums of whole numbers of 16 bits, which are exact, centred and scaled by a power of two.
+        # Exact sums of 16-bit integers, centered and scaled by a power of two.
         lanes = np.asarray(stream.random_raw(3 * count), np.uint64).view(np.uint16).reshape(count, 12)
         flat[start : start + count] = (lanes.sum(axis=1, dtype=np.int64) - 6 * 65535) / 65536.0
     return _typed(flat * 0.9999694831743187, dtype).reshape(shape)
 
 
 def ones(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
-    """Numbers whose mantissa bits are all ones, of 1/2 to 4 in size, of both signs."""
+    """Numbers of either sign whose mantissa bits are all ones, with magnitudes from 1/2 to 4."""
     raw = _raw("ones", seed, math.prod(shape))
     exponents = ((raw >> np.uint64(1)) % np.uint64(3)).astype(np.int32) - 1
     signs = 1.0 - 2.0 * (raw & np.uint64(1)).astype(np.float64)
@@ -56,14 +56,14 @@ def subnormal(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray
 
 
 def alternating(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
-    """Numbers of which each has the other sign than the one before, so that their sums cancel."""
+    """Numbers of alternating sign, so that their sums cancel."""
     size = np.abs(normal(shape, "float64", seed).reshape(-1)) + 2.0**-8
     size[1::2] *= -1
     return _typed(size, dtype).reshape(shape)
 
 
 def activations(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
-    """Outputs of a fixed small network, row by row: gated units (SwiGLU), then weights of an attention (softmax)."""
+    """Outputs of a fixed small network, row by row: gated units (SwiGLU), then attention weights (softmax)."""
     h = normal((TOKENS, WIDTH), "float64", seed)
     up, gate, keys = normal((3, WIDTH, HIDDEN), "float64", seed + 1)
     gates = _product(h, gate)
@@ -82,27 +82,27 @@ def random_words(shape: tuple[int, ...], seed: int) -> UInt32[np.ndarray, "*shap
 
 
 def murmur(at: Any, word: Callable[[int], Any]) -> Any:
-    """Words that look random, by the finalizer of MurmurHash3; `word` makes a constant, by JAX or NumPy."""
+    """Returns pseudorandom words, by the finalizer of MurmurHash3; `word` creates a constant, in JAX or NumPy."""
     at = (at ^ (at >> word(16))) * word(0x85EBCA6B)
     at = (at ^ (at >> word(13))) * word(0xC2B2AE35)
     return at ^ (at >> word(16))
 
 
-# Kinds of floating-point data by name; each is a function of shape, type and seed.
+# Kinds of floating-point data by name; each is a function of shape, dtype and seed.
 FLOATS = {make.__name__: make for make in (normal, ones, subnormal, alternating, activations)}
 
 
 def make_floats(kind: str, shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
-    """Data of a kind in `FLOATS`, others for each seed."""
+    """Returns data of a kind in `FLOATS`, which depend on the seed."""
     if kind not in FLOATS:
         raise SettingError("kind", kind, f"expected one of {', '.join(FLOATS)}")
     if not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
-        raise SettingError("dtype", dtype, "expected a type of floating-point numbers")
+        raise SettingError("dtype", dtype, "expected a floating-point type")
     return FLOATS[kind](shape, dtype, seed)
 
 
 def keeps_subnormals(dtype: str, device: jax.Device) -> bool:
-    """Whether a device multiplies a subnormal number by one and gets it back, rather than zero."""
+    """Whether a device that multiplies a subnormal number by one returns it, rather than zero."""
     smallest = subnormal((8,), dtype, 0)
     one = np.ones(8, jnp.dtype(dtype))
     got = jax.jit(lambda x, y: x * y)(*jax.device_put((smallest, one), device))
@@ -122,12 +122,12 @@ def _mantissa(dtype: str) -> int:
 
 
 def _typed(x: Float64[np.ndarray, "*shape"], dtype: str) -> Float[np.ndarray, "*shape"]:
-    """Rounded by way of float32, as every host can."""
+    """Rounds to a dtype via float32, which every host supports."""
     return x if dtype == "float64" else x.astype(np.float32).astype(jnp.dtype(dtype))
 
 
 def _product(a: Float64[np.ndarray, "m k"], b: Float64[np.ndarray, "k n"]) -> Float64[np.ndarray, "m n"]:
-    """A matrix product whose sums are rounded one by one, in order."""
+    """Computes a matrix product that rounds its sums one term at a time, in order."""
     out = a[:, :1] * b[:1]
     for k in range(1, a.shape[1]):
         out = out + a[:, k : k + 1] * b[k : k + 1]
@@ -135,7 +135,7 @@ def _product(a: Float64[np.ndarray, "m k"], b: Float64[np.ndarray, "k n"]) -> Fl
 
 
 def _exp(x: Shaped[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
-    """The exponential function by its series, to some 1e-15, of exactly rounded operations."""
+    """Computes the exponential function by its series, to about 1e-15, from exactly rounded operations."""
     doublings = np.rint(x * 1.4426950408889634)
     r = x - doublings * 0.6931471805599453
     out = np.ones_like(r)

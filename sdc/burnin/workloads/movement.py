@@ -1,8 +1,8 @@
-"""Data on the move: patterns in memory, copies, and collectives over the local devices; the host knows all their bits.
+"""Data movement: memory patterns, copies, and collectives over the local devices; the host knows all right bits.
 
-A pattern is made on the device, word by word from the index, and the digest of the buffer is a program of its own:
-the words have to go to memory and come back. Retention waits between the two. Copies go from the host to a device and
-back, or by way of the other devices, and are compared on the host. Collectives are of numbers whose sums are exact.
+The device generates a pattern word by word from the index, and a separate program digests the buffer, so that the words
+must go through memory. Retention waits between the two. Copies go from the host to a device and back, or via the other
+devices, and are compared on the host. Collectives use numbers whose sums are exact.
 """
 
 import dataclasses
@@ -20,11 +20,11 @@ from .workload import AXIS, Bench, BurninWorkload, FamilyRequest
 
 
 def _walking(at: Any, word: Callable[[int], Any]) -> Any:
-    """One bit that is set, the next one in each word; each 32 words begin with another one."""
+    """Sets one bit per word, the next one in each word; each group of 32 words starts one bit later."""
     return word(1) << ((at + at // word(32)) % word(32))
 
 
-# Words from their indices; `word` makes a constant, by JAX or NumPy. A stuck address line makes two addresses one.
+# Words from their indices; `word` creates a constant, in JAX or NumPy. A stuck address line aliases two addresses.
 PATTERNS: Mapping[str, Callable[[Any, Callable[[int], Any]], Any]] = {
     "walking-ones": _walking,
     "walking-zeros": lambda at, word: ~_walking(at, word),
@@ -36,12 +36,12 @@ PATTERNS: Mapping[str, Callable[[Any, Callable[[int], Any]], Any]] = {
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Pattern(BurninWorkload):
-    """A buffer of a pattern, left alone for a while where there are seconds of retention."""
+    """A buffer with a pattern, which is not accessed for the seconds of retention, if there are any."""
 
     seconds: float = 0.0
 
     def inputs(self) -> tuple[UInt32[np.ndarray, ""]]:
-        return (np.asarray(0, np.uint32),)  # the index of the first word, which the compiler does not know
+        return (np.asarray(0, np.uint32),)  # the index of the first word, which must not be a compile-time constant
 
     def run(self, start: UInt32[Array, ""]) -> UInt32[Array, "words"]:
         return PATTERNS[self.data](lax.iota(jnp.uint32, self.sizes[0]) + start, jnp.uint32)
@@ -77,7 +77,7 @@ def build_memory(request: FamilyRequest) -> Iterator[BurninWorkload]:
 
 
 class Transfers(BurninWorkload):
-    """Words to which a device adds one, so that what comes back was there."""
+    """Copies of words to which a device adds one, which shows that the returned words were on the device."""
 
     def inputs(self) -> tuple[UInt32[np.ndarray, "words"]]:
         return (random_words(self.sizes, self.seed),)
@@ -89,7 +89,7 @@ class Transfers(BurninWorkload):
         return x + np.uint32(1)
 
     def drive(self, bench: Bench) -> Any:
-        """From the host to the device, or from it to each of the other devices, one after the other, and back."""
+        """Copies from the host to the device, or from it to each of the other devices in turn, and back."""
         if self.way == "host-device-host":
             return bench.call(*jax.device_put(bench.host(), bench.device))
         out = bench.call(*bench.arguments)
@@ -121,12 +121,12 @@ def build_transfers(request: FamilyRequest) -> Iterator[BurninWorkload]:
 
 
 def _of_all(x: Shaped[np.ndarray, "*shape"]) -> Shaped[np.ndarray, "n *shape"]:
-    """The same for each of as many devices as there are shards."""
+    """Repeats an array for each device; there are as many devices as shards."""
     return np.broadcast_to(x, (x.shape[-2], *x.shape))
 
 
-# Each on a device, where it takes a shard `[1, n, m]` for n devices, and on the host, where it takes those of all,
-# `[n, n, m]`, and the first axis of what it returns is the device.
+# Each as a function on a device, which takes its shard `[1, n, m]` of n devices, and as a function on the host, which
+# takes all shards, `[n, n, m]`, and returns results whose first axis is the device.
 COLLECTIVES: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "psum": (lambda x: lax.psum(x, AXIS), lambda x: _of_all(x.sum(axis=0, dtype=x.dtype))),
     "pmax": (lambda x: lax.pmax(x, AXIS), lambda x: _of_all(x.max(axis=0))),
@@ -144,17 +144,17 @@ COLLECTIVES: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda x: np.roll(x, 1, axis=0),
     ),
 }
-ALIKE = ("psum", "pmax", "all_gather")  # those of which all devices get the same
+ALIKE = ("psum", "pmax", "all_gather")  # collectives that give all devices the same result
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Exchange(BurninWorkload):
-    """A collective of whole numbers and one of floating-point numbers."""
+    """A collective on integers and one on floating-point numbers."""
 
     collective: str
 
     def inputs(self) -> tuple[Shaped[np.ndarray, "n n m"], Shaped[np.ndarray, "n n m"]]:
-        """Whole numbers of 32 bits, which wrap, and multiples of 1/256 below 32 in size, whose sums float32 holds."""
+        """32-bit integers, which wrap, and multiples of 1/256 up to 32 in magnitude, with exact sums in float32."""
         count, width = self.sizes
         words = random_words((2, count, count, width), self.seed)
         real = (words[1] >> np.uint32(18)).astype(np.float32) / np.float32(256) - np.float32(32)

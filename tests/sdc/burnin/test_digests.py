@@ -47,5 +47,5 @@ def test_the_first_ones_are_listed() -> None:
 
 
 def test_outputs_of_two_programs_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected outputs of one program"):
+    with pytest.raises(ValueError, match="expected outputs of the same program"):
         compare_outputs(np.zeros(3, np.float32), np.zeros(4, np.float32))

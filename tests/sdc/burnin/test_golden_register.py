@@ -70,14 +70,14 @@ def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
         (lambda v: v.update(schema="1"), "has layout '1'"),
         (lambda v: v.pop("entries"), "other fields .*entries"),
         (lambda v: v["entries"][0].update(digest=5), "other fields .*digest"),
-        (lambda v: v["entries"][0].update(digest="0" * 15), "'000000000000000' is no digest"),
-        (lambda v: v["entries"].append(v["entries"][0]), "stands there twice"),
-        (lambda v: v["entries"][0].update(seen=[]), "nobody saw"),
+        (lambda v: v["entries"][0].update(digest="0" * 15), "'000000000000000' is not a digest"),
+        (lambda v: v["entries"].append(v["entries"][0]), "is listed twice"),
+        (lambda v: v["entries"][0].update(seen=[]), "no burn-in recorded"),
         (lambda v: v["entries"][0]["seen"][0].update(devices=[2]), "has no devices 2"),
-        (lambda v: v["entries"][0]["seen"][0].update(agreed=[]), "nothing agreed"),
+        (lambda v: v["entries"][0]["seen"][0].update(agreed=[]), "no runs agreed"),
         (lambda v: v.update(recordings={}), "burn-in a is not described"),
         (lambda v: v.update(environments={}), "environment .* is not described"),
-        (lambda v: next(iter(v["environments"].values())).update(driver="545.2"), "another one than its name says"),
+        (lambda v: next(iter(v["environments"].values())).update(driver="545.2"), "does not match its name"),
         (lambda v: v.update(disputed=[{"subject": v["entries"][0]["subject"], "claims": {}}]), "twice"),
     ],
 )
@@ -93,7 +93,7 @@ def test_a_file_that_is_not_there_or_nothing_of_the_kind(tmp_path: Path) -> None
     (tmp_path / "b.golden").write_text(json.dumps(msgspec.to_builtins(register())))
     with pytest.raises(RecordError, match="no checksum"):
         GOLDEN.read(tmp_path / "b.golden")
-    with pytest.raises(ValueError, match="is no digest"):
+    with pytest.raises(ValueError, match="is not a digest"):
         GOLDEN.write(tmp_path / "c.golden", register(digests={"w": "what"}))
     assert not (tmp_path / "c.golden").exists()
 
@@ -159,7 +159,7 @@ def test_neither_order_nor_repetition_matters(registers: list[Register], random:
 def test_a_key_says_all_of_its_subject(shard: int | None) -> None:
     one = subject("collectives/psum/4x16", shard=shard, seed=7)
     assert parse_key(one.key) == one
-    with pytest.raises(ValueError, match="is no key"):
+    with pytest.raises(ValueError, match="is not the key"):
         parse_key("w | seed 0")
 
 
@@ -211,9 +211,9 @@ def test_digests_that_apply_here() -> None:
     both = [subject("w").key, subject("x").key]
     assert shortfall(known, both, ENVIRONMENT) is None
     assert shortfall(known, both[:1], ENVIRONMENT) is None
-    assert shortfall(known, [], ENVIRONMENT) == "nothing ran that a digest could be of"
+    assert shortfall(known, [], ENVIRONMENT) == "no workload ran that a digest could be compared with"
     assert shortfall(known, [*both, subject("new").key], ENVIRONMENT) == (
-        "only 2 of 3 digests that are needed here are in it: is not in the file (1 workload)"
+        "only 2 of the 3 digests needed here are in the file: is not in the file (1 workload)"
     )
 
 
@@ -222,7 +222,7 @@ def test_foreign_digests_are_explained() -> None:
     here = {**ENVIRONMENT, "driver": "560.9", "NVIDIA_TF32_OVERRIDE": "0"}
     keys = [subject(workload, here).key for workload in "wx"]
     assert shortfall(known, keys, here) == (
-        "none of 2 digests that are needed here are in it: NVIDIA_TF32_OVERRIDE 0 here, nothing there, "
+        "none of the 2 digests needed here are in the file: NVIDIA_TF32_OVERRIDE 0 here, nothing there, "
         "driver 560.9 here, 550.1 there (2 workloads)"
     )
     for differs, words in (
@@ -233,7 +233,7 @@ def test_foreign_digests_are_explained() -> None:
     ):
         assert foreign(known, [subject("w", **differs).key], ENVIRONMENT) == [f"{words} (1 workload)"]
     disputed = merge([known, register("b", {"w": BAD})])
-    assert foreign(disputed, [subject("w").key], ENVIRONMENT) == ["hosts disagree on it (1 workload)"]
+    assert foreign(disputed, [subject("w").key], ENVIRONMENT) == ["hosts disagree on the digest (1 workload)"]
 
 
 def test_of_several_recordings_the_nearest_explains() -> None:
@@ -254,7 +254,7 @@ def test_a_device_that_is_its_own_witness_is_told() -> None:
 
     told = itself_alone(known, tested())
     assert told is not None
-    assert told.startswith("1 of the golden digests were recorded on the tested device itself")
+    assert told.startswith("1 of the golden digests were recorded only on the tested device itself")
     assert itself_alone(known, tested(uuid="GPU-a0")) is None
     assert itself_alone(register("a"), tested()) is None  # the other device had it too
     assert itself_alone(known, tested(key=subject("new").key)) is None

@@ -76,8 +76,8 @@ def test_what_is_no_device(text: str) -> None:
 
 
 def test_doubts_on_the_devices_that_there_are() -> None:
-    assert "not asked for" in parse_devices(None).doubts("cpu", 1)[0]
+    assert "not requested" in parse_devices(None).doubts("cpu", 1)[0]
     assert parse_devices(None).doubts("gpu", 1) == []
-    assert parse_devices("gpu").doubts("cpu", 1) == ["gpu was asked for, and there is cpu"]
-    assert parse_devices("gpu").doubts(None, 0) == ["gpu was asked for, and there is no device at all"]
+    assert parse_devices("gpu").doubts("cpu", 1) == ["gpu was requested, but this host has cpu"]
+    assert parse_devices("gpu").doubts(None, 0) == ["gpu was requested, but this host has no device"]
     assert parse_devices("tpu:4").doubts("tpu", 4) == []

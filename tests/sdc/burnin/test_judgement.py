@@ -73,7 +73,7 @@ def test_pass_says_what_was_checked(pair: list[BurninWorkload], devices: list[ja
     assert [device.seconds for device in judged.devices] == [20.0] * 4
     assert judged.devices[0].excluded_rate == pytest.approx(3 / 2000, rel=2e-3)  # the rule of three
     assert judged.sentences[0].startswith("2 workloads on 4 devices, at least 2e+03 elements in 20 runs of each")
-    assert "above a rate of 0.0015 would have been seen with 95 %" in judged.sentences[0]
+    assert "above a rate of 0.0015 would have been detected with 95 %" in judged.sentences[0]
     assert "share one processor" in judged.sentences[1]
     assert judged.headline == "PASS (repeat, vote)"
 
@@ -103,7 +103,7 @@ def test_a_difference_fails_whatever_else_there_is(pair: list[BurninWorkload], d
     assert (judged.verdict.acceptance, judged.verdict.code, judged.evidence) == ("FAIL", 1, ("vote", "repeat"))
     assert judged.sentences[0] == (
         f"host gpu-17, device 3 (serial 1003), {pair[0].name}: 4 of 9e+09 elements, transient, "
-        "seen by vote, repeat, checksums confirm 1 rows"
+        "found by vote, repeat, checksums confirm 1 rows"
     )
     assert "ended in round 8: RuntimeError: gone" in judged.sentences[1]
 
@@ -126,7 +126,7 @@ def test_more_differences_than_findings_are_counted(pair: list[BurninWorkload], 
         )
     )  # fmt: skip
     judged = judge(seen)
-    assert judged.sentences[0].endswith("persistent, seen by vote, why")
+    assert judged.sentences[0].endswith("persistent, found by vote, why")
     assert judged.sentences[1] == f"host gpu-17, device 1, {pair[0].name}: differences in 9 of 10 runs"
 
 
@@ -155,7 +155,7 @@ def test_one_device(pair: list[BurninWorkload], devices: list[jax.Device]) -> No
     alone = {"d0": tally(voted=0)}
     judged = judge(result(pair, devices[:1], **alone))
     assert (judged.verdict.acceptance, judged.evidence) == ("INCONCLUSIVE", ("repeat",))
-    assert judged.sentences[0] == "repeat only: blind to faults that repeat themselves"
+    assert judged.sentences[0] == "repeat only: cannot detect faults that repeat themselves"
     assert judge(result(pair, devices[:1], accept=("repeat",), **alone)).verdict.acceptance == "PASS"
     judged = judge(result(pair, devices[:1], d0=tally(voted=0, golden=10)))
     assert (judged.verdict.acceptance, judged.evidence) == ("PASS", ("repeat", "golden"))
@@ -192,7 +192,7 @@ def test_time_at_load_of_a_slow_device_is_void(
     judged = judge(seen)
     assert (judged.verdict.acceptance, judged.verdict.code) == ("INCONCLUSIVE", 3)
     assert "device 2" in judged.sentences[0]
-    assert f"throttled, {slow.share:.0%} of what it should reach; 28 s at load are void" in judged.sentences[0]
+    assert f"throttled, {slow.share:.0%} of the expected throughput; 28 s under load are void" in judged.sentences[0]
     assert (judged.devices[2].seconds, judged.devices[2].elements) == (0, 0)
     assert judged.devices[1].elements == 2000
 
@@ -213,7 +213,7 @@ def test_flags_that_are_not_confirmed(pair: list[BurninWorkload], devices: list[
     one = judge(result(pair, devices, d1=tally(flagged=10)))
     assert one.verdict.acceptance == "INCONCLUSIVE"
     assert "device 1" in one.sentences[0]
-    assert "checksums flag 1 rows a run" in one.sentences[0]
+    assert "checksums flag 1 rows per run" in one.sentences[0]
     # All devices flag as many: the bound is at fault, and not the hardware.
     alike = {f"d{device}": tally(flagged=10) for device in range(4)}
     assert judge(result(pair, devices, **alike)).verdict.acceptance == "PASS"

@@ -102,18 +102,18 @@ def test_a_report_that_contradicts_itself_is_refused(
         "INCONCLUSIVE follows .*a doubt": damaged(healthy, doubts=["a doubt"]),
         "is not described": damaged(healthy, devices=devices[:3]),
         "elements on device": damaged(healthy, devices=[{**device, "elements": 10**15} for device in devices]),
-        "rests on repeat, vote, and what it counts is repeat": damaged(
+        "evidence is repeat, vote, but the counts support repeat": damaged(
             healthy, workloads=rows(voted=0, referred=0), settings={"accept": ["repeat"]}
         ),
-        "rests on repeat, vote, and what it counts is vote": damaged(healthy, workloads=rows(repeated=0)),
-        "rests on vote, golden": damaged(healthy, evidence=["vote", "golden"]),
+        "evidence is repeat, vote, but the counts support vote": damaged(healthy, workloads=rows(repeated=0)),
+        "evidence is vote, golden": damaged(healthy, evidence=["vote", "golden"]),
         "has other fields .*>= 0": msgspec.structs.replace(healthy, rounds=-3),
-        "the verdict is PASS, and FAIL": damaged(healthy, workloads=rows(confirmed=5)),
-        "none is named": damaged(healthy, workloads=rows(simulated=5)),
+        "the verdict is PASS, but FAIL": damaged(healthy, workloads=rows(confirmed=5)),
+        "name no fault": damaged(healthy, workloads=rows(simulated=5)),
         "for every device": damaged(healthy, workloads=rows()[:-1]),
         "INCONCLUSIVE follows .*Xid 48": damaged(healthy, devices=[{**row, "sensors": told} for row in devices]),
         "INCONCLUSIVE follows .*not used": damaged(healthy, golden={"file": "x", "doubt": "they were not used"}),
-        "stands there twice": damaged(healthy, workloads=2 * msgspec.to_builtins(healthy.workloads)),
+        "is listed twice": damaged(healthy, workloads=2 * msgspec.to_builtins(healthy.workloads)),
     }
     assert not list(contradictions(healthy))
     assert not list(contradictions(struck))
@@ -179,7 +179,7 @@ def test_another_program_is_not_compared_with_earlier_runs(
     again.tallies[place].golden, before = 2, again.tallies[place].runs
     result = burn_in(few, programs.devices, rounds=3, programs=programs, result=again)
     assert not result.findings
-    assert any(f"another program now: {before} earlier runs do not count" in note for note in result.notes)
+    assert any(f"changed: {before} earlier runs do not count" in note for note in result.notes)
     assert (result.tallies[place].runs, result.tallies[place].golden) == (1, 0)
     assert result.tallies[few[0].name, 0].runs == before + 1
 

@@ -84,7 +84,7 @@ def test_a_fault_that_repeats_itself(programs: Programs, alone: Programs, roundi
     assert blind.tallies[rounding[0].name, 0].simulated > 0
     judged = judge(blind)
     assert (judged.verdict.acceptance, judged.verdict.code, judged.evidence) == ("INCONCLUSIVE", 3, ("repeat",))
-    assert judged.sentences[0] == "repeat only: blind to faults that repeat themselves"
+    assert judged.sentences[0] == "repeat only: cannot detect faults that repeat themselves"
     assert recorded(blind) == {}  # nothing of a simulation is recorded
 
     found = burn_in(rounding, alone.devices, rounds=2, programs=alone, inject=[fault], golden=digests)
@@ -104,12 +104,12 @@ def test_golden_digests(alone: Programs, ordering: list[BurninWorkload]) -> None
     assert (result.findings, result.golden and result.golden.foreign) == ([], 1)
     judged = judge(result)
     assert (judged.verdict.acceptance, judged.evidence) == ("PASS", ("golden",))
-    assert "1 golden digests are of other programs or devices" in judged.sentences[-1]
+    assert "1 golden digests belong to other programs or devices" in judged.sentences[-1]
     more = {f"matrix/else | {next(iter(digests)).partition(' | ')[2]}": "00"}  # a register of all families
     part = burn_in(ordering, alone.devices, rounds=1, programs=alone, golden={**digests, **more})
     assert (part.golden and (part.golden.foreign, part.golden.unneeded)) == (0, 1)
     assert judge(part).verdict.acceptance == "PASS"
-    assert "1 golden digests are of workloads that were not to run" in judge(part).sentences[-1]
+    assert "1 golden digests belong to workloads that were not selected" in judge(part).sentences[-1]
     foreign = judge(burn_in(ordering, alone.devices, rounds=2, programs=alone, golden={"another program": "00"}))
     assert (foreign.verdict.acceptance, foreign.evidence) == ("INCONCLUSIVE", ("repeat",))
 
@@ -136,7 +136,7 @@ def test_what_differs_is_run_again(
     assert (first.round, first.kinds, first.persistence) == (2, ("repeat",), persistence)
     assert result.tallies[rounding[0].name, 0].runs == 5  # those after the difference are not counted
     if persistence == "persistent":
-        assert "either the runs before were wrong or those since are" in first.note
+        assert "either the earlier runs were wrong, or the later ones are" in first.note
         assert first.elements is None  # nobody has the right outputs
     else:
         assert first.elements is not None
@@ -172,7 +172,7 @@ def test_a_tie_is_said(devices: list[jax.Device], rounding: list[BurninWorkload]
     judged = judge(result)
     assert judged.verdict.acceptance == "FAIL"
     assert "device 0 or host" in judged.sentences[0]
-    assert "nothing says which of them is wrong" in judged.sentences[0]
+    assert "it is unknown which of them is wrong" in judged.sentences[0]
     # One that does not come again is named: it does not repeat itself.
     passing = dataclasses.replace(fault, when=When(end=1))
     (finding,) = burn_in(rounding, devices[:2], rounds=1, programs=programs, inject=[passing]).findings
@@ -196,7 +196,7 @@ def test_a_collective_names_the_device_whose_outputs_differ(programs: Programs, 
 def test_repetition_may_be_accepted(alone: Programs, ordering: list[BurninWorkload]) -> None:
     judged = judge(burn_in(ordering, alone.devices, rounds=2, programs=alone, accept=["repeat"]))
     assert (judged.verdict.acceptance, judged.verdict.code, judged.evidence) == ("PASS", 0, ("repeat",))
-    assert judged.sentences[1] == "accepted: repeat only: blind to faults that repeat themselves"
+    assert judged.sentences[1] == "accepted: repeat only: cannot detect faults that repeat themselves"
     once = judge(burn_in(ordering, alone.devices, rounds=1, programs=alone, accept=["repeat"]))
     assert (once.verdict.acceptance, once.evidence) == ("INCONCLUSIVE", ())
 
@@ -334,7 +334,7 @@ def test_subnormal_data_on_a_device_that_flushes(every: list[BurninWorkload], pr
     (outcome,) = programs.run(workload, 0)
     np.testing.assert_array_equal(outcome.outputs["columns"], 0)
     result = burn_in([workload], programs.devices, rounds=1, programs=programs)
-    assert result.notes == ["cpu cpu takes subnormal numbers of float32 for zero: such data are zeros"]
+    assert result.notes == ["cpu cpu treats subnormal numbers of float32 as zero: such data are zeros"]
 
 
 def test_what_is_refused(programs: Programs, few: list[BurninWorkload]) -> None:
@@ -350,18 +350,18 @@ def test_what_is_refused(programs: Programs, few: list[BurninWorkload]) -> None:
         ({"rounds": 1, "inject": [Fault(BitFlip(), rate=1.0, at={"rank": 0})]}, "'device': 1"),
         ({"rounds": 1, "inject": [Fault(BitFlip())]}, "has no rate"),
         ({"rounds": 1, "inject": [Fault(BitFlip(), rate=1.0, site="fwd/*")]}, "matches no workload"),
-        ({"rounds": 1, "inject": [Fault(BitFlip(), rate=1.0, site='primitive("sin")')]}, "pattern of workloads"),
+        ({"rounds": 1, "inject": [Fault(BitFlip(), rate=1.0, site='primitive("sin")')]}, "pattern of workload names"),
     ]
     for settings, message in cases:
         with pytest.raises(SettingError, match=message):
             burn_in(few, devices, programs=programs, **settings)
-    with pytest.raises(SettingError, match="devices: expected one device"):
+    with pytest.raises(SettingError, match="devices: expected at least one device"):
         burn_in(few, [], rounds=1)
-    with pytest.raises(SettingError, match="given twice"):
+    with pytest.raises(SettingError, match="expected distinct devices"):
         burn_in(few, [devices[0], devices[0]], rounds=1)
     with pytest.raises(SettingError, match="compiled for other devices"):
         burn_in(few, devices[:2], rounds=1, programs=programs)
-    with pytest.raises(SettingError, match="names that differ"):
+    with pytest.raises(SettingError, match="expected distinct names"):
         burn_in([few[0], few[0]], devices, rounds=1, programs=programs)
 
 
@@ -407,4 +407,4 @@ def test_a_workload_that_checks_less_than_it_says_is_no_pass(
     )  # fmt: skip
     judged = judge(burn_in([less], programs.devices, rounds=2, programs=programs))
     assert judged.verdict.acceptance == "INCONCLUSIVE"
-    assert any("says that a run checks 64" in sentence for sentence in judged.sentences)
+    assert any("declares that a run checks 64" in sentence for sentence in judged.sentences)

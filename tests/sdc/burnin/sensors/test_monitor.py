@@ -127,10 +127,10 @@ def test_a_driver_that_hangs_holds_up_nothing(when: str) -> None:
     if when == "between":
         assert course is not None
         assert course.after == Sensors(power=1.0)
-        assert "its last reading is taken" in note
+        assert "its last reading is used" in note
     else:
         assert course is None
-        assert note == "stuck did not answer within 0.1 s, and is not asked again"
+        assert note == "stuck did not answer within 0.1 s, and is no longer read"
     free.set()  # what it tells now comes too late
     for thread in threading.enumerate():
         if thread.name == "stuck":
@@ -147,11 +147,11 @@ def test_errors_in_words() -> None:
     assert errors(known, Sensors(corrected=9, uncorrected=0, retired=4)) == []
     assert errors(known, Sensors(uncorrected=2, retired=5)) == [
         "2 new memory errors that ECC could not correct",
-        "1 new memory pages or rows that were taken out of use",
+        "1 new retired memory pages or remapped rows",
     ]
     (again,) = errors(Sensors(uncorrected=3), Sensors(uncorrected=0))
-    assert again.endswith("3 before, 0 after: the driver started anew")
-    assert errors(known, Sensors()) == ["nvml reports nothing of the device any more"]
+    assert again.endswith("3 before, 0 after: the driver restarted")
+    assert errors(known, Sensors()) == ["nvml no longer reports readings of the device"]
     assert errors(known, known, "Xid 79 (2 times)", "Xid 13", "Xid 48: pid=1", "machine check: 1 exceptions") == [
         "Xid 79 (2 times) (the GPU has fallen off the bus)",
         "Xid 13",

@@ -48,7 +48,7 @@ def test_healthy_devices_repeat_themselves_and_agree(programs: Programs, every: 
         assert not any(tally.confirmed for tally in tallies)
     judged = judge(result)
     assert (judged.verdict.acceptance, judged.evidence) == ("PASS", ("repeat", "vote"))
-    assert any("takes subnormal numbers of float32 for zero" in sentence for sentence in judged.sentences)
+    assert any("treats subnormal numbers of float32 as zero" in sentence for sentence in judged.sentences)
 
 
 def test_elements_are_those_of_the_outputs(programs: Programs, every: list[BurninWorkload]) -> None:
