@@ -245,8 +245,8 @@ class _BurnIn:
                     if tally.key not in (None, key):
                         # Evidence about one program says nothing about another: the counts restart.
                         self._note(
-                            f"the program of {workload.name} on device {index} changed: {tally.runs:,} earlier runs do not "
-                            "count"
+                            f"the program of {workload.name} on device {index} changed: {tally.runs:,} earlier runs do "
+                            "not count"
                         )
                         tally.begin_anew()
                     tally.key = key

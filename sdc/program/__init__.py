@@ -1,11 +1,11 @@
-"""A step as a program that can be rewritten.
+"""Steps as programs that can be rewritten.
 
-- `selectors`: the places of a step, and what chooses among them; `identities`: probes and other marks.
-- `interpreter`: the rewriting of a step by a rule, whose `reports` come out of it.
-- `arguments`: what a step takes and returns, objects of Flax NNX too.
+- `selectors`: the sites of a step, and selectors that choose among them; `identities`: probes and other marks.
+- `interpreter`: rewrites a step by a rule, and returns its `reports`.
+- `arguments`: arguments and results of a step, including Flax NNX objects.
 - `plan`, `regions`, `flop_counts`: which equations of a program are sites, and what they compute.
 - `mesh`: mapped axes, and the devices that a program is compiled for.
-- `control_flow`: what rules compute with.
+- `control_flow`: conditionals, loops and cached traces for rules.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sdc._lazy import facade
 
 if TYPE_CHECKING:
-    # Places of a step.
+    # Sites of a step.
     from .selectors import Direction as Direction, Site as Site, Where as Where
     from .interpreter import sites as sites
     from .identities import probe as probe
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         source as source,
     )
 
-    # Rules: what a transformation does at a site.
+    # Rules: the action of a transformation at a site.
     from .interpreter import rewrite as rewrite, substitute as substitute
     from .reports import Place as Place, Reports as Reports, Rule as Rule
     from .mesh import bound_axes as bound_axes, varying as varying

@@ -1,12 +1,12 @@
-"""What a step is given and returns: arrays, what is static beside them, and objects that it changes.
+"""Arguments and results of a step: arrays, static values, and objects that it changes.
 
-Arrays become inputs of its program. Whatever else stands in a tree of arguments goes to the step as it is: numbers of
-Python, texts, functions, and what is static for an outer `jax.jit`. Modules, optimizers, metrics and streams of
-random numbers of Flax NNX are changed in place by a step: their arrays are inputs and outputs, and the objects that the
-caller holds are updated afterwards, as `nnx.jit` does.
+Arrays become inputs of its program. Other leaves of the arguments are passed to the step unchanged: Python numbers,
+texts, functions, and static arguments of an outer `jax.jit`. A step changes modules, optimizers, metrics and random
+streams of Flax NNX in place: their arrays are inputs and outputs, and the caller's objects are updated afterwards, as
+`nnx.jit` does.
 
-What another transformation takes before the step's arguments (`aside`), and returns beside its output, is no part of
-the step.
+Arguments that another transformation takes before the step's own (`aside`), and reports that it returns after the
+step's output, are not part of the step.
 """
 
 import functools
@@ -24,8 +24,8 @@ from .plan import open_jaxpr
 from .reports import Values, apart, together
 from .selectors import Direction, Selector
 
-Path: TypeAlias = tuple[Any, ...]  # keys of JAX on the way to a leaf of a tree
-CONTEXT = "sdc"  # under this name NNX keeps track of the objects of a call
+Path: TypeAlias = tuple[Any, ...]  # JAX's key path to a leaf of a tree
+CONTEXT = "sdc"  # name under which NNX tracks the objects of a call
 NUMBERS = (bool, int, float, complex)
 
 
@@ -35,14 +35,14 @@ def path_text(path: Path) -> str:
 
 @jax.tree_util.register_pytree_with_keys_class
 class _Value:
-    """An `nnx.State`: a value, not an object, although it holds variables, which are objects where they stand alone."""
+    """An `nnx.State`: a value, not an object, although it holds variables, which are objects on their own."""
 
     def __init__(self, names: Sequence[str], structure: Any, leaves: Sequence[Any]) -> None:
         self.names, self.structure, self.leaves = tuple(names), structure, leaves
 
     @classmethod
     def of(cls, state: Any, without: str = "") -> "_Value":
-        """Of objects, arrays have the names of these `without` the variable's own `/value`."""
+        """Converts a state; names of arrays omit the suffix `without`, such as a variable's `/value`."""
         paths, structure = jax.tree_util.tree_flatten_with_path(state)
         names = [path_text(path).removesuffix(without) for path, _ in paths]
         return cls(names, structure, [leaf for _, leaf in paths])
@@ -61,7 +61,7 @@ class _Value:
 
 
 class Parts:
-    """A tree, taken apart into objects of NNX and other leaves."""
+    """A tree, split into NNX objects and other leaves."""
 
     def __init__(self, nnx: Any, tree: Any) -> None:
         def is_object(leaf: Any) -> bool:
@@ -80,7 +80,7 @@ class Parts:
         self.leaves = [leaf for _, leaf in paths if not is_object(leaf)]
 
     def put_together(self, objects: Sequence[Any], leaves: Sequence[Any]) -> Any:
-        """The tree with other objects and leaves in the place of its own."""
+        """Returns the tree with its objects and leaves replaced."""
         sources = {True: iter(objects), False: iter(leaves)}
         tree = jax.tree.unflatten(self.structure, [next(sources[chosen]) for chosen in self.chosen])
 
@@ -91,35 +91,35 @@ class Parts:
 
 
 class _Call:
-    """How a step is called with a tree of arrays, here where nothing is changed in place."""
+    """A call of a step with a tree of arrays, without changes in place."""
 
     def __init__(self, step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.step = step
         self.given: Any = (args, kwargs)  # the tree
 
     def __call__(self, given: Any) -> Any:
-        """Calls the step inside of the trace; returns a tree of arrays, too."""
+        """Calls the step inside of the trace; also returns a tree of arrays."""
         args, kwargs = given
         return apart(self.step(*args, **kwargs))
 
     def check(self, constants: Sequence[Any]) -> None:
-        """Looks at the arrays that the step read without being given them."""
+        """Checks the arrays that the step reads although they are not arguments."""
 
     def finish(self, returned: Any) -> Any:
-        """What the step returned, outside of the trace."""
+        """Returns the step's result outside of the trace."""
         return together(*returned)
 
     def name(self, direction: Direction, path: Path) -> str | None:
-        """The name of the site at an array of one of the trees; None where there is none."""
+        """Returns the name of the site of an array in one of the trees; None if it is not a site."""
         return None if direction == "out" and path[0].idx else path_text(path[1:])
 
 
 class _Changing(_Call):
-    """Arguments with objects of NNX, which are split and merged four times in all; see `nnx.update_context`.
+    """A call with NNX objects among the arguments, which are split and merged four times; see `nnx.update_context`.
 
-    Trees of arrays are pairs: the state of the objects by their number, and the other leaves. The returned one has the
-    reports besides, and in it come first the objects among the arguments that the step changed, then those of its
-    output. Others are not touched, so that a module of an outer trace can be read.
+    Trees of arrays are pairs: the state of the objects by their number, and the other leaves. The returned tree also
+    holds the reports; its objects are first the arguments that the step changed, then those of its output. Unchanged
+    objects are not touched, so that a module of an outer trace can be read.
     """
 
     def __init__(self, nnx: Any, step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -135,8 +135,8 @@ class _Changing(_Call):
             if not isinstance(leaf, jax.ShapeDtypeStruct) and not isinstance(jax.typeof(leaf), core.ShapedArray):
                 name = _in_object(self.arguments.object_paths, path)
                 raise ValueError(
-                    f"argument {name} is a variable that holds a reference, and would lose what the step changes; make "
-                    "the module without nnx.var_defaults(ref=True)"
+                    f"argument {name} is a variable that holds a reference, so that changes by the step would be lost; "
+                    "create the module without nnx.var_defaults(ref=True)"
                 )
 
     def __call__(self, given: Any) -> Any:
@@ -164,9 +164,9 @@ class _Changing(_Call):
         for path, leaf in _by_path(self.given[0]).items():
             if path in self.written and id(leaf) in read:
                 raise ValueError(
-                    f"argument {_in_object(self.arguments.object_paths, path)} is changed by the step, which also "
-                    "reads it as part of something that it is not given, such as a module in a closure; use the "
-                    "argument in both places, or a copy (jnp.copy) where the array as it was is meant"
+                    f"the step changes argument {_in_object(self.arguments.object_paths, path)}, and also reads it "
+                    "other than as an argument, for example from a module in a closure; use the argument in both "
+                    "places, or a copy (jnp.copy) for the unchanged array"
                 )
 
     def finish(self, returned: Any) -> Any:
@@ -195,7 +195,7 @@ def _by_path(tree: Any) -> dict[Path, Any]:
 
 
 def _in_object(paths: Sequence[Path], path: Path) -> str:
-    """The name of an array; variables hold theirs under `value`, which says nothing."""
+    """Returns the name of an array, without the `value` under which variables hold theirs."""
     inside = path[1:-1] if path[-1] == jax.tree_util.GetAttrKey("value") else path[1:]
     return path_text((*paths[path[0].key][1:], *inside))
 
@@ -203,7 +203,7 @@ def _in_object(paths: Sequence[Path], path: Path) -> str:
 def functional(
     step: Callable[[Any, Any], tuple[Any, Any]], state: Any, batch: Any
 ) -> tuple[Callable[[Any, Any], tuple[Any, Any]], Any, Callable[[Any], Any]]:
-    """A step `(state, batch) -> (state, metrics)` over any state, as one over arrays alone."""
+    """Converts a step `(state, batch) -> (state, metrics)` over any state to one over arrays alone."""
     nnx = sys.modules["flax.nnx"] if holds_objects(state) else None
     changed = _changed_numbers(step, state, batch) if nnx is None else frozenset()
 
@@ -223,8 +223,8 @@ def functional(
         found, arrays = take_apart(after)
         if found != made_up:
             raise ValueError(
-                "the state that the step returns is not made up as the one that it is given; return the same objects "
-                "and what is no array unchanged"
+                "the step returns a state of another structure than it is given; return the same objects, and leaves "
+                "other than arrays unchanged"
             )
         return arrays, metrics
 
@@ -238,13 +238,13 @@ def _pair(out: Any) -> tuple[Any, Any]:
 
 
 def _changed_numbers(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> frozenset[int]:
-    """Which leaves are numbers of Python that the step returns as others, or as arrays: such as a count of steps."""
+    """Returns the leaves, such as step counts, that are Python numbers and that the step changes or makes arrays."""
     leaves = jax.tree.leaves(state)
     values = {number: leaf for number, leaf in enumerate(leaves) if is_array(leaf, numbers=True)}
     if not all(isinstance(jax.typeof(leaf), core.ShapedArray) for leaf in values.values()):
         raise ValueError(
-            "the state holds a reference (jax.new_ref), which cannot be kept beside its changes; give its array, and "
-            "make the reference inside of the step"
+            "the state holds a reference (jax.new_ref), whose earlier value cannot be kept; pass its array, and create "
+            "the reference inside of the step"
         )
     numbers = {number: leaf for number, leaf in values.items() if not is_array(leaf)}
     if not numbers:
@@ -256,7 +256,7 @@ def _changed_numbers(step: Callable[[Any, Any], Any], state: Any, batch: Any) ->
         found.extend(jax.tree.leaves(_pair(step(_merge(made_up, arrays), batch))[0]))
 
     jax.eval_shape(look, arrays, batch)
-    if len(found) != len(leaves):  # another structure, which is refused later
+    if len(found) != len(leaves):  # a different structure, which raises later
         return frozenset()
     return frozenset(
         number for number, leaf in numbers.items() if type(found[number]) is not type(leaf) or found[number] != leaf
@@ -264,7 +264,7 @@ def _changed_numbers(step: Callable[[Any, Any], Any], state: Any, batch: Any) ->
 
 
 def _split(tree: Any, changed: Collection[int] = ()) -> tuple[Any, Any]:
-    """What makes up a tree beside its arrays, and its arrays, each in its place."""
+    """Splits a tree into its structure with static leaves, and its arrays in their places."""
     leaves, structure = jax.tree.flatten(tree)
     chosen = [is_array(leaf) or number in changed for number, leaf in enumerate(leaves)]
     static = [None if array else leaf for leaf, array in zip(leaves, chosen, strict=True)]
@@ -275,12 +275,12 @@ def _split(tree: Any, changed: Collection[int] = ()) -> tuple[Any, Any]:
 def _merge(made_up: Any, arrays: Any) -> Any:
     structure, static = made_up
     given = iter(jax.tree.leaves(arrays))
-    # None is no leaf, so that there is no other None among the leaves.
+    # JAX does not treat None as a leaf, so every None here stands for an array.
     return jax.tree.unflatten(structure, [next(given) if leaf is None else leaf for leaf in static])
 
 
 def is_array(leaf: Any, *, numbers: bool = False) -> bool:
-    """Whether a leaf of arguments becomes an input of the program; numbers of Python stay what they are, or not."""
+    """Whether a leaf of the arguments becomes an input of the program; Python numbers do only with `numbers`."""
     if not numbers and type(leaf) in NUMBERS:
         return False
     try:
@@ -295,7 +295,7 @@ _ASIDE: set[type[Any]] = set()
 
 
 def aside(kind: Kind) -> Kind:
-    """Declares a type whose values, before the step's own arguments, are no part of the step: they are no sites."""
+    """Declares a type whose values, given before the step's own arguments, are neither part of the step nor sites."""
     _ASIDE.add(kind)
     return kind
 
@@ -303,9 +303,9 @@ def aside(kind: Kind) -> Kind:
 class Traced(NamedTuple):
     """The program of a step for given arguments."""
 
-    closed: Any  # its jaxpr, with a site at every array that goes into it and comes out of it
-    inputs: Values  # the arrays that go into it
-    # Makes the step's output of the arrays that come out, and updates the objects that the step changed
+    closed: Any  # its jaxpr, with a site at every input and output array
+    inputs: Values  # its input arrays
+    # Converts the output arrays to the step's result, and updates the objects that the step changed
     finish: Callable[[Values], Any]
 
 
@@ -323,22 +323,22 @@ def traced(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def taking(step: Callable[..., Any], *before: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates a function with the name and signature of a step, for those who name static arguments."""
+    """Decorates a function with the name and signature of a step, so that static arguments can be given by name."""
     if not callable(step) or isinstance(step, Selector):
-        raise TypeError(f"{type(step).__name__} in the place of a step; give the function first, and do not call it")
+        raise TypeError(f"expected a step, not {type(step).__name__}; give the function first, and do not call it")
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         functools.update_wrapper(function, step, updated=())
         try:
             signature = inspect.signature(step)
-        except (TypeError, ValueError):  # of builtins
-            del function.__wrapped__  # type: ignore[attr-defined] # `update_wrapper` made it
+        except (TypeError, ValueError):  # raised for builtins
+            del function.__wrapped__  # type: ignore[attr-defined] # set by `update_wrapper`
             return function
         first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in before]
         own = [one for one in signature.parameters.values() if one.name not in before]
         if len(own) == len(signature.parameters):
             shown = signature.replace(parameters=[*first, *own])
-            function.__signature__ = shown  # type: ignore[attr-defined] # what `inspect.signature` reads
+            function.__signature__ = shown  # type: ignore[attr-defined] # read by `inspect.signature`
         return function
 
     return decorate
@@ -368,16 +368,16 @@ def _trace(call: _Call) -> Traced:
     except jax.errors.JAXTypeError as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(
-            f"the step cannot be traced, and so not transformed ({reason}); it must run under jax.jit: bind what is "
-            "static with functools.partial, and branch with jax.lax.cond"
+            f"the step cannot be traced, so it cannot be transformed ({reason}); it must run under jax.jit: bind "
+            "static arguments with functools.partial, and branch with jax.lax.cond"
         ) from error
     except Exception as error:
-        if "trace level" not in str(error):  # said by NNX, in errors of several types
+        if "trace level" not in str(error):  # part of NNX's messages, in errors of several types
             raise
         reason = str(error).partition("\n")[0].partition(" (http")[0]
         raise ValueError(
-            f"the step changes an object that it has from elsewhere than its arguments ({reason}); give it to the step "
-            "as an argument, as nnx.jit asks too, and use that alone"
+            f"the step changes an object that is not one of its arguments ({reason}); pass it as an argument, as "
+            "nnx.jit also requires, and use only that"
         ) from error
     call.check(open_jaxpr(closed)[1])
     out_chosen = [number for number, leaf in enumerate(returned) if is_array(leaf)]
@@ -398,6 +398,6 @@ def _port(call: _Call, direction: Direction, path: Path, leaf: Any) -> Any:
 
 
 def holds_objects(tree: Any) -> bool:
-    """Whether there are objects of Flax NNX in a tree, which a step changes in place."""
-    nnx = sys.modules.get("flax.nnx")  # without it nobody has such objects
+    """Whether a tree holds Flax NNX objects, which a step can change in place."""
+    nnx = sys.modules.get("flax.nnx")  # if it is not imported, no such objects exist
     return nnx is not None and bool(Parts(nnx, tree).objects)

@@ -1,6 +1,6 @@
-"""Control flow: a conditional that costs nothing where it is not taken, and what loops and branches are rebuilt of.
+"""Control flow: a conditional that costs nothing if it is not taken, and parts of rewritten loops and branches.
 
-What a rule computes at a site is traced once for all sites of a shape, and on arrays of any sharding.
+The computation of a rule is traced once for all sites with equal shapes, for arrays of any sharding.
 """
 
 import functools
@@ -23,12 +23,12 @@ Tree = TypeVar("Tree")
 
 
 def rarely(predicate: Bool[Array, ""], change: Callable[..., Tree], carried: Tree, *operands: Any) -> Tree:
-    """`change(carried, *operands)` if the predicate holds, else `carried`, and without a copy of that.
+    """Returns `change(carried, *operands)` if the predicate holds, else `carried` without copying it.
 
-    It is a loop of one turn or none. What goes through a loop stays where it is, while a conditional has a buffer of
-    its own for its result, and copies there what it does not change. What `change` computes of other arrays than it is
-    given, XLA may move out of the loop, and so compute always. Around collectives the predicate must be the same on all
-    devices; what `change` returns may vary over no more mesh axes than `carried` and the operands.
+    It is a loop of at most one iteration. Values carried through a loop stay in place, while a conditional has its own
+    buffer for its result and copies unchanged values there. If `change` uses arrays other than its arguments, XLA may
+    hoist these computations out of the loop, so that they always run. Around collectives the predicate must be the same
+    on all devices; results of `change` may vary over no more mesh axes than `carried` and the operands.
     """
     carried, predicate = varying((carried, predicate), like=operands)
 
@@ -44,20 +44,20 @@ def rarely(predicate: Bool[Array, ""], change: Callable[..., Tree], carried: Tre
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Values, platforms: Any = None) -> Any:
-    """As `lax.switch`, which would limit the index first: a number of a branch needs no limits, and they are sites."""
+    """Like `lax.switch`, but without clamping the index, which would add sites."""
     return _switch_internal(index, branches, operands, branches_platforms=platforms)
 
 
 @jax.named_scope(Tags.HIDDEN)
 def zeros(shapes: Any) -> Any:
-    """Reports of what did not run."""
+    """Returns the reports of operations that did not run."""
     return varying(jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes))
 
 
 def traced_here(function: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], Any]:
-    """A function that is traced here and not again, and the shapes of what it returns.
+    """Traces a function once; returns a function that evaluates the trace, and the shapes of its results.
 
-    JAX traces bodies of control flow several times over; where they are nested, the innermost one that often squared.
+    JAX traces bodies of control flow several times; nested ones multiply that number at each level.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
     structure = jax.tree.structure(shapes)
@@ -69,7 +69,7 @@ def traced_here(function: Callable[..., Any], *args: Any) -> tuple[Callable[...,
 
 
 def while_any(check: Callable[..., Any], work: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Condition and body of a loop under `vmap`: it runs while any row goes on, and the others stay as they are."""
+    """Returns condition and body of a loop under `vmap`: it runs while any row continues; other rows do not change."""
 
     def check_any(index: Any, carry: Values) -> tuple[Any, dict[str, Report]]:
         go_on, reports = check(index, carry)
@@ -89,7 +89,7 @@ def while_any(check: Callable[..., Any], work: Callable[..., Any]) -> tuple[Call
 def traced_once(
     function: Callable[..., tuple[Values, Report]], static_argnums: int | Sequence[int] = ()
 ) -> Callable[..., tuple[Values, Report]]:
-    """Decorates what a rule computes: sites of the same shapes and types share one trace and one function of XLA.
+    """Decorates the computation of a rule: sites of equal shapes and dtypes share one trace and one XLA function.
 
     A program of a thousand sites is rewritten in a small multiple of the time that JAX takes to trace it.
     """
@@ -107,7 +107,7 @@ def traced_once(
             changed, report = function(*moved((outs, *others), automatic))
         new = list(changed)
         for number, (x, sharding) in enumerate(zip(new, shardings, strict=True)):
-            if jax.typeof(x).sharding != sharding:  # what was on no mesh is the same on all of its devices
+            if jax.typeof(x).sharding != sharding:  # arrays that were on no mesh become replicated
                 new[number] = moved(x, mesh) if sharding.mesh.empty else jax.reshard(x, sharding)
         return new, moved(report, mesh)
 
@@ -119,9 +119,9 @@ def _mesh(x: Any) -> Any:
 
 
 def moved(tree: Any, mesh: Any) -> Any:
-    """Arrays as those of a mesh of the same devices with axes of other types, not sharded over any explicit one.
+    """Moves arrays to a mesh of the same devices with other axis types, not sharded over any explicit axis.
 
-    Arrays of no mesh stay what they are.
+    Arrays without a mesh are unchanged.
     """
 
     def move(x: Any) -> Any:

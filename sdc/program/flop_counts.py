@@ -1,4 +1,4 @@
-"""Floating-point operations of one operation, from its shapes alone, and of the matrix products in it."""
+"""Counts of the floating-point operations of an equation, from its shapes alone, and of its matrix products."""
 
 import math
 import sys
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax._src import core
 from jax.extend.core import primitives
 
-# What moves, makes or reinterprets data computes nothing.
+# Primitives that move, create or reinterpret data have no arithmetic.
 FREE = frozenset({
     "argument", "result", "probe", "checked_product", "broadcast_in_dim", "reshape", "transpose", "squeeze",
     "expand_dims",
@@ -19,7 +19,7 @@ FREE = frozenset({
     "stop_gradient", "ppermute", "all_gather", "all_gather_invariant", "all_to_all", "pvary", "pbroadcast",
     "sharding_constraint", "reshard", "mesh_cast", "get", "swap", "freeze", "axis_index", "device_put", "split",
 })  # fmt: skip
-# Beginnings of the names of JAX's primitives that can compute products of which nothing is known here.
+# Name prefixes of JAX's primitives that may compute products of unknown cost.
 OPAQUE = (
     "ffi_call", "custom_call", "pure_callback", "io_callback", "tpu_custom_call", "triton_kernel_call", "rnn",
     "dot_product_attention",
@@ -28,11 +28,11 @@ LIBRARIES = ("jax.", "jaxlib.", "sdc.")
 
 
 def flops(primitive: str, params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Floating-point operations of one evaluation.
+    """Returns the floating-point operations of one evaluation.
 
     A multiplication and an addition count as two. Matrix products and convolutions are exact: 2 m n k. A reduction
-    counts its inputs, any other arithmetic one per element of its output, however dear (`exp` as much as `add`);
-    moving data counts nothing, and so do integers.
+    counts one per input element, any other arithmetic one per output element, regardless of its cost (`exp` as much as
+    `add`); moving data and integer arithmetic count as zero.
     """
     floating = [x for x in outputs if hasattr(x, "shape") and jnp.issubdtype(x.dtype, jnp.inexact)]
     if not floating or primitive in FREE:
@@ -47,10 +47,10 @@ def flops(primitive: str, params: Mapping[str, Any], inputs: Sequence[Any], outp
 def product_flops(
     primitive: Any, params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> int | None:
-    """Operations of the matrix products that an operation computes, of integers too; None where nobody knows.
+    """Returns the operations of the matrix products in an operation, integer ones included; None if unknown.
 
-    Products inside a kernel (`pallas_call`) or another primitive that holds a program are counted. What a primitive of
-    another library computes, or a call of foreign code, is not known if it returns numbers that are not whole.
+    Products inside a kernel (`pallas_call`) or another primitive that holds a program are counted. They are unknown for
+    primitives of other libraries and calls of foreign code that return numbers other than integers.
     """
     name = primitive.name
     if name in FREE:
@@ -74,7 +74,7 @@ def product_flops(
         grid = params["grid_mapping"].grid
         known = all(isinstance(size, int) for size in grid)
         return inside and (inside * math.prod(grid) if known else None)
-    if bodies:  # how often they run, the primitive alone knows; a custom_partitioning, once
+    if bodies:  # the number of runs is unknown, except for a custom_partitioning, which runs once
         return inside if name == "custom_partitioning" else None if inside != 0 else 0
     if primitive not in _registry:
         for module_name, module in list(sys.modules.items()):
@@ -82,15 +82,15 @@ def product_flops(
                 _registry.update(value for value in vars(module).values() if isinstance(value, core.Primitive))
     if primitive in _registry:
         return 0
-    try:  # another library defines it by a function, which can perhaps be traced
+    try:  # another library implements it by a function, which may be traceable
         program = jax.make_jaxpr(lambda *args: primitive.impl(*args, **params))(*inputs).jaxpr
-    except Exception:  # it is somebody else's code, and whatever it raises, nothing is known of it
+    except Exception:  # foreign code may raise anything; its cost is then unknown
         return None
     return None if any(eqn.primitive is primitive for eqn in program.eqns) else _inside([program])
 
 
 def _inside(jaxprs: Sequence[Any]) -> int | None:
-    """Operations of the products in programs that run once."""
+    """Returns the operations of the products in programs that run once."""
     total = 0
     for jaxpr in jaxprs:
         for eqn in (jaxpr.jaxpr if hasattr(jaxpr, "consts") else jaxpr).eqns:
@@ -117,9 +117,9 @@ def _of_equation(eqn: Any) -> int | None:
     return product_flops(eqn.primitive, eqn.params, avals, [var.aval for var in eqn.outvars])
 
 
-# Primitives of JAX and of this library, whose leaves compute no products but those that have names.
+# Primitives of JAX and of this library. Those without bodies compute no products, except the ones named here.
 _registry: set[Any] = set()
-# Arithmetic of `jax.lax`, which needs no second look: what computes no product and holds no program.
+# Arithmetic of `jax.lax` that computes no product and holds no program, for a fast path.
 _leaves = frozenset(
     primitives.__dict__[f"{name}_p"]
     for name in (
@@ -142,7 +142,7 @@ def _convolution(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequ
 
 
 def _ragged(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Every row is of one group; where contracted axes are cut into groups, so is every term."""
+    """Every row belongs to one group; if contracted axes are split into groups, so does every term."""
     numbers = params["ragged_dot_dimension_numbers"]
     whole = {"dimension_numbers": numbers.dot_dimension_numbers}
     contracted = numbers.dot_dimension_numbers[0][0]
@@ -155,7 +155,7 @@ def _scaled(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[
 
 
 def _sparse(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Every number that is stored meets each column of the other factor."""
+    """Every stored number is multiplied with each column of the other factor."""
     (_, contracted), (_, batch) = params["dimension_numbers"]
     columns = (size for axis, size in enumerate(inputs[-1].shape) if axis not in (*contracted, *batch))
     return 2 * math.prod(inputs[0].shape) * math.prod(columns)

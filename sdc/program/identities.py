@@ -1,12 +1,11 @@
-"""Identities that keep places of a step recognizable: probes, ports, marks and guards. All of them lower to nothing.
+"""Identity primitives that identify sites of a step: probes, ports, marks and guards. All of them lower to nothing.
 
-A *probe* is put on a tensor by the author of a model, and its derivative probes the cotangent. A *port* is the site of
-an array that goes into the step or comes out of it. A *mark* stands for an equation that a rule replaced: a rule
-computes much beside it, all of it bound below the scope `Tags.HIDDEN`, where no transformation looks for sites, and
-what comes out of the rule is bound to a mark with the primitive, parameters and inputs of the equation. An outer
-transformation that selects the equation sees the values with which the step goes on, such as corrupted ones. A *guard*
-refuses to be differentiated: a step is rewritten after it was differentiated, and a call with a derivative of its own
-is then only its body, whose gradient is another one.
+The author of a model puts a *probe* on a tensor, and its derivative probes the cotangent. A *port* is the site of an
+array that enters or leaves the step. A *mark* represents an equation that a rule replaced: the rule's own computation
+is bound below the scope `Tags.HIDDEN`, where no transformation looks for sites, and its outputs are bound to a mark
+with the primitive, parameters and inputs of the equation. An outer transformation that selects the equation sees the
+values with which the step continues, such as corrupted ones. A *guard* raises when it is differentiated: a step must be
+rewritten after differentiation, since a call with a custom derivative is inlined as its body, whose derivative differs.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ Tree = TypeVar("Tree")
 
 
 def _identity(name: str) -> Primitive:
-    """A primitive of one array that passes through, and is mapped as it is."""
+    """Creates a primitive that returns its one array unchanged, also under `vmap`."""
     primitive = Primitive(name)
     primitive.def_impl(lambda x, **_: x)
     primitive.def_abstract_eval(lambda x, **_: x)
@@ -40,15 +39,15 @@ def probe(x: Tree, name: str, *, directions: Sequence[Literal["fwd", "bwd"]] = (
     """Names the values of `x` as a site; returns `x`.
 
     Args:
-        x: an array, or a pytree of arrays; each leaf becomes a site (`name/path` where `x` is a pytree).
+        x: an array, or a pytree of arrays; each leaf becomes a site (`name/path` if `x` is a pytree).
         name: the site's name, without `#` and without glob characters.
-        directions: `("fwd",)` looks only at the value, `("bwd",)` only at its cotangent.
+        directions: `("fwd",)` probes only the value, `("bwd",)` only its cotangent.
 
     Returns:
         `x`, bit for bit.
 
     Raises:
-        ValueError: the name is no text, is empty or holds one of `#*?[]`, or a direction is unknown.
+        ValueError: the name is not a text, is empty or contains one of `#*?[]`, or a direction is unknown.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -59,7 +58,7 @@ def probe(x: Tree, name: str, *, directions: Sequence[Literal["fwd", "bwd"]] = (
         ['fwd/ffn', 'bwd/ffn']
     """
     if not isinstance(name, str) or not name or set(name) & set("#*?[]"):
-        raise ValueError(f"probe name {name!r}: expected a text that is not empty and holds none of '#*?[]', as 'attn'")
+        raise ValueError(f"probe name {name!r}: expected a non-empty text without any of '#*?[]', such as 'attn'")
     if not directions or not set(directions) <= {"fwd", "bwd"}:
         raise ValueError(f"directions {tuple(directions)!r} of probe {name!r}: expected 'fwd', 'bwd' or both")
 
@@ -93,7 +92,7 @@ ad.deflinear2(port_p, lambda cotangent, x, **_: [cotangent])
 
 
 def mark(outs: Sequence[Any], inputs: Sequence[Any], primitive: Any, params: Any) -> list[Any]:
-    """The outputs of a rule, as the outputs of the equation that it stood in for."""
+    """Marks the outputs of a rule as the outputs of the equation that it replaced."""
     return list(mark_p.bind(*outs, *inputs, outputs=len(outs), of=primitive, params=tuple(params.items())))
 
 
@@ -114,7 +113,7 @@ batching.primitive_batchers[mark_p] = _mark_batch
 
 
 def underived(arrays: Sequence[Any], why: str, instead: str = "") -> list[Any]:
-    """Arrays that are refused, for a reason, where anybody differentiates by them; `instead`: a further remedy."""
+    """Returns arrays that raise ValueError with a reason when differentiated; `instead` is a further remedy."""
     remedy = (
         "transform the function that differentiates, as in sdc.abft(jax.grad(loss)), and not jax.grad(sdc.abft(loss))"
     )

@@ -1,25 +1,24 @@
-"""The interpreter under every transformation: it shows selected equations of a step to a rule.
+"""The interpreter behind every transformation: it applies a rule to selected equations of a step.
 
 `rewrite(step, where, rule)` traces `step` to a jaxpr, walks it, and calls `rule` in place of each selected equation.
-The rule returns the equation's outputs, perhaps changed, and a *report*: a pytree of arrays. Reports leave control
-flow so:
+The rule returns the equation's outputs, possibly changed, and a *report*: a pytree of arrays. Reports leave control
+flow as follows:
 
 =====================  ================================================================================
 `scan`                 stacked on a new leading axis, one row per iteration, in the order of the scanned inputs
 `while`                merged over the iterations with the rule's `merge`, starting from zeros
 `cond`, `switch`       zeros from the branches that were not taken
 `shard_map`, `pmap`    one new leading axis per mesh axis, one row per device
-`jit`, `remat`         handed on; donation and shardings of an inner `jit` are kept
-custom derivatives     the call is inlined: a step is rewritten after it was differentiated. So are those of
+`jit`, `remat`         passed through; donation and shardings of an inner `jit` are kept
+custom derivatives     the call is inlined: a step is rewritten after differentiation. So are the calls of
                        `custom_vmap`, `linear_call`, `composite`, and the solver of `custom_linear_solve`
 =====================  ================================================================================
 
-All zeros must therefore mean "nothing happened" in a report. A part of the step without a selected equation is bound as
-it was, so that a step without any comes out as the identical program. What a rule returns as an equation's outputs
-stands for that equation from then on (`identities.py`), so that transformations compose: the outer one sees what the
-inner one made of it.
+All zeros must therefore mean "nothing happened" in a report. Parts of the step without a selected equation are bound
+unchanged, so that a step without any becomes the identical program. A rule's outputs are marked as those of the
+equation (`identities.py`), so that transformations compose: the outer one sees the values that the inner one returns.
 
-Only this package knows the internals of JAX's programs; it runs on jax 0.10 and 0.12.
+Only this package uses the internals of JAX's programs; it runs on jax 0.10 and 0.12.
 """
 
 import functools
@@ -59,7 +58,7 @@ from .regions import Around, Region, region_p, with_region
 from .reports import Place, Report, Reports, Rule, Values
 from .selectors import Selector, Site, Tags, Where, as_selector, everything, no_hits
 
-# Takes an equation's primitive, parameters and inputs; returns what stands for its outputs, or None to leave it.
+# Takes an equation's primitive, parameters and inputs; returns replacements of its outputs, or None to keep it.
 Replace: TypeAlias = Callable[[Any, Mapping[str, Any], Values], Values | None]
 
 
@@ -73,31 +72,31 @@ def rewrite(
     first: tuple[Where, Replace] | None = None,
     around: Around | None = None,
 ) -> Callable[..., tuple[Any, Reports]]:
-    """Transforms a step: `rule` stands in for every equation that `where` selects.
+    """Transforms a step so that `rule` replaces every equation that `where` selects.
 
     Args:
         step: any function that JAX can trace; for its arguments see `arguments.py`.
         where: selects sites.
         rule: see `Rule`.
         required: whether a selector that hits nothing is an error, for tools that must not silently do nothing.
-        reason: why the rule cannot work on a site, or None; such sites are left as they are, and listed in
+        reason: returns why the rule cannot handle a site, or None; such sites are unchanged, and listed in
             `Reports.skipped`.
-        first: what `substitute` does to the step beforehand; where it puts something, arrays that go in and come out
-            are no sites any more.
-        around: what becomes of the part of the step that holds all sites; for lock-step.
+        first: arguments of a `substitute` to apply beforehand; if it replaces anything, arrays that enter and leave the
+            step are no longer sites.
+        around: runs the part of the step that holds all sites; for lock-step.
 
     Returns:
         A function of the same arguments that returns `(step's output, Reports)`. Wrap it in `jax.jit`: it is traced
-        anew at each call.
+        again in each call.
 
     Raises:
-        ValueError: a selected probe lies inside a primitive that cannot be entered (it would go unchecked); or, if that
-            is required, nothing is selected: the message lists near misses, or says why the rule cannot work.
+        ValueError: a selected probe is inside a primitive that cannot be entered (it would go unchecked); or nothing is
+            selected although `required`: the message lists near misses, or says why the rule cannot handle the sites.
     """
 
     selector = as_selector(where)
     if not callable(rule) or not callable(getattr(rule, "merge", None)):
-        raise TypeError(f"{rule!r} is no rule; expected a callable object with a method merge, see sdc.program.Rule")
+        raise TypeError(f"{rule!r} is not a rule; expected a callable object with a method merge, see sdc.program.Rule")
 
     @taking(step)
     def rewritten(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
@@ -115,13 +114,13 @@ def rewrite(
             outs, reports = evaluate(plan, jaxpr, (), _Applied(selector, rule, around), program.inputs)
             values = [reports[site.name] for site in plan.sites]
             here = jax.sharding.get_abstract_mesh()
-            if not here.empty:  # a step may have parts in which other axes are explicit
+            if not here.empty:  # parts of a step may have other explicit axes
                 with jax.named_scope(Tags.HIDDEN):
                     values = moved(values, here)
             out, found = program.finish(outs), Reports(plan.sites, values, survey.shares())
         if required and not found and found.skipped:
             why = "; ".join(f"{one.site.name} ({one.site.source}): {one.reason}" for one in found.skipped[:4])
-            raise ValueError(f"all that is selected cannot be worked on: {why}")
+            raise ValueError(f"none of the selected sites can be handled: {why}; select others")
         if required and not found:
             sites(step, *args, where=selector, **kwargs)
         return out, found
@@ -130,13 +129,13 @@ def rewrite(
 
 
 def substitute(step: Callable[..., Any], where: Where, replace: Replace) -> Callable[..., Any]:
-    """Transforms a step: other operations stand where `where` selects some, and are sites themselves.
+    """Transforms a step so that other operations, which become sites themselves, replace those that `where` selects.
 
     Args:
         step: any function that JAX can trace.
         where: selects sites.
-        replace: takes an equation's primitive, parameters and inputs; returns what stands for its outputs, or None to
-            leave it. What another transformation has been at work on is left.
+        replace: takes an equation's primitive, parameters and inputs; returns replacements of its outputs, or None to
+            keep it. Equations that another transformation has rewritten are kept.
 
     Returns:
         A function of the same arguments.
@@ -152,7 +151,7 @@ def substitute(step: Callable[..., Any], where: Where, replace: Replace) -> Call
 
 
 def _substituted(closed: Any, where: Where, replace: Replace) -> tuple[Callable[..., Values], Plan]:
-    """A program with other operations in the place of some, and the plan of these."""
+    """Returns a program in which `replace` replaces selected operations, and the plan of these."""
     live = live_program(closed)
     plan = plan_sites(live, as_selector(where))
     return lambda *inputs: evaluate(plan, live, (), _Substitute(replace), inputs)[0], plan
@@ -173,7 +172,7 @@ class _Substitute:
 def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwargs: Any) -> list[Site]:
     """Lists the sites of a step that a selector hits, in program order, without running the step.
 
-    `for site in sdc.sites(step, *args): print(site)` shows them with shapes, dtypes, operations and source lines.
+    `for site in sdc.sites(step, *args): print(site)` prints them with shapes, dtypes, operations and source lines.
 
     Args:
         step: any function that JAX can trace.
@@ -199,15 +198,15 @@ def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwa
     if not found:
         if hidden := out_of_reach(live.jaxpr, selector):
             raise ValueError(
-                f"selector {selector.text} hits only what lies inside of {hidden[0]}, which cannot be entered; select "
-                "that operation as a whole, or what is around it"
+                f"selector {selector.text} hits only operations inside of {hidden[0]}, which cannot be entered; select "
+                "that operation as a whole, or operations around it"
             )
         raise ValueError(no_hits(selector, plan_sites(live, everything).sites))
     return list(found)
 
 
 class _Applied:
-    """A rule, and what every rule needs: the choice of iterations, and marks for the transformations outside."""
+    """A rule with features common to all rules: selected iterations, and marks for outer transformations."""
 
     def __init__(self, selector: Selector, rule: Rule, around: Around | None = None) -> None:
         self.selector, self.rule, self.around = selector, rule, around
@@ -219,7 +218,7 @@ class _Applied:
             outputs, primitive, params = params["outputs"], params["of"], dict(params["params"])
             known, operands = operands[:outputs], operands[outputs:]
         elif not all(isinstance(jax.typeof(x), core.ShapedArray) for x in operands):
-            # An array that is changed in place is changed once, here, and no business of the rule.
+            # Arrays that are changed in place are changed here, once, and not shown to the rule.
             with jax.named_scope(Tags.HIDDEN):
                 known = bind_equation(eqn, operands)
             operands = [x for x in operands if isinstance(jax.typeof(x), core.ShapedArray)]
@@ -253,8 +252,8 @@ def evaluate(
 ) -> tuple[Values, dict[str, Report]]:
     """Evaluates a jaxpr with the rule in place of the selected equations.
 
-    `caller` is the traceback of the equation in whose place its body is evaluated; it stands for equations of the body
-    that have no line of the user's, such as those of `jax.nn.relu` or of a library's layers.
+    `caller` is the traceback of the equation whose body is evaluated inline; it is used for equations of the body
+    without a line of the user's code, such as those of `jax.nn.relu` or of a library's layers.
     """
     jaxpr, consts = open_jaxpr(closed)
     environment: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
@@ -296,8 +295,8 @@ def _stage(
 ) -> tuple[Any, Values, Callable[[Values], tuple[Values, dict[str, Report]]]]:
     """Rewrites a body into a new jaxpr.
 
-    Returns the jaxpr without constants, the values it closes over (they come first among its inputs), and a function
-    that takes its flat outputs apart.
+    Returns the jaxpr without constants, the values that it closes over (its first inputs), and a function that
+    unflattens its outputs.
     """
     closed, shape = jax.make_jaxpr(lambda *args: evaluate(plan, body, iteration, rule, args), return_shape=True)(
         *inputs
@@ -337,10 +336,8 @@ def _inline(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, i
     outs, reports = evaluate(plans[0], bodies(eqn)[0], iteration, rule, inputs, caller)
     if eqn.primitive in DERIVED:
         source = source_line(eqn)
-        why = (
-            f"{eqn.primitive.name} has a derivative of its own{source and f' ({source})'}, which a transformed function"
-        )
-        outs = underived(outs, f"{why} does not have any more", "; or select nothing inside it")
+        why = f"{eqn.primitive.name} has a custom derivative{source and f' ({source})'}"
+        outs = underived(outs, f"{why}, which a transformed function loses", "; or select nothing inside it")
     return outs, reports
 
 
@@ -348,7 +345,7 @@ def _region(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, i
     def run(given: Rule, iteration: Any, inputs: Values) -> tuple[Values, dict[str, Report]]:
         return evaluate(plans[0], eqn.params["jaxpr"], iteration, _Applied(rule.selector, given), inputs)
 
-    assert rule.around is not None  # without it nobody made a region
+    assert rule.around is not None  # else there would be no region
     return rule.around(Region(plans[0].sites, plans[0].outside, run), iteration, inputs)
 
 
@@ -360,7 +357,7 @@ def _solve(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, in
 
 
 def _run_state(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
-    """The body changes arrays in place; what they are in the end is what the equation returns."""
+    """The body changes arrays in place; the equation returns their final values."""
     with jax.named_scope(Tags.HIDDEN):
         references = [jax.new_ref(x) for x in inputs]
     _, reports = _inline(eqn, plans, iteration, rule, references)
@@ -409,7 +406,7 @@ def _while(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, in
         check, work = while_any(check, work)
 
     def checked_work(index: Any, carry: Values) -> tuple[Any, Values, dict[str, Report]]:
-        """The condition reports too, so it moves into the body: one iteration more, whose work is left out."""
+        """The condition also reports, so it moves into the body, with one more iteration that does no work."""
         go_on, checked = check(index, carry)
         idle = zeros(worked_shapes)
         with jax.named_scope(Tags.HIDDEN):
@@ -428,7 +425,7 @@ def _while(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, in
         return loop[1] if cond_plan.sites else check(loop[0], loop[2])[0]
 
     shapes = {**checked_shapes, **worked_shapes}
-    # What is inside the loop has added axes to reports, row by row of which they are merged.
+    # Control flow inside the loop adds axes to reports, which are merged row by row.
     merge: dict[str, Callable[..., Report]] = {}
     for site in (*cond_plan.sites, *body_plan.sites):
         by_row = functools.reduce(lambda merged, _: jax.vmap(merged), site.dims[body_plan.outside :], rule.merge)
@@ -481,7 +478,7 @@ def _shard_map(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied
     return list(outs), reports
 
 
-# Bodies of all others that are entered are evaluated in the place of the equation.
+# Bodies of all other entered primitives are inlined.
 _RULES: dict[Any, Callable[..., tuple[Values, dict[str, Report]]]] = {
     primitives.jit_p: _jit,
     primitives.remat_p: _remat,

@@ -1,4 +1,4 @@
-"""What is under a program: the mapped axes that are bound, and the devices that it is compiled for."""
+"""The environment of a program: the bound mapped axes, and the devices that it is compiled for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ core: Any = Lazy("jax._src.core")
 
 
 def bound_axes() -> dict[str, int]:
-    """Names and sizes of the axes that collectives can use here: `shard_map`, `pmap` and named `vmap` axes."""
+    """Returns names and sizes of the axes that collectives can use here: `shard_map`, `pmap` and named `vmap` axes."""
     return {str(name): size for name, size in core.get_axis_env().axis_sizes.items()}
 
 
 def axis_size(axis_name: str, role: str) -> int:
-    """Size of an axis over which two or more parties work; `role` is what one of them is called, such as `twin`."""
+    """Returns the size of an axis, which must be at least two; `role` is the name of its members, such as `twin`."""
     axes = bound_axes()
     if axis_name not in axes:
         other = f"name {' or '.join(map(repr, sorted(axes)))}, or " if axes else ""
@@ -27,17 +27,17 @@ def axis_size(axis_name: str, role: str) -> int:
             f"{other}call the step under shard_map, pmap or vmap with that axis name"
         )
     if axes[axis_name] < 2:
-        raise ValueError(f"{role} axis {axis_name!r} has size {axes[axis_name]}; expected two {role}s or more")
+        raise ValueError(f"{role} axis {axis_name!r} has size {axes[axis_name]}; expected at least two {role}s")
     return axes[axis_name]
 
 
 def varying(tree: Any, axes: Collection[str] | None = None, *, like: Any = None) -> Any:
-    """Casts arrays to vary over manual mesh axes, which `shard_map` with `check_vma=True` wants of reports.
+    """Casts arrays to vary over manual mesh axes, which `shard_map` with `check_vma=True` requires of reports.
 
     Args:
         tree: arrays.
-        axes: over these axes only; by default over all.
-        like: arrays; over the axes only over which any of these varies.
+        axes: only over these axes; by default over all.
+        like: arrays; only over axes over which any of these varies.
     """
     if like is not None:
         axes = {axis for x in jax.tree.leaves(like) for axis in jax.typeof(x).manual_axis_type.varying}
@@ -51,10 +51,10 @@ def varying(tree: Any, axes: Collection[str] | None = None, *, like: Any = None)
 
 
 def manual_in_part() -> tuple[str, ...]:
-    """The manual axes of a mesh of which XLA shards over others; none where all axes are of one kind.
+    """Returns the manual axes of a partly manual mesh; none if all axes are of one kind.
 
-    There XLA moves what it shards by collectives of the whole mesh: inside of a branch they hang, unless all devices
-    take it.
+    On such a mesh XLA reshards by collectives over all devices: inside of a branch they hang unless all devices take
+    it.
     """
     mesh = jax.sharding.get_abstract_mesh()
     manual = tuple(mesh.manual_axes)
@@ -63,7 +63,7 @@ def manual_in_part() -> tuple[str, ...]:
 
 
 def agreed(predicate: Any) -> Any:
-    """A predicate that falls alike on a mesh that is manual in part: true everywhere where it is for any device."""
+    """Makes a predicate equal on all devices of a partly manual mesh: true if it is true on any device."""
     axes = manual_in_part()
     return lax.pmax(varying(predicate).astype("int32"), axes) > 0 if axes else predicate
 
@@ -72,18 +72,18 @@ class Platform(NamedTuple):
     """The devices that a program is traced for, which need not be those of this process."""
 
     platform: str  # `cpu`, `gpu` or `tpu`
-    kind: str  # what JAX calls them, such as `TPU v5 lite`
-    whole: bool  # whether each array lies on one device, as a kernel needs it that the compiler cannot share out
+    kind: str  # JAX's `device_kind`, such as `TPU v5 lite`
+    whole: bool  # whether each array is on one device, as required by kernels that the compiler cannot partition
 
 
 _target: ContextVar[Platform | None] = ContextVar("target", default=None)
 
 
 def compiled_for() -> Platform:
-    """The hardware of the mesh where there is one, else what `compiling_for` says, else this process's own devices.
+    """Returns the hardware of the mesh if there is one, else that of `compiling_for`, else this process's devices.
 
-    Arrays are whole inside of a `shard_map` over all axes of the mesh, and where there is but one device and no mesh.
-    That is not known wherever else the compiler may have to share work out, be it over axes of one device.
+    Arrays are whole inside of a `shard_map` over all axes of the mesh, and with one device and no mesh. Otherwise they
+    do not count as whole, since the compiler may partition them, even over axes of size one.
     """
     mesh, found = jax.sharding.get_abstract_mesh(), _target.get()
     if found is None:
@@ -95,9 +95,9 @@ def compiled_for() -> Platform:
 
 @contextmanager
 def compiling_for(platform: str, *, whole: bool, kind: str = "") -> Iterator[None]:
-    """Traces for devices that are not here, while the block lasts; the arguments are what `compiled_for` says then.
+    """Traces for other devices than those of this process within the block; `compiled_for` returns the arguments.
 
-    What was traced before may have been for others, and JAX does not know: its caches are emptied.
+    Earlier traces may have been for other devices, which JAX does not track: its caches are cleared.
     """
     jax.clear_caches()
     token = _target.set(Platform(platform, kind, whole))

@@ -1,10 +1,10 @@
-"""Which equations of a program are sites, and which of them are selected: the first half of `rewrite`.
+"""Determines which equations of a program are sites, and which of them are selected: the first half of `rewrite`.
 
-Products that are used the other way round are sites as they are used. JAX's gradient of a product by its second factor
-is a product that is transposed afterwards. XLA writes such a product in the layout in which it is used, and the
-transposition is nothing. Where a tool looks at the product, its layout is that of the product, and the tensor is
-copied. So for TPUs and GPUs the factors change places first, and the product that is looked at is the one that is used:
-the axes of such a site are in the order of the gradient.
+Products that are only used transposed become sites in their transposed form. JAX's gradient of a product with respect
+to its second factor is a product that is then transposed. XLA writes such a product in the layout in which it is used,
+so that the transposition costs nothing. If a tool reads the product itself, the transposition copies the tensor. For
+TPUs and GPUs the factors are therefore swapped first, so that the tool reads the product that is used: the axes of such
+a site are in the order of the gradient.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from .selectors import PRODUCTS, Direction, Predicate, Site, Skipped, Tags, prob
 
 
 def _in_use_order(jaxpr: Any) -> Any:
-    """A program whose products are as they are used."""
+    """Returns a program in which products have the layout in which they are used."""
     uses = [*(var for eqn in jaxpr.eqns for var in eqn.invars), *jaxpr.outvars]
     count = Counter(var for var in uses if isinstance(var, core.Var))
     transposes = {
@@ -70,7 +70,7 @@ def _swaps(product: Any, permutation: Any) -> bool:
 
 
 def _inside(value: Any) -> Any:
-    """A parameter of an equation, with the programs in it reordered."""
+    """Applies `_in_use_order` to the programs in a parameter of an equation."""
     if isinstance(value, tuple):
         parts = tuple(_inside(part) for part in value)
         return parts if any(a is not b for a, b in zip(parts, value, strict=True)) else value
@@ -100,43 +100,43 @@ ENTERED = (
     linear_solve_p,
     *CALLS,
 )
-# Those whose derivative is not that of their body.
+# Primitives whose derivative is not that of their body.
 DERIVED = (primitives.custom_jvp_call_p, primitives.custom_vjp_call_p, linear_call_p, linear_solve_p)
 LIBRARY = os.path.dirname(os.path.dirname(__file__))
-# Rooms whose lines are no user's. Lines of `aggregation` are: a step is written with it.
+# Subpackages whose lines do not count as the user's. Lines of `aggregation` do: steps are written with it.
 OWN = tuple(os.path.join(LIBRARY, room) + os.sep for room in ("program", "faults", "twins", "campaigns", "checksums"))
 
-# Folders whose lines are no user's either: those of installed libraries.
+# Folders of installed libraries, whose lines do not count as the user's either.
 INSTALLED = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is selected in one jaxpr: sites by equation, plans of the jaxprs inside equations, all sites in order."""
+    """The selection in one jaxpr: sites by equation, plans of the jaxprs inside equations, all sites in order."""
 
     selected: dict[int, Site]
     inner: dict[int, tuple["Plan", ...]]
     sites: tuple[Site, ...]
-    outside: int  # number of the axes that what is around the jaxpr adds to reports
+    outside: int  # number of axes that control flow around the jaxpr adds to reports
 
 
 @dataclasses.dataclass
 class Survey:
-    """What is known of the sites of a program that have been seen."""
+    """State of a walk over the sites of a program."""
 
-    where: Predicate  # which are selected
-    reason: Callable[[Site], str | None] = lambda site: None  # why the tool cannot work on a site, or None
-    seen: Counter[str] = dataclasses.field(default_factory=Counter)  # how many there are of each name
-    skipped: list[Skipped] = dataclasses.field(default_factory=list)  # those that the tool cannot work on
+    where: Predicate  # which sites are selected
+    reason: Callable[[Site], str | None] = lambda site: None  # why the tool cannot handle a site, or None
+    seen: Counter[str] = dataclasses.field(default_factory=Counter)  # number of sites seen with each name
+    skipped: list[Skipped] = dataclasses.field(default_factory=list)  # sites that the tool cannot handle
     work: int = 0  # floating-point operations of a step
 
     def number(self, name: str) -> str:
-        """The name of one more site. All are numbered, so that a name means the same whatever is selected."""
+        """Returns the unique name of a new site. All are numbered, so that names do not depend on the selection."""
         self.seen[name] += 1
         return name if self.seen[name] == 1 else f"{name}#{self.seen[name]}"
 
     def chooses(self, site: Site) -> bool:
-        """Whether a site is selected; each is to be shown once."""
+        """Whether a site is selected; must be called once for each site."""
         self.work += site.runs * max(site.flops, site.products or 0)
         reason = self.reason(site)
         if reason is not None:
@@ -151,7 +151,7 @@ class Survey:
 
 
 class Inside(NamedTuple):
-    """What the enclosing equations mean for the sites inside them."""
+    """Properties that sites inherit from the enclosing equations."""
 
     names: tuple[str, ...] = ()  # their name stacks
     dims: tuple[str, ...] = ()  # the report axes that they add
@@ -160,16 +160,16 @@ class Inside(NamedTuple):
     order: tuple[int | str, ...] = ()  # see `Site.order`
     leaves: int = 1  # depth at which the outputs of the enclosing equation leave their scope
     source: str = ""  # line of code that calls the enclosing equation
-    users: bool = False  # whether that is the user's
+    users: bool = False  # whether that line is in the user's code
 
 
 def live_program(closed: Any) -> Any:
-    """The program without dead equations: XLA drops those, and a report would keep them alive."""
+    """Removes dead equations from a program: XLA drops them, but a report would keep them alive."""
     jaxpr, consts = open_jaxpr(closed)
     jaxpr, _ = partial_eval.dce_jaxpr(
         partial_eval.convert_constvars_jaxpr(jaxpr), [True] * len(jaxpr.outvars), instantiate=True
     )
-    # A CPU copies nothing more either way.
+    # On CPUs the layout makes no difference.
     return Bound(jaxpr if compiled_for().platform == "cpu" else _in_use_order(jaxpr), consts)
 
 
@@ -181,12 +181,12 @@ class Bound(NamedTuple):
 
 
 def plan_sites(live: Bound, where: Predicate | Survey) -> Plan:
-    """Finds the sites of a program that are selected; a survey learns of those that a tool cannot work on."""
+    """Finds the selected sites of a program; a survey also collects the sites that a tool cannot handle."""
     return _plan(live.jaxpr, Inside(), where if isinstance(where, Survey) else Survey(where))
 
 
 def out_of_reach(jaxpr: Any, where: Predicate) -> list[str]:
-    """Primitives that cannot be entered and hold what `where` selects, with their lines."""
+    """Returns primitives, with source lines, that cannot be entered and hold operations that `where` selects."""
     found: list[str] = []
     for eqn in jaxpr.eqns:
         for body in core.jaxprs_in_params(eqn.params):
@@ -210,7 +210,7 @@ def _plan(jaxpr: Any, inside: Inside, survey: Survey) -> Plan:
     for index, eqn in enumerate(jaxpr.eqns):
         here = inside._replace(names=names[index], order=(*inside.order, index), leaves=leaves[index])
         line, users = user_line(eqn.source_info.traceback)
-        # Functions of JAX itself, such as `jax.nn.silu`, and layers of libraries have no line of the user's inside.
+        # Functions of JAX itself, such as `jax.nn.silu`, and layers of libraries contain no line of the user's code.
         if users or (line and not inside.users):
             here = here._replace(source=line, users=users)
         if any(Tags.HIDDEN in name for name in here.names) or index in doubled:
@@ -223,25 +223,25 @@ def _plan(jaxpr: Any, inside: Inside, survey: Survey) -> Plan:
                 inner[index] = plans
                 found.extend(site for plan in plans for site in plan.sites)
             continue
-        # A write to a reference returns the old value, which mostly nobody reads.
+        # A write to a reference returns the old value, which is usually unused.
         site = _site(eqn, here, survey.number) if used.intersection(eqn.outvars) else None
         if site is not None and survey.chooses(site):
             selected[index] = site
             found.append(site)
-        # A probe that cannot be reached must not pass for a probe that was checked.
+        # A probe that cannot be reached must not count as checked.
         for body in () if eqn.primitive is mark_p else core.jaxprs_in_params(eqn.params):
             hidden = _plan(open_jaxpr(body)[0], here, Survey(lambda site: probes(site) and survey.where(site)))
             if hidden.sites:
                 raise ValueError(
-                    f"probe {hidden.sites[0].name!r} lies inside the primitive {eqn.primitive.name!r} "
+                    f"probe {hidden.sites[0].name!r} is inside the primitive {eqn.primitive.name!r} "
                     f"({source_line(eqn)}), which cannot be entered; move the probe outside it"
                 )
     return Plan(selected, inner, tuple(found), len(inside.dims))
 
 
 def is_entered(eqn: Any) -> bool:
-    """Whether the body of an equation is walked; that of another library's primitive if it says that it is a call."""
-    if eqn.primitive is run_state_p:  # values without a beginning, and cores with memory of their own, are for kernels
+    """Whether the body of an equation is walked; for other libraries' primitives, if they are declared as calls."""
+    if eqn.primitive is run_state_p:  # only kernels have uninitialized values, and cores with their own memory
         started = all(eqn.params["is_initialized"])
         return started and not any(inner.primitive.name == "core_map" for inner in eqn.params["jaxpr"].eqns)
     called = getattr(eqn.primitive, "call_primitive", False) and "call_jaxpr" in eqn.params  # jax 0.12 has none
@@ -254,7 +254,7 @@ def _names(stack: Any) -> tuple[str, ...]:
 
 
 def _doubled_ports(jaxpr: Any) -> set[int]:
-    """Ports of the outer of two transformations where the inner one has marked the same array: the mark stands."""
+    """Returns ports of an outer transformation for arrays that an inner one has marked: the mark is used instead."""
     ports = {
         var: index
         for index, eqn in enumerate(jaxpr.eqns)
@@ -272,7 +272,7 @@ def _doubled_ports(jaxpr: Any) -> set[int]:
 
 
 def _leaves(jaxpr: Any, names: Sequence[tuple[str, ...]], inside: Inside) -> list[int]:
-    """For each equation, the smallest depth at which a reader of its outputs is in another scope; see `Site`."""
+    """Returns for each equation the smallest depth at which a reader of its outputs is in another scope; see `Site`."""
     made_by = {var: index for index, eqn in enumerate(jaxpr.eqns) for var in eqn.outvars}
     depth = [len(own) + 1 for own in names]
 
@@ -291,7 +291,7 @@ def _leaves(jaxpr: Any, names: Sequence[tuple[str, ...]], inside: Inside) -> lis
 
     for index, eqn in enumerate(jaxpr.eqns):
         if any(Tags.HIDDEN in name for name in names[index]):
-            continue  # a transformation inside reads it, and not the step
+            continue  # an inner transformation reads it, not the step
         for var in eqn.invars:
             read(var, names[index])
     for var in jaxpr.outvars:
@@ -300,7 +300,7 @@ def _leaves(jaxpr: Any, names: Sequence[tuple[str, ...]], inside: Inside) -> lis
 
 
 def _site(eqn: Any, inside: Inside, number: Callable[[str], str]) -> Site | None:
-    """The site that an equation is; None for one that has no values to look at."""
+    """Returns the site of an equation; None if it has no outputs with values."""
     marked = eqn.primitive is mark_p
     primitive, params = (eqn.params["of"], dict(eqn.params["params"])) if marked else (eqn.primitive, eqn.params)
     operands = eqn.invars[eqn.params["outputs"] :] if marked else eqn.invars
@@ -349,17 +349,17 @@ def _shapes(avals: Sequence[Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def _has_values(aval: Any) -> bool:
-    """Whether an array has bits: tokens, references and the zeros of integer tangents have none."""
+    """Whether an output has bits: tokens, references and the zero tangents of integers have none."""
     return isinstance(aval, core.ShapedArray) and aval.dtype != jax.dtypes.float0
 
 
 def source_line(eqn: Any) -> str:
-    """The line of the user's code that an equation comes from; for a probe, the line that calls `probe`."""
+    """Returns the line of the user's code that an equation comes from; for a probe, the line that calls `probe`."""
     return user_line(eqn.source_info.traceback)[0]
 
 
 def user_line(traceback: Any) -> tuple[str, bool]:
-    """A line of code, and whether it is the user's, rather than that of an installed library that computes for them."""
+    """Returns a line of code, and whether it is in the user's code rather than in an installed library."""
     first = ""
     for frame in source_info_util.user_frames(traceback):
         name = frame.file_name
@@ -373,7 +373,7 @@ def user_line(traceback: Any) -> tuple[str, bool]:
 
 
 def _enter(eqn: Any, number: int, here: Inside) -> Inside:
-    """The inside of body `number` of an equation."""
+    """Returns the properties that sites in body `number` of an equation inherit."""
     order: tuple[int | str, ...] = (*here.order, number)
     if eqn.primitive is primitives.scan_p:
         order = (*here.order, "reversed" if eqn.params["reverse"] else "scan")
@@ -388,12 +388,12 @@ def _enter(eqn: Any, number: int, here: Inside) -> Inside:
 
 
 def manual_axes(eqn: Any) -> tuple[str, ...]:
-    """The mesh axes that a `shard_map` makes manual, in the order of the mesh."""
+    """Returns the mesh axes that a `shard_map` makes manual, in the order of the mesh."""
     return tuple(str(axis) for axis in eqn.params["mesh"].axis_names if axis in eqn.params["newly_manual_axes"])
 
 
 def bodies(eqn: Any) -> tuple[Any, ...]:
-    """The jaxprs of an equation that run when it does."""
+    """Returns the jaxprs that run as part of an equation."""
     if eqn.primitive in CALLS:
         return (eqn.params[CALLS[eqn.primitive]],)
     if eqn.primitive is linear_solve_p:
@@ -406,5 +406,5 @@ def bodies(eqn: Any) -> tuple[Any, ...]:
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
-    """Jaxpr and constants: jax 0.10 has open and closed jaxprs, jax 0.12 has one class for both."""
+    """Returns jaxpr and constants: jax 0.10 has open and closed jaxprs, jax 0.12 has one class for both."""
     return (jaxpr.jaxpr, jaxpr.consts) if hasattr(jaxpr, "consts") else (jaxpr, ())

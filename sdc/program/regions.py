@@ -1,8 +1,8 @@
-"""The part of a program from its first selected operation to its last, as one that can be run twice.
+"""The part of a program from its first selected operation to its last, as a region that can run twice.
 
-Such a part lies as deep inside of a step as all selected operations do: in the body of the loop over microsteps, where
-there is one, and else at the top. Asked for as a whole, it has that loop in it. The loops over layers, each of which
-holds the operations of one pass, are entered only as parts of it.
+The region is as deep inside of a step as all selected operations are: in the body of the loop over microsteps if there
+is one, else at the top level. With `whole`, it includes that loop. Loops over layers, which hold the operations of one
+pass each, are always included.
 """
 
 import contextlib
@@ -20,29 +20,29 @@ from .plan import Bound, Plan, open_jaxpr, source_line
 from .reports import Report, Rule, Values
 from .selectors import Site
 
-region_p = Primitive("region")  # stands for the part in the program around it. It is evaluated, and never bound.
+region_p = Primitive("region")  # represents the region in the program around it; it is evaluated and never bound
 
 
 class Region(NamedTuple):
     """A part of a program that holds all selected sites."""
 
     sites: tuple[Site, ...]  # its sites, in the order of the program
-    outside: int  # number of the leading axes in `Site.dims` that are around it, and so not in its reports
-    # Evaluates it with a rule, given the indices of the enclosing loops and the arrays that go into it
+    outside: int  # number of leading axes in `Site.dims` from control flow around it, which its reports lack
+    # Evaluates it with a rule, given the indices of the enclosing loops and its input arrays
     run: Callable[[Rule, Any, Values], tuple[Values, dict[str, Report]]]
 
 
 class Around(Protocol):
-    """What a transformation does with a region, at given indices of the enclosing loops, and with what goes into it."""
+    """A function that runs a region, given the indices of the enclosing loops and the region's inputs."""
 
     whole: bool
-    """Whether a loop over whole steps is part of the region; else the region is what is in one turn of it."""
+    """Whether the region includes a loop over whole steps; else the region is inside one iteration of it."""
 
     def __call__(self, region: Region, iteration: Any, inputs: Values) -> tuple[Values, dict[str, Report]]: ...
 
 
 class _Part(NamedTuple):
-    """What `evaluate` reads of a jaxpr."""
+    """The attributes of a jaxpr that `evaluate` reads."""
 
     constvars: Sequence[Any]
     invars: Sequence[Any]
@@ -51,7 +51,7 @@ class _Part(NamedTuple):
 
 
 class _Equation(NamedTuple):
-    """What `evaluate` reads of an equation."""
+    """The attributes of an equation that `evaluate` reads."""
 
     invars: Sequence[Any]
     outvars: Sequence[Any]
@@ -62,7 +62,7 @@ class _Equation(NamedTuple):
 
 
 def with_region(live: Bound, plan: Plan, *, whole: bool) -> tuple[Bound, Plan]:
-    """A program in which one equation stands for the part that holds all sites, and the plan of that; see `Around`."""
+    """Returns a program in which one equation represents the region with all sites, and its plan; see `Around`."""
     part, plan = _outlined(live.jaxpr, plan, whole)
     return Bound(part, live.consts), plan
 
@@ -84,14 +84,14 @@ def _outlined(jaxpr: Any, plan: Plan, whole: bool) -> tuple[_Part, Plan]:
     used = {var: None for var in later if isinstance(var, core.Var) and var in made}
     if any(not isinstance(var.aval, core.ShapedArray) for var in (*read, *used)):
         raise ValueError(
-            "the step changes arrays in place that are there before its first compared value, so that it cannot be "
+            "the step changes arrays in place that exist before its first compared value, so that it cannot be "
             "repeated from there; give exchange='probe'"
         )
     for eqn in eqns:
         if any(ordered_effects.contains(effect) for effect in eqn.effects):
             raise ValueError(
-                f"{eqn.primitive.name} ({source_line(eqn)}) has effects in a given order, which a repetition would "
-                "have twice; give ordered=False, or exchange='probe'"
+                f"{eqn.primitive.name} ({source_line(eqn)}) has ordered effects, which a repetition would duplicate; "
+                "give ordered=False, or exchange='probe'"
             )
     body = _Part((), list(read), list(used), eqns)
     region = _Equation(body.invars, body.outvars, region_p, {"jaxpr": body})
@@ -101,7 +101,7 @@ def _outlined(jaxpr: Any, plan: Plan, whole: bool) -> tuple[_Part, Plan]:
 
 
 def _holds_steps(eqn: Any, plans: tuple[Plan, ...], whole: bool) -> bool:
-    """Whether an equation holds whole steps: a call, or a loop in each turn of which both passes are made."""
+    """Whether an equation holds whole steps: a call, or a loop with both passes in each iteration."""
     if eqn.primitive in (primitives.jit_p, shard_map_p):
         return True
     if whole or eqn.primitive is not primitives.scan_p:
@@ -110,7 +110,7 @@ def _holds_steps(eqn: Any, plans: tuple[Plan, ...], whole: bool) -> bool:
 
 
 def _with(eqns: Sequence[Any], first: int, last: int, new: Any) -> list[Any]:
-    """Equations with one in the place of some; its number, and those before it, stay."""
+    """Replaces equations `first` to `last` by one equation with number `first`."""
     return [*eqns[:first], new, *eqns[last + 1 :]]
 
 

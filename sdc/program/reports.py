@@ -1,4 +1,4 @@
-"""What a rule takes and what it returns: places, rules, and reports by site name."""
+"""The interface of rules: places, rules, and reports by site name."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -16,13 +16,13 @@ Values: TypeAlias = list[Any]
 
 
 class Place(NamedTuple):
-    """Where in the step, and in which iteration, a rule is called.
+    """The site and the iteration at which a rule is called.
 
     Attributes:
         site: the site.
-        iteration: index of each enclosing `scan` and `while`, outermost first; an array of no dimension each.
+        iteration: index of each enclosing `scan` and `while`, outermost first, each a scalar array.
         params: parameters of the site's primitive.
-        marked: whether another transformation has been at work on the equation before.
+        marked: whether another transformation has already rewritten the equation.
     """
 
     site: Site
@@ -32,13 +32,13 @@ class Place(NamedTuple):
 
 
 class Rule(Protocol):
-    """What a transformation does at a site."""
+    """The action of a transformation at a site."""
 
     def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Report]:
         """Returns the equation's outputs and a report; `bind(*inputs)` evaluates the equation itself.
 
-        A rule changes outputs, not inputs: where another transformation has been at work on the equation before, its
-        outputs are given.
+        A rule changes outputs, not inputs: if another transformation has already rewritten the equation, `bind` returns
+        its outputs for any inputs.
         """
 
     def merge(self, total: Report, new: Report) -> Report:
@@ -51,7 +51,7 @@ class Reports(Mapping[str, Any]):
 
     Attributes:
         sites: the sites, static; `sites[i].dims` names the leading axes of each leaf of report `i`.
-        skipped: sites that the tool could not work on, static, in program order.
+        skipped: sites that the tool could not handle, static, in program order.
     """
 
     def __init__(self, sites: Sequence[Site], values: Sequence[Any], skipped: Sequence[Skipped] = ()) -> None:
@@ -81,7 +81,7 @@ class Reports(Mapping[str, Any]):
 
 
 def apart(out: Any) -> tuple[Any, tuple[Reports, ...]]:
-    """A step's own output, and the reports of the transformations inside, the outermost one's first."""
+    """Splits a result into the step's own output and the reports of inner transformations, the outermost first."""
     reports = []
     while isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], Reports):
         out, report = out

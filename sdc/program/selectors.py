@@ -1,13 +1,13 @@
-"""Sites: the places of a step at which tools look, and selectors, which choose among them.
+"""Sites: the places of a step that tools observe, and selectors, which choose among them.
 
-A *site* is one operation of a step's program (an equation that is no loop, branch or call), a `probe`, or an array that
-goes into the step or comes out of it. Its direction says in which pass it lies:
+A *site* is one operation of a step's program (an equation other than a loop, branch or call), a `probe`, or an array
+that enters or leaves the step. Its direction names the pass to which it belongs:
 
 =========  ==========================================================================
-direction  the value that the site sees
+direction  value at the site
 =========  ==========================================================================
-fwd        a value of the forward pass; also what is no part of a derivative, such as the optimizer
-bwd        a value of the backward pass; of a probe, the cotangent (the gradient with respect to its value)
+fwd        a value of the forward pass, or outside of any derivative, such as in the optimizer
+bwd        a value of the backward pass; for a probe, the cotangent (the gradient with respect to its value)
 remat      a value of a forward pass that is recomputed for the backward pass
 jvp        a tangent, in a program differentiated in forward mode
 arg        an array given to the step: a parameter, a part of the optimizer's state, the batch
@@ -18,7 +18,7 @@ Selectors combine with `&`, `|` and `~`:
 
     primitive("dot_general") & direction("bwd") & scope("*attn*") & iteration(3)
 
-The same line is a selector's text (`as_selector`), and wherever sites are to be chosen, the text will do.
+The same line is a selector's text (`as_selector`), which every function that takes a selector also accepts.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ PRODUCTS = (
 
 
 class Tags:
-    """Names that this library leaves in programs, by which its tools recognize their own work."""
+    """Names in rewritten programs by which the tools of this library recognize their own operations."""
 
-    HIDDEN = "sdc.hidden"  # scope of what a rule computes
-    RARELY = "sdc.rarely"  # scope of what runs only if something is wrong, which an estimate leaves out
-    KERNEL = "sdc_kernel"  # all kernels for TPUs, alike since the compiler writes the instructions of one name only
+    HIDDEN = "sdc.hidden"  # scope of a rule's own computation
+    RARELY = "sdc.rarely"  # scope of operations that run only after a mismatch, which estimates omit
+    KERNEL = "sdc_kernel"  # shared name of all TPU kernels, since the compiler dumps instructions for one name only
     PRODUCT = "sdc_product"  # kernels that compute a product; the value is the contracted axis of each factor
 
 
@@ -64,21 +64,21 @@ class Site:
         name: the key of its report, unique in a step: `direction/probe`, `direction/scope/primitive` for an operation,
             `arg/path` and `out/path` for the step's own arrays; a second site of the same name ends in `#2`.
         primitive: name of the JAX primitive; `argument` or `result` for the step's own arrays.
-        direction: the pass in which it lies; see `sdc.program.selectors`.
+        direction: the pass to which it belongs; see `sdc.program.selectors`.
         probe: the name given to `probe`, or None.
-        scope: the name stack (`jax.named_scope` and transformations), from the outermost call on.
+        scope: the name stack (`jax.named_scope` and transformations), outermost first.
         source: `file:line (function)` in the user's code, or an empty string.
         dims: names of the leading axes that control flow adds to a report, outermost first: a mesh axis, or `scan`.
-        trips: how often each enclosing loop runs, outermost first; 0 for a `while`, of which nobody knows.
+        trips: number of iterations of each enclosing loop, outermost first; 0 for a `while`, where it is unknown.
         mesh: names and sizes of the enclosing mesh axes.
         outputs: shapes and dtypes of the values, on one device and for one iteration.
-        inputs: shapes and dtypes of the factors and whatever else goes into a product; empty for other operations.
+        inputs: shapes and dtypes of the factors and other inputs of a product; empty for other operations.
         flops: floating-point operations of one evaluation on one device; see `flop_counts.flops`.
-        products: those of the matrix products in it, of integers too; None where nobody knows, as in foreign code.
+        products: operations of its matrix products, integer ones included; None if unknown, as in foreign code.
         order: its place in the program: numbers of the enclosing equations and its own, with `"scan"`, `"reversed"` or
-            `"while"` where a loop is entered.
-        leaves: number of scopes, from the outermost, that a reader of the value shares at the least, plus one: the
-            depth at which the value leaves its scope.
+            `"while"` for each enclosing loop.
+        leaves: the depth at which the value leaves its scope: the smallest number of scopes, from the outermost, that
+            it shares with a reader, plus one.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Site:
     trips: tuple[int, ...] = ()
     mesh: tuple[tuple[str, int], ...] = ()
     outputs: tuple[jax.ShapeDtypeStruct, ...] = ()
-    inputs: tuple[jax.ShapeDtypeStruct, ...] = dataclasses.field(default=(), compare=False)  # traces do not keep them
+    inputs: tuple[jax.ShapeDtypeStruct, ...] = dataclasses.field(default=(), compare=False)  # traces do not store them
     flops: int = 0
     products: int | None = dataclasses.field(default=0, compare=False)
     order: tuple[int | str, ...] = ()
@@ -104,7 +104,7 @@ class Site:
 
     @property
     def runs(self) -> int:
-        """Evaluations in a step, on all devices of its meshes; a `while` counts as if it ran once."""
+        """Evaluations in a step, on all devices of its meshes; a `while` counts as one iteration."""
         return math.prod(trips or 1 for trips in self.trips) * math.prod(size for _, size in self.mesh)
 
     @property
@@ -126,17 +126,17 @@ class Site:
 
 
 class Skipped(NamedTuple):
-    """A site that a tool could not work on."""
+    """A site that a tool could not handle."""
 
     site: Site  # the site
-    reason: str  # why
-    # Of the step's floating-point operations, those of the products in it; None where that is not known
+    reason: str  # why the tool could not handle it
+    # Its products' share of the step's floating-point operations; None if unknown
     share: float | None = None
 
 
 Predicate: TypeAlias = Callable[[Site], bool]
 Where: TypeAlias = Predicate | str
-"""Which sites are meant, in every function that asks for some: a selector, its text, or any predicate of sites."""
+"""A choice of sites: a selector, its text, or any predicate of sites."""
 
 
 PROBE = "probe"
@@ -152,8 +152,8 @@ Iteration: TypeAlias = tuple[Any, ...]
 class Selector:
     """Chooses sites, and iterations of them; combine selectors with `&`, `|` and `~`.
 
-    A selector is a predicate of sites. Where it asks for an iteration, the predicate says whether any iteration is
-    chosen, and `now` which.
+    A selector is a predicate of sites. If it selects iterations, the predicate returns whether any iteration is chosen,
+    and `now` whether a given one is.
     """
 
     def __init__(
@@ -175,12 +175,12 @@ class Selector:
         self._depth: int = 1 + max((term._depth for term in self._terms), default=-1)
         if self._depth > DEEPEST:
             raise ValueError(
-                f"this selector is nested deeper than {DEEPEST} terms, of which each operator of a chain is one; give "
-                'several patterns or names to one term, as in named("a", "b")'
+                f"this selector is nested deeper than {DEEPEST} levels (each operator of a chain is one); give several "
+                'patterns or names to one term, as in named("a", "b")'
             )
 
     def __call__(self, site: Site) -> bool:
-        """Whether the site is chosen, in some iteration at least."""
+        """Whether the site is chosen in at least one iteration."""
         return self.chosen(site) is not False
 
     def __and__(self, other: Where) -> Selector:
@@ -205,16 +205,16 @@ class Selector:
 
     @staticmethod
     def is_text(text: str) -> bool:
-        """Whether a text is meant as a selector, rather than as a pattern of names such as `fwd/attn` or `*`."""
+        """Whether a text is a selector, rather than a pattern of names such as `fwd/attn` or `*`."""
         match = re.match(r"[\s~(]*(\w+)\s*(.?)", text)
         return match is not None and (match[2] == "(" or (match[1] in _WORDS and match[2] in ("", "&", "|", ")")))
 
     def leaves(self) -> list[Selector]:
-        """The terms that this selector combines."""
+        """Returns the terms that this selector combines."""
         return [leaf for term in self._terms for leaf in term.leaves()] if self._terms else [self]
 
     def near(self, sites: Sequence[Site]) -> list[str]:
-        """What the sites have that resembles a pattern of this term."""
+        """Returns attributes of the sites that resemble a pattern of this term."""
         if self._attribute is None:
             return []
         values = list(dict.fromkeys(value for site in sites if (value := self._attribute(site))))
@@ -233,7 +233,7 @@ def _bracketed(selector: Selector, operator: str) -> str:
 
 def _combined(operator: Literal["&", "|"], left: Selector, right: Where) -> Selector:
     right = as_selector(right)
-    decided = operator == "|"  # the truth of one side that settles the whole
+    decided = operator == "|"  # the value of one side that determines the result
 
     def chosen(site: Site) -> bool | None:
         first = left.chosen(site)
@@ -251,11 +251,11 @@ def _combined(operator: Literal["&", "|"], left: Selector, right: Where) -> Sele
 
 
 def as_selector(where: Where) -> Selector:
-    """A selector from whatever says which sites are meant: itself, its text, or a predicate of sites.
+    """Converts a text or a predicate of sites to a selector; returns selectors unchanged.
 
     Raises:
-        SettingError: it is none of them.
-        ValueError: the text cannot be understood.
+        SettingError: the argument is none of these.
+        ValueError: the text cannot be parsed.
     """
     if isinstance(where, str):
         example = 'primitive("dot_general") & direction("bwd")'
@@ -274,7 +274,7 @@ def _term(
 
 def _matches(name: str, attribute: Callable[[Site], str | None], patterns: Sequence[str]) -> Selector:
     if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
-        raise ValueError(f'{name}{tuple(patterns)}: expected one pattern or more, as in {name}("*attn*")')
+        raise ValueError(f'{name}{tuple(patterns)}: expected at least one pattern, as in {name}("*attn*")')
 
     def chosen(site: Site) -> bool:
         value = attribute(site)
@@ -290,15 +290,15 @@ probes = Selector("probes", lambda site: site.primitive == PROBE)
 """Selects every probe."""
 
 operations = Selector("operations", lambda site: site.direction not in ("arg", "out"))
-"""Selects everything but the arrays that go into the step and come out of it."""
+"""Selects everything but the arrays that enter and leave the step."""
 
 arithmetic = Selector("arithmetic", lambda site: site.flops > 0)
-"""Selects operations that compute floating-point numbers, rather than move them."""
+"""Selects operations that compute floating-point numbers, rather than moving them."""
 
 products = Selector(
     "products", lambda site: site.is_product and all(jnp.issubdtype(out.dtype, jnp.inexact) for out in site.outputs)
 )
-"""Selects matrix products and convolutions, but those of integers."""
+"""Selects matrix products and convolutions, except those of integers."""
 
 collectives = Selector("collectives", lambda site: site.primitive in COLLECTIVES)
 """Selects communication between devices: sums, gathers, scatters and permutations over a mesh axis."""
@@ -310,7 +310,7 @@ def primitive(*patterns: str) -> Selector:
 
 
 def scope(*patterns: str) -> Selector:
-    """Selects by the name stack: `scope("*attn*")`. The whole stack must match, so begin and end with `*`."""
+    """Selects by the name stack: `scope("*attn*")`. The whole stack must match, so put `*` at both ends."""
     return _matches("scope", lambda site: site.scope, patterns)
 
 
@@ -335,7 +335,7 @@ def result(*patterns: str) -> Selector:
 
 
 def matching(*patterns: str) -> Selector:
-    """Selects by the site's whole name, with or without the number of its repetition."""
+    """Selects by the site's whole name, with or without its number, as in `#2`."""
     selector = _matches("matching", lambda site: site.name.partition("#")[0], patterns)
     exact = [pattern for pattern in patterns if "#" in pattern]
 
@@ -348,26 +348,26 @@ def matching(*patterns: str) -> Selector:
 def named(*names: str) -> Selector:
     """Selects sites by their exact names, as `sdc.sites` lists them."""
     if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f'named{names}: expected one name or more, as in named("fwd/attn")')
+        raise ValueError(f'named{names}: expected at least one name, as in named("fwd/attn")')
     return _term("named", names, lambda site: site.name in names, lambda site: site.name)
 
 
 def direction(*names: Direction) -> Selector:
-    """Selects by direction: `direction("bwd", "remat")`; `sdc.program.selectors` explains the words."""
+    """Selects by direction: `direction("bwd", "remat")`; `sdc.program.selectors` explains the directions."""
     if not names or not set(names) <= set(DIRECTIONS):
-        raise ValueError(f"direction{names}: expected some of {', '.join(DIRECTIONS)}")
+        raise ValueError(f"direction{names}: expected one or more of {', '.join(DIRECTIONS)}")
     return _term("direction", names, lambda site: site.direction in names, lambda site: site.direction)
 
 
 def iteration(*numbers: int, loop: int = -1) -> Selector:
-    """Selects iterations of a loop, from 0: of the innermost one, which in a scanned model is the layer.
+    """Selects iterations of a loop, by default the innermost one, which is the loop over layers in a scanned model.
 
     Args:
-        numbers: the numbers of the iterations.
+        numbers: the numbers of the iterations, from 0.
         loop: which of the enclosing loops, 0 being the outermost and -1 the innermost.
     """
     if not numbers or not all(isinstance(number, int) and number >= 0 for number in numbers):
-        raise ValueError(f"iteration{numbers}: expected one number or more, from 0")
+        raise ValueError(f"iteration{numbers}: expected one or more numbers of at least 0")
 
     def inside(site: Site) -> bool:
         if not -site.loops <= loop < site.loops:
@@ -397,10 +397,10 @@ def inside(prefix: str) -> Selector:
 
 
 def boundary(depth: int) -> Selector:
-    """Selects values that leave their scope at this depth or further out: what bisecting looks at first.
+    """Selects values that leave their scope at this depth or further out, which bisection compares first.
 
-    At depth 1 these are the values that pass from one outermost scope to another. Whatever goes wrong inside a scope
-    can be seen from outside only through them.
+    At depth 1 these are the values that pass from one outermost scope to another. An error inside a scope is visible
+    outside only through them.
     """
     if depth < 1:
         raise ValueError(f"boundary({depth}): expected a depth of at least 1")
@@ -415,7 +415,7 @@ _CALLS = {term.__name__: term for term in _TERMS}
 
 
 def no_hits(selector: Selector, sites: Sequence[Site]) -> str:
-    """What to say of a selector that hits none of a step's sites, with near misses."""
+    """Returns the error message for a selector that hits none of a step's sites, with near misses."""
     hints = []
     for leaf in selector.leaves():
         count = sum(map(leaf, sites))

@@ -122,7 +122,7 @@ def test_wrong_use_of_study_and_calibrate(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "full" / "file").touch()
     cases = [
         (("study", "--steps", "0"), "--steps 0: expected at least 1"),
-        (("study", "--where", "ffn"), "'ffn' is no selector"),
+        (("study", "--where", "ffn"), "'ffn' is not a selector"),
         (("calibrate", "--out", str(tmp_path / "p.json"), "--steps", "0"), "--steps 0: expected at least 1"),
         (("calibrate",), "--out"),
         ((), "study"),

@@ -74,7 +74,7 @@ def test_a_campaign_from_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["trace", "{new}", "--where", "dot_general"], "'dot_general' is no selector"),
+        (["trace", "{new}", "--where", "dot_general"], "'dot_general' is not a selector"),
         (["trace", "{new}", "--fault", "bitflip,step=1"], "'site' is missing, as in"),
         (["trace", "{new}", "--fault", "meteor,step=1,site=*"], "unknown kind 'meteor'"),
         (["trace", "{new}", "--against", "{new}"], "is no run folder"),
@@ -82,7 +82,7 @@ def test_a_campaign_from_the_command_line(tmp_path: Path) -> None:
         (["campaign", "--injections", "0"], "--injections 0: expected a whole number from 1 to"),
         (["campaign", "--follow", "16"], "--follow 16: expected a number from 0 to 15"),
         (["campaign", "--fault", "bitflip,rate=1"], "unknown key 'rate'"),
-        (["campaign", "--where", "primitive()"], "expected one pattern or more"),
+        (["campaign", "--where", "primitive()"], "expected at least one pattern"),
         (["campaign", "--resume"], "give --run DIR"),
     ],
 )

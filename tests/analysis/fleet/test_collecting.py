@@ -27,8 +27,8 @@ def reseal(path: Path, old: str, new: str) -> None:
     [
         ('"schema": 1', '"schema": 2', "layout 2"),
         ('"format": "jax-sdc burn-in"', '"format": "x"', "no result of sdc burnin"),
-        ('"verdict": "clean"', '"verdict": "corrupt"', "contradicts itself: the verdict is FAIL, and PASS follows"),
-        ('"differences": 0', '"differences": 1', "contradicts itself: the verdict is PASS, and FAIL follows"),
+        ('"verdict": "clean"', '"verdict": "corrupt"', "contradicts itself: the verdict is FAIL, but PASS follows"),
+        ('"differences": 0', '"differences": 1', "contradicts itself: the verdict is PASS, but FAIL follows"),
         ('"elements": 1000', '"elements": 999', "contradicts itself: "),
         ('"simulated": 0', '"simulated": 4', "simulated faults changed elements, but the settings name no fault"),
         ('"index": 1', '"index": 0', "contradicts itself: "),

@@ -92,8 +92,8 @@ def test_a_report_that_contradicts_itself_is_refused(
         return [{**row, **changes} for row in msgspec.to_builtins(healthy.workloads)]
 
     lies = {
-        "the verdict is PASS, and FAIL follows": damaged(struck, verdict="clean"),
-        "the verdict is FAIL, and PASS follows": damaged(healthy, verdict="corrupt"),
+        "the verdict is PASS, but FAIL follows": damaged(struck, verdict="clean"),
+        "the verdict is FAIL, but PASS follows": damaged(healthy, verdict="corrupt"),
         "INCONCLUSIVE follows .*nothing was checked": damaged(
             healthy, workloads=rows(runs=0, elements=0), devices=[{**device, "elements": 0} for device in devices]
         ),

@@ -294,7 +294,7 @@ def test_arguments_are_named_as_elsewhere() -> None:
 
 
 def test_a_state_that_is_a_reference_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"the state holds a reference .* make the reference inside of the step"):
+    with pytest.raises(ValueError, match=r"the state holds a reference .* create the reference inside of the step"):
         sdc.campaign(lambda w, x: (w, jnp.sum(x)), jax.new_ref(W), BATCHES, loss=lambda state, value: value)
 
 

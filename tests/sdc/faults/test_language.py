@@ -345,7 +345,7 @@ def test_kinds_and_patterns_from_text() -> None:
         (lambda: Rotate(0), "by=0"),
         (lambda: sdc.Fault(BitFlip(), 0.1, layer=-1), "layer=-1: expected a number of at least 0"),
         (lambda: parse_fault("nan,rate=1,site=a,where=probes"), "'site' and 'where' are mutually exclusive"),
-        (lambda: parse_fault("nan,rate=1,where=dot"), "is no selector"),
+        (lambda: parse_fault("nan,rate=1,where=dot"), "is not a selector"),
         (lambda: parse_fault("nan,rate=1,onset=4,end=4"), "expected a step after onset"),
         (lambda: parse_fault("nan,rate=1,onset=2147483648"), "expected a step of at most 2,147,483,647"),
         (lambda: parse_fault(f"nan,rate=1,step={10**30}"), "expected a step of at most 2,147,483,647"),

@@ -193,7 +193,7 @@ def test_variables_of_references_are_refused() -> None:
 
 def test_what_a_step_changes_without_being_given_it_is_refused() -> None:
     model, optimizer, metrics = training()
-    with pytest.raises(ValueError, match="changes an object that it has from elsewhere than its arguments"):
+    with pytest.raises(ValueError, match="changes an object that is not one of its arguments"):
         sdc.abft(lambda x: train_step(model, optimizer, metrics, x))(X)
     linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
     _, flags = sdc.abft(lambda x: linear(x))(X)  # reading is no change
@@ -207,7 +207,7 @@ def test_a_module_that_is_changed_as_an_argument_and_read_by_a_closure_is_refuse
         given.bias[...] += 1.0
         return jnp.sum(model(x))
 
-    with pytest.raises(ValueError, match="argument 0/bias is changed by the step, which also reads it"):
+    with pytest.raises(ValueError, match="the step changes argument 0/bias, and also reads it"):
         sdc.abft(step)(model, X)
     np.testing.assert_array_equal(model.bias[...], np.zeros(4))
 
@@ -322,9 +322,9 @@ def test_wrong_turns_end_in_one_line() -> None:
 
     run: Any = sdc.fingerprint(step, products)
     turns: dict[str, Callable[[], Any]] = {
-        "list in the place of a step; give the function first": lambda: sdc.inject([fault], step),  # type: ignore
-        "Selector in the place of a step": lambda: sdc.strike(products, step),  # type: ignore[arg-type]
-        "ArrayImpl in the place of a step": lambda: sdc.abft(step(x)),
+        "expected a step, not list; give the function first": lambda: sdc.inject([fault], step),  # type: ignore
+        "expected a step, not Selector": lambda: sdc.strike(products, step),  # type: ignore[arg-type]
+        "expected a step, not ArrayImpl": lambda: sdc.abft(step(x)),
         "expected digests, not tuple; give the second value": lambda: sdc.first_difference(run(x), run(x)),
         "tuple in the place of flags; give the second": lambda: sdc.checksums.coverage(run(x)),
         "expected what sdc.strike_on returns": lambda: sdc.strike(step, products)(x),
