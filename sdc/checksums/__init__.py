@@ -1,9 +1,9 @@
 """Algorithm-based fault tolerance: checksummed matrix products that work in narrow types, forward and backward.
 
 - `transform`: the products of a whole step; `layers`: those of single layers.
-- `_check`: one product: judged by a scheme of `schemes`, and computed again where it looks wrong.
-- `products`: products as linear maps; `fused_products`: kernels that sum up rows while they multiply.
-- `roundoff`: settings, how types and devices round, and what was measured of a device.
+- `_check`: one product: checked by a scheme of `schemes`, and recomputed if it looks wrong.
+- `products`: products as linear maps; `fused_products`: kernels that sum rows while they multiply.
+- `roundoff`: settings, the roundoff of types and devices, and measured profiles of devices.
 """
 
 from typing import TYPE_CHECKING
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     # Single layers.
     from .layers import checksum as checksum, collect as collect, dot_general as dot_general, einsum as einsum
 
-    # What a check found.
+    # Results of a check.
     from ._check import Flags as Flags, WrongElements as WrongElements, check as check, merge_flags as merge_flags
 
-    # How to check, and what is known of a device.
+    # Settings of a check, and profiles of devices.
     from .roundoff import Profile as Profile, Rounding as Rounding, Settings as Settings
 
 if TYPE_CHECKING:  # for the other packages of this project

@@ -1,4 +1,4 @@
-"""Checks one product: judges its rows, recomputes what looks wrong, and says what it found."""
+"""Checks one product: checks its rows, recomputes the product if rows look wrong, and returns flags."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from .products import Dot, Indexed, Product
 from .roundoff import Settings, work_type
 from .schemes import Expected, Operands, make_scheme, signed_weights
 
-LISTED = 8  # wrong elements that are returned one by one
+LISTED = 8  # wrong elements that are listed
 LARGEST = 2**31 - 1  # elements are counted by 32-bit integers
 
 
@@ -26,10 +26,10 @@ class WrongElements(NamedTuple):
     """The first wrong elements of a product; rows beyond `found` are zero.
 
     Attributes:
-        found: wrong elements: flagged rows crossed with flagged columns, less those that recomputation gave again; of
-            complex products real and imaginary parts, one by one.
+        found: number of wrong elements: flagged rows crossed with flagged columns, without those that recomputation
+            reproduced; for complex products, real and imaginary parts count separately.
         element: flat index in the product, row-major.
-        error: how far the element is off, as recomputed; 0 where recomputation gave the same.
+        error: difference from the recomputed element; 0 if recomputation gave the same.
     """
 
     found: UInt32[Array, "*site"]
@@ -38,21 +38,21 @@ class WrongElements(NamedTuple):
 
 
 class Flags(NamedTuple):
-    """What the check of a product found. All zeros: nothing was checked.
+    """The results of checking a product. All zeros mean that nothing was checked.
 
     Attributes:
-        checked: rows that were judged.
+        checked: rows that were checked.
         examined: rows that the first tier passed on to the second, or to recomputation.
-        flagged: rows that the scheme finds wrong, less those that come out the same when computed again and are off by
-            no more than long sums can lose.
-        confirmed: flagged rows that are right when computed again: the hardware erred, and not the bound. Those that
-            are flagged and not confirmed repeat themselves: a permanent fault, which another device has to judge, or a
-            false alarm.
-        corrected: rows replaced by what was computed again.
-        nonfinite: rows of infinite or undefined *inputs*, which nothing can be said of; they are not among `checked`.
-        margin: largest `|r| / bound` in the tier that decides what is flagged, the last one; infinite where a sum
-            overflowed, 0 where no row came so far.
-        first_margin: the same in the first of two tiers, which decides nothing: rows above 1 are examined.
+        flagged: rows that the scheme finds wrong, without those whose recomputation is identical and whose error is no
+            larger than the loss of long sums.
+        confirmed: flagged rows whose recomputation is right: the hardware erred, not the bound. Rows that are flagged
+            but not confirmed are wrong in the recomputation too: a permanent fault, which only another device can
+            decide, or a false alarm.
+        corrected: rows replaced by the recomputed ones.
+        nonfinite: rows with infinite or undefined *inputs*, which cannot be checked; `checked` excludes them.
+        margin: largest `|r| / bound` in the last tier, which decides whether a row is flagged; infinite if a sum
+            overflowed, 0 if no row reached this tier.
+        first_margin: largest `|r| / bound` in the first of two tiers, which passes rows above 1 on.
         wrong: the first wrong elements, in the modes `locate` and `correct`, else None.
     """
 
@@ -71,20 +71,20 @@ def check(product: Product, settings: Settings, operands: Operands) -> tuple[Sha
     """Checks a product.
 
     Args:
-        product: how `c` follows from `a` and `b`; evaluated again where rows are flagged.
-        settings: how to check.
-        operands: the factors, and the product as it came out.
+        product: the function from `a` and `b` to `c`; evaluated again if rows are flagged.
+        settings: settings of the check.
+        operands: the factors, and the computed product.
 
     Returns:
-        The product (in mode `correct` with wrong rows replaced), and what was found.
+        The product (in mode `correct` with wrong rows replaced), and its flags.
 
     Raises:
-        ValueError: the round-off of a type is not known, or a setting.
+        ValueError: the roundoff of a type is unknown, or a setting is unknown.
     """
     work_type(operands.a.dtype, operands.b.dtype, operands.c.dtype)
     if 0 in (operands.a.size, operands.b.size, operands.c.size):
         return operands.c, no_flags(settings)
-    if isinstance(product, Dot):  # what is computed again may be sharded as XLA chooses
+    if isinstance(product, Dot):  # XLA may choose the sharding of the recomputation
         product = dataclasses.replace(product, sharding=None)
     (c,), flags = _checked([operands.c], operands, product, settings)
     return c, flags
@@ -97,7 +97,7 @@ def _checked(outs: Values, given: Operands, product: Product, settings: Settings
 
 
 def no_flags(settings: Settings, kept: tuple[int, ...] = ()) -> Flags:
-    """Flags that say that nothing was checked, for each index of the axes that are kept apart."""
+    """Returns the flags of an unchecked product, for each index of the axes `kept`."""
     none, wrong = jnp.zeros(kept, jnp.uint32), None
     if settings.mode != "detect":
         wrong = WrongElements(none, *(jnp.zeros((*kept, LISTED), dtype) for dtype in (jnp.uint32, jnp.float32)))
@@ -106,7 +106,7 @@ def no_flags(settings: Settings, kept: tuple[int, ...] = ()) -> Flags:
 
 
 def merge_flags(total: Flags, new: Flags) -> Flags:
-    """Flags of two checks together; zeros are neutral."""
+    """Merges the flags of two checks; zeros are neutral."""
     places = total.wrong
     if places is not None and new.wrong is not None:
         at = jnp.minimum(places.found, LISTED).astype(jnp.int32) + jnp.arange(LISTED, dtype=jnp.int32)
@@ -121,10 +121,10 @@ def merge_flags(total: Flags, new: Flags) -> Flags:
 
 
 def _mapped(product: Product, settings: Settings, axes: int) -> Any:
-    """The check, with `axes` leading axes of the product kept apart in the flags.
+    """Returns the check, with separate flags for each index of `axes` leading axes of the product.
 
-    Under `vmap` a branch becomes a choice between two values, both computed, and recomputing costs and proves nothing.
-    So `vmap` adds an axis to the product instead.
+    Under `vmap` a branch becomes a select between two computed values, so that the recomputation would always run.
+    Therefore `vmap` adds an axis to the product instead.
     """
 
     @custom_vmap
@@ -169,7 +169,7 @@ def _check(whole: Product, settings: Settings, axes: int, given: Operands) -> tu
         product = _at_indices(whole, given)
         usable = jnp.broadcast_to(product.finite(given.a, given.b), margins.shape)
         suspicious = ~(margins <= 1)
-        # Nothing of the first tier is used again: it may be the check that went wrong.
+        # Results of the first tier are not reused: the check itself may have been wrong.
         expected = expect(product, settings, given._replace(checksum=None), scheme.tiers)
         last = row_margins(product, settings, given._replace(totals=None), expected)
         last = jnp.where(usable, jnp.where(suspicious, last, margins if decided else 0.0), 0.0)
@@ -180,7 +180,7 @@ def _check(whole: Product, settings: Settings, axes: int, given: Operands) -> tu
         recompute = functools.partial(_recompute, product, settings, axes, expected, last, found)
         return lax.cond(any_above(most), recompute, lambda given: (given.c, varying(found)), given)
 
-    if settings.mode != "correct":  # then the product itself need not go through a conditional
+    if settings.mode != "correct":  # then the product itself does not pass through a conditional
         return c, lax.cond(any_above(most), lambda *given: examine(*given)[1], lambda *_: clean, given, margins)
 
     def mend(state: tuple[Any, Flags], margins: Float[Array, "*rows"], a: Any, b: Any, *others: Any) -> Any:
@@ -202,15 +202,15 @@ def _recompute(
     found: Flags,
     given: Operands,
 ) -> tuple[Any, Flags]:
-    """Computes a product again of which rows have margins above 1, to distinguish errors from what repeats itself."""
+    """Recomputes a product with margins above 1, to distinguish transient errors from those that repeat themselves."""
     c = given.c
     full = product(given.a, given.b)
-    # XLA would leave out a rounding between this and the sums of its rows.
+    # Without the barrier, XLA would omit the rounding between the product and the sums of its rows.
     recomputed = lax.optimization_barrier(full.astype(c.dtype))
     carried = None if given.carried is None else rounded_off(product, given.b, full, recomputed)
     again = row_margins(product, settings, Operands(given.a, given.b, recomputed, carried), expected)
-    # Long sums can lose terms that are each too small, always in the same direction: what comes out the same when
-    # computed again is rounding as long as such losses explain it.
+    # Long sums can lose terms that are each too small, always in the same direction: a row whose recomputation is
+    # identical counts as rounding if such losses explain its error.
     differ = as_bits(recomputed) != as_bits(c)
     ones = jnp.ones(product.width(given.a, given.b), jnp.float32)
     same = product.total(differ.astype(jnp.float32), ones, 1)[..., 0] == 0
@@ -224,7 +224,7 @@ def _recompute(
     if settings.mode == "detect":
         return c, varying(found)
     columns = _wrong_columns(product, settings, given)
-    # The fused kernel rounds in another way than the second product.
+    # The fused kernel rounds differently from the recomputed product.
     changed = differ & columns if settings.fused else differ
     wrong = product.spread(flagged, c) & jnp.where(product.spread(confirmed, c), changed, columns)
     found = found._replace(wrong=_wrong_elements(wrong, recomputed, c, axes))
@@ -235,25 +235,25 @@ def _recompute(
 
 
 def expect(product: Product, settings: Settings, given: Operands, tier: int) -> Expected:
-    """What the rows must be, for a tier of the scheme; a scheme of one tier has it for its second too."""
+    """Returns the expected sums of the rows for a tier of the scheme; one-tier schemes accept tier 2 too."""
     return make_scheme(product, settings, given).expect(given.wide(), tier)
 
 
 def row_margins(product: Product, settings: Settings, given: Operands, expected: Expected) -> Float[Array, "*rows"]:
-    """`|r| / bound` of every row."""
+    """Returns `|r| / bound` of every row."""
     return make_scheme(product, settings, given).margin(given.wide(), expected)
 
 
 def rounded_off(product: Product, b: Any, full: Float[Array, "*c"], rounded: Shaped[Array, "*c"]) -> Any:
-    """The weighted sum of what rounding took from each row: what the scheme `residual` carries along."""
+    """Returns the weighted sum of each row's rounding errors, which the scheme `residual` carries along."""
     lost = full - rounded.astype(full.dtype)
     return product.total(lost, signed_weights(product.width(None, b), lost.dtype), 1)[..., 0]
 
 
 def _wrong_columns(product: Product, settings: Settings, given: Operands) -> Bool[Array, "*#c"]:
-    """The columns that the first tier finds wrong, in the axes of the product; all where none is, or none is known.
+    """Returns the columns that the first tier finds wrong, in the axes of the product; all columns if it finds none.
 
-    Where terms cancel, it names columns too many.
+    Where terms cancel, it finds too many columns.
     """
     if not isinstance(product, Dot):
         return jnp.ones([1] * given.c.ndim, jnp.bool_)
@@ -268,10 +268,10 @@ def _wrong_columns(product: Product, settings: Settings, given: Operands) -> Boo
 def _wrong_elements(
     wrong: Bool[Array, "*c"], recomputed: Shaped[Array, "*c"], c: Shaped[Array, "*c"], axes: int
 ) -> WrongElements:
-    """The first wrong elements, for each index of the leading axes that are kept apart."""
+    """Returns the first wrong elements, for each index of the leading `axes`."""
     if c.size >= LARGEST:
         raise ValueError(
-            f"a product of {c.size:,} elements on one device is too large to name elements in (fewer than "
+            f"a product of {c.size:,} elements on one device is too large to locate elements (expected fewer than "
             f"{LARGEST:,}); choose mode='detect', or shard it"
         )
 
@@ -282,7 +282,7 @@ def _wrong_elements(
 
     work = work_type(c.dtype)
     off = flat(c.astype(work) - recomputed.astype(work))
-    # Of equal values, the first ones come first.
+    # Equal values keep their order.
     known, at = lax.top_k(flat(wrong), min(LISTED, number))
     error = jnp.where(known > 0, jnp.take_along_axis(off, at, axis=-1), 0.0)
     element = jnp.where(known > 0, at, 0).astype(jnp.uint32)
@@ -292,5 +292,5 @@ def _wrong_elements(
 
 
 def _count(axes: int, *rows: Bool[Array, "*rows"]) -> UInt32[Array, "counts *kept"]:
-    """Numbers of rows of several kinds, for each index of the leading axes that are kept apart."""
+    """Counts rows of several kinds, for each index of the leading `axes`."""
     return jnp.sum(jnp.stack(rows), axis=tuple(range(axes + 1, rows[0].ndim + 1)), dtype=jnp.uint32)

@@ -1,12 +1,12 @@
-"""Fused products: a kernel computes a matrix product and the sums of its rows while they are in registers.
+"""Fused products: a kernel computes a matrix product, and sums its rows while they are in registers.
 
-The product itself is read once more from memory when XLA sums up its rows. Here every tile of it is summed before it is
-written, so that a check costs two numbers per row and tile of columns. For GPUs that goes by way of Triton; on a CPU
-Pallas interprets it, which is for tests.
+When XLA sums the rows of a product, it reads the product from memory again. Here every tile is summed before it is
+written, so that a check costs two numbers per row and tile of columns. On GPUs the kernel uses Triton; on a CPU Pallas
+interprets it, for tests.
 
-On a TPU the sums are taken of each tile while the matrix unit makes the next one. A tile is one product over the whole
-of its terms and the sums of its rows, in one straight piece of code: the sums then stand in instructions that have
-nothing else to do (BENCHMARKS.md). With the terms in a loop around the tile it takes 1.2 times as long.
+On a TPU a tile is summed while the matrix unit computes the next one. A tile is one product over all of its terms with
+the sums of its rows, in straight-line code: the sums then fill otherwise empty instruction slots (BENCHMARKS.md). With
+a loop over the terms around the tile it takes 1.2 times as long.
 """
 
 import functools
@@ -27,11 +27,11 @@ from .products import Dot, Product
 from .roundoff import Settings
 from .schemes import Operands, signed_weights
 
-ROWS, COLUMNS, TERMS = 128, 128, 64  # tile of the product, and terms that are summed at a time
+ROWS, COLUMNS, TERMS = 128, 128, 64  # tile of the product, and terms per iteration
 
 
 def triton_fits(product: Dot, a: Any, b: Any) -> bool:
-    """Whether the kernel computes this product: rows times a matrix, in whole tiles, of bfloat16 or float16 factors."""
+    """Whether the kernel can compute this product: rows times a matrix, in whole tiles, in bfloat16 or float16."""
     (a_contracted, b_contracted), batch = product.dimensions
     if tuple(map(tuple, batch)) != ((), ()) or tuple(a_contracted) != (a.ndim - 1,) or tuple(b_contracted) != (0,):
         return False
@@ -42,10 +42,10 @@ def triton_fits(product: Dot, a: Any, b: Any) -> bool:
 
 
 def multiply(product: Product, settings: Settings, a: Any, b: Any) -> Operands:
-    """A product with its factors as they were multiplied, by the fused kernel where that is wanted and fits.
+    """Computes a product, by the fused kernel if it is enabled and fits; returns it with its factors as multiplied.
 
-    XLA may compute an input twice, once for each fusion that uses it, and leave out a rounding to bfloat16 in one of
-    them: behind the barriers, what is checked is what was multiplied, and what is consumed.
+    XLA may compute an input twice, once for each fusion that uses it, and omit a rounding to bfloat16 in one of them.
+    The barriers ensure that the checked values are those that are multiplied, and that the step uses.
     """
     a, b = lax.optimization_barrier((a, b))
     wanted = settings.fused and settings.scheme == "two-tier" and isinstance(product, Dot)
@@ -56,7 +56,7 @@ def multiply(product: Product, settings: Settings, a: Any, b: Any) -> Operands:
 
 
 def _fused(product: Any, a: Any, b: Any) -> Any:
-    """A product and the sums of its rows by the kernel for the devices; None where that does not fit."""
+    """Computes a product and the sums of its rows by the kernel for the devices; returns None if it does not fit."""
     if (platform := compiled_for().platform) == "tpu":
         return tpu_product(product, a, b) if tpu_fits(product, a, b) else None
     return triton_product(a, b, interpret=platform == "cpu") if triton_fits(product, a, b) else None
@@ -65,7 +65,7 @@ def _fused(product: Any, a: Any, b: Any) -> Any:
 def triton_product(
     a: Shaped[Array, "*rows k"], b: Shaped[Array, "k *columns"], *, interpret: bool = False
 ) -> tuple[Float[Array, "*c"], tuple[Float[Array, "*rows"], Float[Array, "*rows"]]]:
-    """The product in float32, and the weighted sum and the sum of squares of each of its rows."""
+    """Returns the product in float32, and the weighted sum and the sum of squares of each of its rows."""
     rows, columns = a.shape[:-1], b.shape[1:]
     depth = a.shape[-1]
     flat_a, flat_b = a.reshape(-1, depth), b.reshape(depth, -1)
@@ -103,38 +103,34 @@ def _triton_kernel(a: Any, b: Any, weights: Any, c: Any, weighted: Any, squares:
     squares[0, :] = jnp.sum(tile * tile, axis=1)
 
 
-# Sides that a tile can have; smaller ones take up to four times as long. The second factor is read once for each tile
-# of rows, of which each core of a chip needs one.
+# Possible tile sizes; smaller ones take up to four times as long. The second factor is read once for each tile of rows,
+# and each core of a chip needs at least one such tile.
 TPU_ROWS, TPU_COLUMNS = (1024, 512), (512, 256)
-# Bytes of the core's own memory that a tile and its factors may take, and that the compiler may, of 64 MiB or more.
+# Bytes of VMEM that a tile and its factors may take, and that the compiler may take, of at least 64 MiB.
 TPU_MEMORY, TPU_LIMIT = 40 << 20, 60 << 20
-# Devices that have so much, and of which the kernel takes no more than 1.2 times the instructions of a product.
+# Devices with that much VMEM, on which the kernel takes at most 1.2 times the instructions of a product.
 TPU_KINDS = ("TPU v5", "TPU v5 lite", "TPU v6 lite")
-TPU_LEAST = 2048  # terms below which too little is there for the sums to stand beside
-LANES, PACKED = 128, 16  # columns of a register, and rows of one of bfloat16
+TPU_LEAST = 2048  # terms below which the product has too few free instruction slots for the sums
+LANES, PACKED = 128, 16  # columns of a register, and rows of a bfloat16 register
 
 
 class _Tiles(NamedTuple):
-    """How a product is cut."""
+    """The tiling of a product."""
 
-    shape: tuple[int, int]  # of the product
+    shape: tuple[int, int]  # shape of the product
     terms: int
     sides: tuple[int, int]
 
     @property
     def memory(self) -> int:
-        """Bytes in the core's own memory: what is read and written twice, so that the next is under way, and the tile
-        and a factor in another order.
-        """
+        """Bytes of VMEM: double buffers for inputs and outputs, the tile, and a transposed factor."""
         rows, columns = self.sides
         factors, product, sums = 2 * self.terms * (rows + columns), 4 * rows * columns, 2 * 4 * rows * LANES
         return 2 * (factors + product + sums) + product + 2 * self.terms * rows
 
 
 def tpu_fits(product: Dot, a: Any, b: Any) -> bool:
-    """Whether the kernel computes this product: of two matrices of bfloat16 that are whole on a device, in any order of
-    their axes, in whole tiles.
-    """
+    """Whether the kernel can compute this product: unsharded bfloat16 matrices, any order of axes, in whole tiles."""
     return (device := compiled_for()).kind in TPU_KINDS and device.whole and _tiles(product, a, b) is not None
 
 
@@ -157,16 +153,16 @@ def _tiles(product: Dot, a: Any, b: Any) -> _Tiles | None:
 
 
 def _joins(x: Any, axis: int) -> bool:
-    """Whether a factor is a matrix once its leading axes are joined, which moves nothing if they fill registers."""
+    """Whether a factor is a matrix after flattening its leading axes, which moves no data if they fill registers."""
     return x.ndim == 2 or (x.ndim > 2 and axis == x.ndim - 1 and x.shape[-2] % PACKED == 0)
 
 
 def tpu_product(
     product: Dot, a: BFloat16[Array, "*a"], b: BFloat16[Array, "*b"], *, interpret: bool = False
 ) -> tuple[Float32[Array, "*c"], tuple[Float32[Array, "*rows"], Float32[Array, "*rows"]]]:
-    """The product in float32, and the weighted sum and the sum of squares of each of its rows."""
+    """Returns the product in float32, and the weighted sum and the sum of squares of each of its rows."""
     tiles = _tiles(product, a, b)
-    assert tiles is not None, "asked for by tpu_fits()"
+    assert tiles is not None, "tpu_fits() must be true"
     ((over_a,), (over_b,)), _ = product.dimensions
     rows = a.shape[:over_a] + a.shape[over_a + 1 :]
     columns = b.shape[:over_b] + b.shape[over_b + 1 :]
@@ -186,21 +182,21 @@ def tpu_product(
         in_specs=[block_a, block_b, pl.BlockSpec((1, other), lambda i, j: (0, j))],
         out_specs=[pl.BlockSpec((side, other), lambda i, j: (i, j)), *blocks_of_sums],
         out_shape=[jax.ShapeDtypeStruct((m, n), jnp.float32, manual_axis_type=kind), sums, sums],
-        # Rows are shared out over the cores of a chip; the sums of a row grow from tile to tile.
+        # Rows are distributed over the cores of a chip; the sums of a row accumulate from tile to tile.
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=TPU_LIMIT),
         cost_estimate=pl.CostEstimate(flops=2 * m * n * k, bytes_accessed=read + 4 * m * n, transcendentals=0),
         interpret=interpret,
         name=Tags.KERNEL,
         metadata={Tags.PRODUCT: f"{over[0]}{over[1]}"},
     )
-    with jax.enable_x64(False):  # numbers of tiles are of 32 bits on a TPU
+    with jax.enable_x64(False):  # tile indices have 32 bits on a TPU
         c, weighted, squares = call(flat_a, flat_b, varying(signed_weights(n)[None], like=flat_a))
     totals = (jnp.sum(weighted, axis=1).reshape(rows), jnp.sum(squares, axis=1).reshape(rows))
     return c.reshape(*rows, *columns), totals
 
 
 def _block(over: int, side: int, terms: int, place: Callable[[Any, Any], Any]) -> Any:
-    """A factor's part of a tile: all terms of some of its rows or columns."""
+    """Returns the block of a factor for a tile: all terms of some of its rows or columns."""
     if over:
         return pl.BlockSpec((side, terms), lambda i, j: (place(i, j), 0))
     return pl.BlockSpec((terms, side), lambda i, j: (0, place(i, j)))
@@ -218,9 +214,9 @@ def _tpu_kernel(a: Any, b: Any, weights: Any, c: Any, weighted: Any, squares: An
 
 
 def time_both(size: int = 4096, times: int = 20) -> dict[str, float] | None:
-    """Seconds of a bfloat16 product of this size with its sums: fused, by XLA, and the product alone by XLA.
+    """Times a bfloat16 product of this size with its sums: fused, by XLA, and the product alone by XLA.
 
-    None where there is no kernel for the default device.
+    Returns seconds; None if there is no kernel for the default device.
     """
     key = jax.random.key(0)
     a, b = (jax.random.normal(jax.random.fold_in(key, i), (size, size), jnp.bfloat16) for i in range(2))

@@ -1,4 +1,4 @@
-"""Checked products for single layers, and `collect`, which brings their flags out of a step."""
+"""Checked products for single layers, and `collect`, which returns their flags from a step."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from .roundoff import Mode, Output, Profile, SchemeName, Settings, check_choice,
 from .schemes import fold
 from .transform import abft, carried
 
-# Identity on a product, with the flags of its check beside it: they live as long as the product is used.
+# Identity on a product that also takes the flags of its check, which keeps them alive as long as the product is used.
 checked_product_p = Primitive("checked_product")
 checked_product_p.def_impl(lambda out, *flags, structure: out)
 checked_product_p.def_abstract_eval(lambda out, *flags, structure: out)
@@ -28,7 +28,7 @@ mlir.register_lowering(checked_product_p, lambda ctx, out, *flags, structure: [o
 
 
 def _batch(values: Any, axes: Any, *, structure: Any) -> Any:
-    """Under `vmap` flags are merged over the mapped axis: they are of the one product that it becomes."""
+    """Merges flags over the axis mapped by `vmap`: the mapped product is one product."""
     out, *flags = values
     if any(axis is not None for axis in axes[1:]):
         size = next(x.shape[axis] for x, axis in zip(values, axes, strict=True) if axis is not None)
@@ -52,7 +52,7 @@ def _carry(out: Any, flags: Flags) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Layer:
-    """Everything that decides how a layer's product is computed and checked."""
+    """Everything that determines how a layer's product is computed and checked."""
 
     product: Dot
     settings: Settings
@@ -74,25 +74,25 @@ def dot_general(
     profile: Profile | None = None,
     checksum: Float[Array, "*folded"] | None = None,
 ) -> Shaped[Array, "*out"]:
-    """`lax.dot_general`, checked; so are the two products of its backward pass.
+    """A checked `lax.dot_general`, which also checks the two products of its backward pass.
 
-    It fits wherever Flax takes a `dot_general`, as in
+    It can be passed wherever Flax takes a `dot_general`, as in
     `nnx.Linear(4, 8, dot_general=sdc.checksums.dot_general, rngs=rngs)`; bind other settings with `functools.partial`.
-    The flags come out of the step through `sdc.checksums.collect`; without it products are corrected
-    (`mode="correct"`), but nothing reports it.
+    `sdc.checksums.collect` returns the flags from the step; without it products are corrected (`mode="correct"`)
+    without a report.
 
     Args:
         lhs: first factor.
         rhs: second factor, for instance a weight.
         dimension_numbers, precision, preferred_element_type, out_sharding: see `lax.dot_general`.
         mode, output, scheme, profile: see `sdc.abft`.
-        checksum: that of `rhs`, if it is known (see `checksum`): weights need a new one only after an optimizer step.
+        checksum: checksum of `rhs`, if known (see `checksum`): weights need a new one only after an optimizer step.
 
     Returns:
         The product. It can be differentiated in reverse mode.
 
     Raises:
-        ValueError: see `sdc.abft`; or `checksum` is not that of an array like `rhs`.
+        ValueError: see `sdc.abft`; or `checksum` does not fit `rhs`.
     """
     check_choice("output", output, get_args(Output))
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
@@ -105,7 +105,7 @@ def dot_general(
         wanted = jax.eval_shape(lambda rhs: _checksum(rhs, dimensions, scheme=scheme), rhs)
         if (checksum.shape, checksum.dtype) != (wanted.shape, wanted.dtype):
             raise ValueError(
-                f"checksum of shape {checksum.shape} and type {checksum.dtype}, but rhs {rhs.shape} has one of "
+                f"checksum of shape {checksum.shape} and dtype {checksum.dtype}, but rhs {rhs.shape} needs "
                 f"{wanted.shape} and {wanted.dtype}; compute it with sdc.checksums.checksum(rhs, dimension_numbers, "
                 f"scheme={scheme!r})"
             )
@@ -116,7 +116,7 @@ def dot_general(
 def checksum(
     rhs: Shaped[Array, "*rhs"], dimension_numbers: Dimensions, *, scheme: SchemeName = "two-tier"
 ) -> Float[Array, "*folded"]:
-    """The checksum of a second factor, to be computed once for many products with it."""
+    """Computes the checksum of a second factor, once for many products with it."""
     (lhs_contracted, _), (lhs_batch, _) = dimension_numbers
     product = Dot(dimension_numbers, (len(lhs_contracted) + len(lhs_batch), rhs.ndim))
     check_choice("scheme", scheme, get_args(SchemeName))
@@ -127,9 +127,7 @@ _checksum = checksum  # `dot_general` has an argument of that name
 
 
 def einsum(subscripts: str, *operands: Shaped[Array, "..."], **settings: Any) -> Shaped[Array, "..."]:
-    """`jnp.einsum` with every product checked; its own keywords, and `mode`, `output`, `scheme`, `profile` of
-    `dot_general`.
-    """
+    """`jnp.einsum` with checked products; also takes `mode`, `output`, `scheme` and `profile` of `dot_general`."""
     own = {name: settings.pop(name) for name in ("mode", "output", "scheme", "profile") if name in settings}
     product = functools.partial(dot_general, **own)
     out: Array = jnp.einsum(subscripts, *operands, _dot_general=product, **settings)
@@ -137,13 +135,13 @@ def einsum(subscripts: str, *operands: Shaped[Array, "..."], **settings: Any) ->
 
 
 def collect(step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports]]:
-    """Transforms a step whose layers check their own products: it returns their flags too.
+    """Transforms a step whose layers check their own products so that it also returns their flags.
 
     Args:
         step: any function that JAX can trace, typically one that differentiates a model.
 
     Returns:
-        A function that returns `(out, flags)`, `Flags` for each product, `fwd`, `remat` or `bwd`.
+        A function that returns `(out, flags)`, with `Flags` for each product, `fwd`, `remat` or `bwd`.
 
     Raises:
         ValueError: the step has no checked product.

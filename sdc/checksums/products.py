@@ -1,9 +1,9 @@
-"""Products as linear maps of their first factor: the sums over rows that a check compares.
+"""Products as linear maps of their first factor, with the row sums that a check compares.
 
-Let `C = A B` with A m×k and B k×n, and w a vector of n weights. Then `C w = A (B w)`: a *row* of C, weighted and
-summed, is a number that also follows from A and the *checksum* `B w`, at the cost of two vectors. Batches, several
-contracted axes and convolutions are of the same kind; a row is what is summed over all columns. Columns may be cut into
-blocks, each with a sum of its own, which is the last axis of what the functions here return.
+Let `C = A B` with A m×k and B k×n, and w a vector of n weights. Then `C w = A (B w)`: the weighted sum of a *row* of C
+also follows from A and the *checksum* `B w`, at the cost of two vectors. Batches, several contracted axes and
+convolutions work the same way; a row is everything that is summed over all columns. Columns may be split into blocks
+with separate sums, which form the last axis of the results here.
 """
 
 import abc
@@ -29,16 +29,16 @@ Sums: TypeAlias = Float[Array, "*rows blocks"]
 
 
 class Powers(NamedTuple):
-    """Powers of two that factors are multiplied by, in the axes of each factor, and by row of the product."""
+    """Powers of two by which factors are scaled, in the axes of each factor, and by row of the product."""
 
     a: Float[Array, "*#a"]  # of the first factor
-    b: Float[Array, "*#b"]  # of the second
-    # Both, in the axes of the rows; scalars where all rows have the same.
+    b: Float[Array, "*#b"]  # of the second factor
+    # Both, in the axes of the rows; scalars if they are the same for all rows.
     rows: tuple[Float[Array, "*#rows"], Float[Array, "*#rows"]]
 
 
 def _power(x: Float[Array, "*shape"], axes: Sequence[int]) -> Float[Array, "*#shape"]:
-    """The powers of two that bring the largest finite numbers over axes, which stay as ones, below 1."""
+    """Returns powers of two that scale the largest finite numbers over `axes`, kept with size one, below 1."""
     info = jnp.finfo(x.dtype)
     largest = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), axis=tuple(axes), keepdims=True)
     bits, most = as_bits(largest), 2 * int(info.maxexp) - 3
@@ -49,27 +49,27 @@ def _power(x: Float[Array, "*shape"], axes: Sequence[int]) -> Float[Array, "*#sh
 
 
 def _marked(x: Shaped[Array, "*shape"]) -> Float32[Array, "*shape"]:
-    """1 where a number is finite, else NaN."""
+    """Returns 1 where a number is finite, else NaN."""
     return jnp.where(jnp.isfinite(x), jnp.float32(1), jnp.float32(jnp.nan))
 
 
 def _sum(x: Float[Array, "*shape"], axes: Sequence[int], careful: bool) -> Float[Array, "*rest"]:
-    """The sum over axes; `careful`: in two stages, of about as many terms each, so that errors grow as their root.
+    """Sums over axes; `careful` sums in two stages of about equally many terms, so that errors grow as their root.
 
-    A sum one after the other loses terms that are each too small to change it, thousands of times and always in the
-    same direction, as where one probability is near 1 and all others are near 0.
+    A sequential sum loses terms that are each too small to change it, thousands of times and always in the same
+    direction, for example if one probability is near 1 and all others are near 0.
     """
     if not careful:
         return jnp.sum(x, axis=tuple(axes))
     kept = [axis for axis in range(x.ndim) if axis not in axes]
     x = x.transpose(*kept, *axes).reshape(*(x.shape[axis] for axis in kept), -1)
     parts = _blocked(x, max(1, math.isqrt(x.shape[-1])))
-    # Behind a barrier, or XLA makes one sum of the two.
+    # Without the barrier, XLA merges the two sums.
     return jnp.sum(lax.optimization_barrier(jnp.sum(parts, axis=-1)), axis=-1)
 
 
 def _blocked(x: Shaped[Array, "*rest n"], blocks: int) -> Shaped[Array, "*rest blocks block"]:
-    """Cuts the last axis into blocks, the last one filled up with zeros."""
+    """Splits the last axis into blocks, and pads the last block with zeros."""
     length = -(-x.shape[-1] // blocks) if blocks else 0
     if missing := blocks * length - x.shape[-1]:
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
@@ -82,61 +82,61 @@ def _sum_blocks(x: Shaped[Array, "*rest n"], weights: Weights, blocks: int, care
 
 
 class Product(abc.ABC):
-    """A product of two arrays that is linear in each, as a check sees it.
+    """A product of two arrays that is linear in each, with the sums that a check needs.
 
-    Methods take both factors, or the arrays of numbers whose shapes they have, and the result as `c`.
+    Methods take both factors, or arrays of the same shapes, and the result as `c`.
     """
 
     @property
     @abc.abstractmethod
     def precision(self) -> Any:
-        """As the equation has it."""
+        """Precision of the equation."""
 
     @abc.abstractmethod
     def __call__(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Shaped[Array, "*c"]:
-        """The product itself."""
+        """Computes the product itself."""
 
     @abc.abstractmethod
     def depth(self, a: Any, b: Any) -> int:
-        """Number of terms of each sum at most (k)."""
+        """Largest number of terms in a sum (k)."""
 
     @abc.abstractmethod
     def width(self, a: Any, b: Any) -> int:
         """Number of columns (n)."""
 
     def rows(self, a: Any, b: Any) -> int:
-        """Number of rows (m), of each batch or group."""
+        """Number of rows (m) of each batch or group."""
         return math.prod(jax.eval_shape(self, a, b).shape) // max(self.width(a, b), 1)
 
     @abc.abstractmethod
     def fold(self, b: Float[Array, "*b"], weights: Weights, blocks: int, *, careful: bool = False) -> Folded:
-        """The checksum of the second factor: its columns, weighted and summed; `careful`: see `_sum`."""
+        """Computes the checksum of the second factor: the weighted sum of its columns; for `careful` see `_sum`."""
 
     @abc.abstractmethod
     def apply(self, a: Float[Array, "*a"], folded: Folded, *, careful: bool = False) -> Sums:
-        """What the sums of the rows must be, from the first factor and the checksum of the second."""
+        """Computes the expected row sums from the first factor and the checksum of the second."""
 
     @abc.abstractmethod
     def total(self, c: Float[Array, "*c"], weights: Weights, blocks: int, *, careful: bool = False) -> Sums:
-        """The rows of the product, weighted and summed."""
+        """Computes the weighted sums of the rows of the product."""
 
     @abc.abstractmethod
     def rank(self, a: Any, b: Any) -> int:
         """Number of axes of the rows."""
 
     def spread(self, rows: Shaped[Array, "*rows"], c: Any) -> Shaped[Array, "*#c"]:
-        """Values by row, in the axes of the product."""
+        """Reshapes values by row to broadcast against the product."""
         return rows.reshape(*rows.shape, *[1] * (c.ndim - rows.ndim))
 
     def powers(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Powers:
-        """Powers of two that bring both factors below 1, as finely as the product allows: here, the same everywhere."""
+        """Returns powers of two that scale both factors below 1, by row if the product allows; here, one per factor."""
         by_a, by_b = (_power(x, range(x.ndim)) for x in (a, b))
         return Powers(by_a, by_b, (by_a.reshape(()), by_b.reshape(())))
 
     def finite(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Bool[Array, "*#rows"]:
-        """Rows whose inputs are all finite: here, all or none.
+        """Returns whether the inputs of each row are all finite; here, of all rows together.
 
-        What is left out may be computed with zeros in its place, and zero times infinity is everywhere.
+        Products may be computed with zeros for absent terms, and zero times infinity spreads to other rows.
         """
         return (jnp.all(jnp.isfinite(a)) & jnp.all(jnp.isfinite(b))).reshape([1] * self.rank(a, b))
 
@@ -145,7 +145,7 @@ class Product(abc.ABC):
         return ~jnp.isnan(self.apply(_marked(a), self.fold(_marked(b), ones, 1))[..., 0])
 
     def norms(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Float[Array, "*#rows"]:
-        """`||A||_inf ||B||_inf`, the largest sums of absolute values of rows: here, a bound that all rows share."""
+        """Returns `||A||_inf ||B||_inf`, from the largest absolute row sums; here, one bound for all rows."""
         ones = jnp.ones(self.width(a, b), b.dtype)
         of_b = jnp.max(self.fold(jnp.abs(b), ones, 1), initial=0.0)
         of_a = jnp.max(self.apply(jnp.abs(a), self.fold(jnp.ones_like(b), ones, 1)), initial=0.0)
@@ -153,7 +153,7 @@ class Product(abc.ABC):
 
     @property
     def exact(self) -> bool:
-        """Whether the factors are multiplied as they are, whatever the device does by default."""
+        """Whether the factors are multiplied without rounding them first, regardless of the device's default."""
         both = self.precision if isinstance(self.precision, tuple) else (self.precision,)
         return all(str(each).upper() == "HIGHEST" for each in both)
 
@@ -162,10 +162,10 @@ class Product(abc.ABC):
 class Dot(Product):
     """`lax.dot_general`: the sum over the contracted axes, for each index of the batch axes."""
 
-    dimensions: Dimensions  # contracted axes and batch axes of both factors, as `lax.dot_general` has them
+    dimensions: Dimensions  # contracted axes and batch axes of both factors, as in `lax.dot_general`
     axes: tuple[int, int]  # numbers of axes of the factors
     precision: Any = None
-    dtype: Any = None  # type of the result, or None
+    dtype: Any = None  # dtype of the result, or None
     sharding: Any = None  # sharding of the result, or None
 
     def __call__(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Shaped[Array, "*c"]:
@@ -191,8 +191,8 @@ class Dot(Product):
         free = self._free(1)
         if blocks == 1:
             wide = weights.reshape([b.shape[axis] if axis in free else 1 for axis in range(b.ndim)])
-            # Both signs are turned, which changes no bit: weights that fold a factor and sum up a product of the same
-            # shape are one value to XLA, which its CPU backend writes out as a matrix (5 ms at 2,048 squared).
+            # Both signs are flipped, which changes no bit: else XLA shares the weights of this sum with those of the
+            # product's sum, and its CPU backend materializes them as a matrix (5 ms at 2,048 squared).
             return -_sum(b * -wide, free, careful)[..., None]
         kept = [axis for axis in range(b.ndim) if axis not in free]
         flat = b.transpose(*kept, *free).reshape(*(b.shape[axis] for axis in kept), weights.size)
@@ -200,7 +200,7 @@ class Dot(Product):
 
     def apply(self, a: Float[Array, "*a"], folded: Folded, *, careful: bool = False) -> Sums:
         (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = self.dimensions
-        kept = sorted([*rhs_contracted, *rhs_batch])  # the axes of the second factor that are left
+        kept = sorted([*rhs_contracted, *rhs_batch])  # the remaining axes of the second factor
         if folded.shape[-1] == 1:
             partner = dict(zip([*lhs_contracted, *lhs_batch], [*rhs_contracted, *rhs_batch], strict=True))
             order = [kept.index(partner[axis]) for axis in range(a.ndim) if axis in partner]
@@ -218,13 +218,13 @@ class Dot(Product):
         return _sum_blocks(c.reshape(*c.shape[:rows], weights.size), weights, blocks, careful)
 
     def _rows(self, x: Shaped[Array, "*left"], side: int) -> Shaped[Array, "*rows"]:
-        """A factor without its contracted axes, with the batch axes in front."""
+        """Transposes a factor without its contracted axes so that the batch axes come first."""
         contracted, batch = (axes[side] for axes in self.dimensions)
         left = [axis for axis in range(self.axes[side]) if axis not in contracted]
         return x.transpose([left.index(axis) for axis in (*batch, *self._free(side))])
 
     def powers(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Powers:
-        # Of each row, and of each batch of the second factor: large ones do not hide small ones.
+        # Separate powers for each row, and each batch of the second factor, so that large ones do not hide small ones.
         contracted, batch = self.dimensions
         by_a = _power(a, contracted[0])
         by_b = _power(b, [axis for axis in range(b.ndim) if axis not in batch[1]])
@@ -251,16 +251,16 @@ class Dot(Product):
         return both.reshape(*both.shape, *[1] * len(self._free(0)))
 
     def columns(self) -> "Dot":
-        """The product whose rows are the columns of this one, `C' = B' A'`."""
+        """Returns the product whose rows are the columns of this one, `C' = B' A'`."""
         contracted, batch = self.dimensions
         return Dot((contracted[::-1], batch[::-1]), self.axes[::-1], self.precision, self.dtype)
 
     def matrix(self, c: Shaped[Array, "*c"]) -> Shaped[Array, "rows n"]:
-        """The result with all its rows on one axis, and all its columns on the other."""
+        """Reshapes the result to a matrix with all rows on one axis, and all columns on the other."""
         return c.reshape(math.prod(c.shape[: self.rank()]), -1)
 
     def mapped(self) -> "Dot":
-        """The same product for each index of a new first axis of both factors and of the result."""
+        """Returns the same product, mapped over a new first axis of both factors and of the result."""
         contracted, batch = (tuple(tuple(axis + 1 for axis in axes) for axes in pair) for pair in self.dimensions)
         dimensions = (contracted[0], contracted[1]), ((0, *batch[0]), (0, *batch[1]))
         axes = self.axes[0] + 1, self.axes[1] + 1
@@ -269,10 +269,10 @@ class Dot(Product):
 
 @dataclasses.dataclass(frozen=True)
 class Conv(Product):
-    """`lax.conv_general_dilated`: columns are the output features, rows all else; in groups each has its own rows."""
+    """`lax.conv_general_dilated`: columns are the output features, rows all else; each group has its own rows."""
 
     params: tuple[tuple[str, Any], ...]  # parameters of the equation
-    dtype: Any = None  # type of the result, or None
+    dtype: Any = None  # dtype of the result, or None
 
     @property
     def precision(self) -> Any:
@@ -310,7 +310,7 @@ class Conv(Product):
 
     def apply(self, a: Float[Array, "*a"], folded: Folded, *, careful: bool = False) -> Sums:
         axis, blocks = self._numbers.rhs_spec[0], folded.shape[-1]
-        # Blocks stand beside one another as further output features of their group.
+        # Blocks become further output features of their group.
         kernel = jnp.moveaxis(folded, axis, -2)
         kernel = jnp.moveaxis(kernel.reshape(*kernel.shape[:-2], -1), -1, axis)
         found = lax.conv_general_dilated(a, kernel, **dict(self.params) | {"precision": lax.Precision.HIGHEST})
@@ -327,7 +327,7 @@ class Conv(Product):
         return jnp.moveaxis(features, -1, axis)
 
     def finite(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Bool[Array, "*#rows"]:
-        # XLA may compute groups together, with zeros in between.
+        # XLA may compute all groups together, padded with zeros.
         return super().finite(a, b) if self._groups > 1 else self._finite_rows(a, b)
 
 
@@ -339,17 +339,17 @@ class Indexed(Product):
     """
 
     kind: str  # `ragged_dot_general`, `bcoo_dot_general` or `bcsr_dot_general`
-    dimensions: Dimensions  # as `lax.dot_general` has them
-    axes: tuple[int, int]  # numbers of axes of the factors, the first one as if it were dense
+    dimensions: Dimensions  # as in `lax.dot_general`
+    axes: tuple[int, int]  # numbers of axes of the factors, those of the dense shape for a sparse one
     params: tuple[tuple[str, Any], ...]  # further parameters of the equation
     groups: tuple[int, ...] = ()  # axes of the second factor that are groups of rows
     precision: Any = None
-    dtype: Any = None  # type of the result, or None
-    indices: tuple[Any, ...] = ()  # sizes of the groups, or places of the numbers; None where only shapes matter
+    dtype: Any = None  # dtype of the result, or None
+    indices: tuple[Any, ...] = ()  # sizes of the groups, or indices of the numbers; None if only shapes matter
 
     @property
     def _folding(self) -> Dot:
-        """A dense product whose second factor has the same columns."""
+        """Dense product whose second factor has the same columns."""
         contracted, (lhs_batch, rhs_batch) = self.dimensions
         return Dot((contracted, (lhs_batch, (*rhs_batch, *self.groups))), self.axes, self.precision)
 
@@ -389,7 +389,7 @@ class Indexed(Product):
 
     def apply(self, a: Float[Array, "*a"], folded: Folded, *, careful: bool = False) -> Sums:
         (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = self.dimensions
-        kept = sorted((*rhs_contracted, *rhs_batch, *self.groups))  # the axes of the second factor that are left
+        kept = sorted((*rhs_contracted, *rhs_batch, *self.groups))  # the remaining axes of the second factor
         contracted, batch, groups = (
             tuple(kept.index(axis) for axis in axes) for axes in (rhs_contracted, rhs_batch, self.groups)
         )
@@ -402,13 +402,13 @@ class Indexed(Product):
 
 
 def _multiplies(dimensions: Dimensions, a: Any, b: Any) -> bool:
-    """Whether the backend can return the product of these factors in float32 as they are.
+    """Whether the backend can return the product of these factors in float32 without transposing them.
 
-    XLA's CPU backend multiplies bfloat16 natively where it has a kernel, and has no other way to a float32 result: a
-    product whose axes lie otherwise fails when it runs ("Unsupported element type for DotThunk::Execute: BF16 x BF16 =
-    F32"). Of 967 products of random dimensions that are multiplied as they are here, and 300 others, none failed (jax
-    0.10.2, a CPU with avx512_bf16). Those others are transposed first; most of them would not need it, but it takes
-    less time than to widen the factors.
+    XLA's CPU backend multiplies bfloat16 natively where it has a kernel, and has no other path to a float32 result:
+    products with other orders of axes fail at run time ("Unsupported element type for DotThunk::Execute: BF16 x BF16 =
+    F32"). Of 967 products with random dimensions that pass this test, and 300 that are transposed first, none failed
+    (jax 0.10.2, a CPU with avx512_bf16). Most of the latter would not need it, but transposing takes less time than
+    widening the factors.
     """
     if compiled_for().platform != "cpu" or not a.dtype == b.dtype == jnp.bfloat16:
         return True
@@ -425,7 +425,7 @@ def _multiplies(dimensions: Dimensions, a: Any, b: Any) -> bool:
 
 
 def arranged(dimensions: Dimensions, a: Any, b: Any) -> tuple[Dimensions, Any, Any]:
-    """The same product, of factors whose axes lie as the backend can multiply them into sums in float32.
+    """Transposes the factors of a product, if necessary, so that the backend can return float32 sums.
 
     Batch axes then come first, and contracted axes between the rows of `a` and the columns of `b`.
     """
@@ -436,7 +436,7 @@ def arranged(dimensions: Dimensions, a: Any, b: Any) -> tuple[Dimensions, Any, A
         [axis for axis in range(x.ndim) if axis not in (*contracted, *batch)]
         for x, contracted, batch in ((a, left, of_a), (b, right, of_b))
     )
-    # Behind a barrier, or XLA takes the transposition back.
+    # Without the barrier, XLA undoes the transposition.
     a, b = lax.optimization_barrier((a.transpose(*of_a, *rows, *left), b.transpose(*of_b, *right, *columns)))
     outer, depth = len(of_a), len(left)
     batch, last = tuple(range(outer)), tuple(range(a.ndim - depth, a.ndim))

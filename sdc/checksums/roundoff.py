@@ -1,6 +1,6 @@
-"""Settings of a check, and what they rest on: unit round-offs of types, how a device rounds, and what was measured.
+"""Settings of a check, and their basis: unit roundoffs of types, the rounding of a device, and measured profiles.
 
-JAX is imported when it is first used, so that settings can be refused before.
+JAX is imported on first use, so that invalid settings are rejected before that.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 Mode: TypeAlias = Literal["detect", "locate", "correct"]
 SchemeName: TypeAlias = Literal["two-tier", "blocks", "residual", "deterministic", "paper"]
 Output: TypeAlias = Literal["float32 accumulator", "as is"]
-# Schemes that judge a product as a whole, and cannot distinguish its rows.
+# Schemes that check a product as a whole, and cannot distinguish its rows.
 AS_A_WHOLE: tuple[SchemeName, ...] = ("paper",)
 
 SIGMAS = 3.4  # bound of a sum of rounding errors, in units of their largest value times the root of the sum of squares
-# Bound of the errors of two sums of k and n terms, in units of u sqrt(k + n). Measured on seven kinds of factors and
-# on real training: 0.9 at the most, at which the bound is 2.5 times as large.
+# Bound of the errors of two sums of k and n terms, in units of u sqrt(k + n). The largest value measured on seven kinds
+# of factors and in real training is 0.9, which is 2.5 times smaller.
 SPREAD = 2.25
 
 
 @functools.lru_cache
 def unit(dtype: Any) -> float:
-    """The unit round-off of a type: the largest relative error of rounding to nearest, half its `eps`."""
+    """Returns the unit roundoff of a type: the largest relative error of rounding to nearest, half its `eps`."""
     return float(2.0 ** -(_info(dtype).nmant + 1))
 
 
 def spacing(dtype: Any) -> float:
-    """The largest error of rounding numbers near zero: half the smallest subnormal; all of it where those are flushed.
+    """Returns the largest rounding error near zero: half the smallest subnormal, or the smallest normal if flushed.
 
-    XLA's CPU backend and accelerators flush the subnormals of float32, and with them those of bfloat16.
+    XLA's CPU backend and accelerators flush the subnormals of float32, and therefore those of bfloat16.
     """
     info = _info(dtype)
     flushed = info.minexp <= jnp.finfo(jnp.float32).minexp
@@ -53,13 +53,13 @@ def spacing(dtype: Any) -> float:
 
 @functools.lru_cache
 def known(dtype: Any) -> bool:
-    """Whether the round-off of a type is known."""
+    """Whether the roundoff of a type is known."""
     return jnp.issubdtype(dtype, jnp.floating) and jax.dtypes.itemsize_bits(dtype) >= 8
 
 
 @functools.lru_cache
 def work_type(*dtypes: Any) -> Any:
-    """The type in which products of these types are accumulated and checked: float32, or float64 for float64."""
+    """Returns the type in which products of these types are accumulated and checked: float32 or float64."""
     for dtype in dtypes:
         _info(dtype)
     return jnp.float64 if any(jnp.dtype(dtype) == jnp.float64 for dtype in dtypes) else jnp.float32
@@ -68,21 +68,21 @@ def work_type(*dtypes: Any) -> Any:
 def _info(dtype: Any) -> Any:
     if not known(dtype):
         raise ValueError(
-            f"a product of {jnp.dtype(dtype).name} cannot be checked: its round-off is not known; expected float64, "
-            "float32, bfloat16, float16 or a float8 (leave the product out with where=)"
+            f"a product of {jnp.dtype(dtype).name} cannot be checked, since its roundoff is unknown; expected float64, "
+            "float32, bfloat16, float16 or a float8 (exclude the product with where=)"
         )
     return jnp.finfo(dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rounding:
-    """How a device rounds what it multiplies and adds.
+    """The rounding of a device's multiplications and additions.
 
     Attributes:
-        kappa: rounding errors of long sums that are cut off and not rounded grow as `k / kappa`; infinite where sums
-            round to nearest. Tensor cores truncate: about 16.
-        inputs: largest relative error of what is done to float32 inputs before they are multiplied: 0 where products
-            are exact, 2^-11 for TF32, 2^-8 where they are rounded to bfloat16.
+        kappa: rounding errors of long truncated sums grow as `k / kappa`; infinite if sums round to nearest. Tensor
+            cores truncate: about 16.
+        inputs: largest relative error of rounding float32 inputs before they are multiplied: 0 if products are exact,
+            2^-11 for TF32, 2^-8 if they are rounded to bfloat16.
     """
 
     kappa: float = math.inf
@@ -91,13 +91,13 @@ class Rounding:
     def __post_init__(self) -> None:
         if not self.kappa >= 1 or not 0 <= self.inputs <= 2.0**-4:
             raise ValueError(
-                f"kappa={self.kappa}, inputs={self.inputs}: expected kappa of 1 or more, and a relative error of "
-                "inputs from 0 to 1/16; with others nothing would be found"
+                f"kappa={self.kappa}, inputs={self.inputs}: expected kappa of at least 1, and a relative error of "
+                "inputs from 0 to 1/16; other values would detect nothing"
             )
 
 
-EXACT = Rounding()  # sums that round to nearest, of products that are exact
-# What is assumed of a platform that was not calibrated.
+EXACT = Rounding()  # sums that round to nearest, of exact products
+# Assumed rounding of platforms without calibration.
 PLATFORMS = {
     "cpu": EXACT,
     "gpu": Rounding(kappa=16.0, inputs=2.0**-11),
@@ -109,15 +109,15 @@ PLATFORMS = {
 class Units:
     """Relative and absolute errors of one product, from its types and the device."""
 
-    sum: float  # unit round-off of the sums
+    sum: float  # unit roundoff of the sums
     inputs: float  # relative error of rounding the inputs before they are multiplied
-    output: float  # relative error of rounding the sums to the output's type; 0 where they are not rounded
+    output: float  # relative error of rounding the sums to the output's type; 0 if they are not rounded
     least: float  # absolute error of rounding the smallest sums to the output's type
     kappa: float  # see `Rounding`
 
     @classmethod
     def of(cls, a: Any, b: Any, c: Any, rounding: Rounding, *, exact: bool = False) -> Units:
-        """The units of a product of arrays of these types."""
+        """Returns the units of a product of arrays of these types."""
         work = work_type(a, b, c)
         wide = max(a, b, key=lambda dtype: jnp.finfo(dtype).nmant)
         inputs = 0.0 if exact or unit(wide) >= rounding.inputs else rounding.inputs
@@ -131,23 +131,23 @@ class Units:
         )
 
     def relative(self, depth: int, width: int) -> float:
-        """Lambda, the error of a row's check relative to the row: `u (2.25 sqrt(k + n) + k / kappa)` + the inputs'."""
+        """Returns lambda, the relative error of a row's check: `u (2.25 sqrt(k + n) + k / kappa)` plus inputs."""
         return self.sum * (SPREAD * math.sqrt(depth + width) + depth / self.kappa) + SIGMAS * self.inputs
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How products are checked.
+    """Settings of the check of products.
 
     Attributes:
-        mode: `detect` flags rows, `locate` names wrong elements too, `correct` replaces wrong rows as well.
+        mode: `detect` flags rows, `locate` also locates wrong elements, `correct` also replaces wrong rows.
         scheme: see `schemes`.
-        rounding: how the device rounds.
-        tier: tier that rows are judged by at first.
+        rounding: rounding of the device.
+        tier: the tier with which checks begin.
         fused: whether the fused kernel computes the products that it fits.
 
     Raises:
-        SettingError: a mode or scheme is unknown, or the mode needs what the scheme does not know.
+        SettingError: a mode or scheme is unknown, or the scheme does not support the mode.
     """
 
     mode: Mode = "detect"
@@ -163,26 +163,26 @@ class Settings:
             raise SettingError(
                 "mode",
                 self.mode,
-                f"needs to know which rows are wrong, but scheme={self.scheme} judges a product as a whole; choose "
+                f"needs to know which rows are wrong, but scheme={self.scheme} checks a product as a whole; choose "
                 "mode=detect, or another scheme",
             )
 
 
 def check_choice(setting: str, given: str, choices: tuple[str, ...]) -> None:
-    """Raises a SettingError if a setting is none of its choices."""
+    """Raises a SettingError if a setting is not one of its choices."""
     if given not in choices:
         raise SettingError(setting, given, f"expected one of {', '.join(map(repr, choices))}")
 
 
 class Profile(Header, tag="jax-sdc abft profile"):
-    """How products are checked on one kind of device: the file that `sdc abft calibrate` writes.
+    """Profile of one kind of device for checking products: the file that `sdc abft calibrate` writes.
 
     Attributes:
-        rounding: how the device rounds.
-        second_tier: sites whose first tier has so much to pass on that they begin with the second.
+        rounding: rounding of the device.
+        second_tier: sites that begin with the second tier, since the first would pass on too many rows.
         fused: whether the fused kernel is faster than XLA's product and its sums.
-        measured_on: device and library versions; None where nothing was measured.
-        measurements: what was measured, as `sdc abft calibrate` prints it.
+        measured_on: device and library versions; None if nothing was measured.
+        measurements: the measurements, as `sdc abft calibrate` prints them.
     """
 
     rounding: Rounding
@@ -193,55 +193,55 @@ class Profile(Header, tag="jax-sdc abft profile"):
 
     @classmethod
     def assumed(cls) -> Profile:
-        """What is assumed of the devices at hand, where nothing was measured."""
+        """Returns the profile assumed for the current devices without a measurement."""
         return cls(PLATFORMS.get(compiled_for().platform, PLATFORMS["gpu"]))
 
     @classmethod
     def given(cls, profile: Profile | None) -> Profile:
-        """A profile that a caller gave, or what is assumed without one."""
+        """Returns a caller's profile, or the assumed one for None."""
         if profile is None:
             return cls.assumed()
         if not isinstance(profile, Profile):
-            raise TypeError(f"profile={profile!r} is no profile; read one with sdc.checksums.Profile.load(path)")
+            raise TypeError(f"profile={profile!r} is not a profile; read one with sdc.checksums.Profile.load(path)")
         return profile
 
     @classmethod
     def load(cls, path: Path | str) -> Profile:
-        """Reads a profile, and warns if it is of another device or of other libraries than those at hand."""
+        """Reads a profile, and warns if it was measured on another device or with other libraries."""
         profile = cls.read(path)
         if lines := profile.departs():
             warnings.warn(
-                f"the profile {path} was measured elsewhere, and its thresholds may not fit: " + "; ".join(lines),
+                f"the profile {path} was measured elsewhere, so its thresholds may not fit: " + "; ".join(lines),
                 stacklevel=2,
             )
         return profile
 
     @classmethod
     def read(cls, path: Path | str) -> Profile:
-        """Reads a profile without a look at the devices at hand."""
+        """Reads a profile without comparing it with the current devices."""
         return PROFILE.read(path)
 
     def save(self, path: Path) -> None:
-        """Writes the profile, whole or not at all."""
+        """Writes the profile atomically."""
         PROFILE.write(path, msgspec.structs.replace(self, measured_on=self.measured_on or hardware()))
 
     def departs(self) -> list[str]:
-        """What the devices and libraries at hand differ in from those that were measured, one line each."""
+        """Returns the differences of the current devices and libraries from the measured ones, one line each."""
         if self.measured_on is None:
             return []
         return [found.describe(("measured on", "here")) for found in differences([self.measured_on, hardware()])]
 
     def settings(self, settings: Settings, site: str) -> Settings:
-        """The settings of one site."""
+        """Returns the settings of one site."""
         tier = 2 if site in self.second_tier else 1
         return dataclasses.replace(settings, rounding=self.rounding, tier=tier, fused=self.fused)
 
 
-PROFILE = Format(type=Profile, noun="profile of products", remedy="make one with sdc abft calibrate")
+PROFILE = Format(type=Profile, noun="profile of products", remedy="create one with sdc abft calibrate")
 
 
 def hardware() -> dict[str, Any]:
-    """Devices and libraries on which the rounding of products depends."""
+    """Returns the devices and libraries on which the rounding of products depends."""
     known = environment()
     kept = ("platform", "device_kind", "platform_version", "processor")
     packages = {name: known["packages"][name] for name in ("jax", "jaxlib")}

@@ -27,32 +27,33 @@ def abft(
     scheme: SchemeName = "two-tier",
     profile: Profile | None = None,
 ) -> Callable[..., tuple[Any, program.Reports]]:
-    """Transforms a step: its matrix products are checked by checksums (algorithm-based fault tolerance).
+    """Transforms a step so that checksums check its matrix products (algorithm-based fault tolerance).
 
-    The check compares weighted sums over the rows of each product with what they must be (Huang and Abraham 1984), and
-    costs a few percent. What looks wrong is computed again inside a branch, which a healthy run does not enter. To
-    simulate faults of the hardware, put them in the accumulators, before the rounding:
+    The check compares weighted sums over the rows of each product with their expected values (Huang and Abraham 1984);
+    BENCHMARKS.md lists its cost. Products that look wrong are recomputed in a branch that healthy runs do not take. To
+    simulate faults of the hardware, inject them into the accumulators, before the rounding:
     `sdc.abft(sdc.inject(sdc.checksums.accumulators(step), faults))`.
 
     Args:
         step: any function that JAX can trace; it is transformed after differentiation, so that the backward pass is
             checked too.
-        where: selects the products; by default all matrix products and convolutions, ragged and sparse ones too.
-        mode: `"detect"` flags rows, `"locate"` names wrong elements too, `"correct"` replaces wrong rows as well.
+        where: selects the products; by default all matrix products and convolutions, including ragged and sparse ones.
+        mode: `"detect"` flags rows, `"locate"` also locates wrong elements, `"correct"` also replaces wrong rows.
         output: `"float32 accumulator"` makes products of narrow types return their sums unrounded, checks those, and
-            rounds then: errors near the rounding of float32 are found. `"as is"` leaves the products alone, and finds
-            in bfloat16 what exceeds 0.4 to 0.9 of a row's root mean square.
+            then rounds them: this detects errors near the roundoff of float32. `"as is"` does not change the products,
+            and detects errors in bfloat16 above 0.4 to 0.9 of a row's root mean square.
         scheme: see `schemes`.
-        profile: what was measured on the device; by default what is assumed of the platform.
+        profile: measured profile of the device; by default the one assumed for the platform.
 
     Returns:
-        A function that returns `(out, flags)`, `Flags` for each product. `flags.skipped` lists the products that were
-        asked for and could not be checked, with the reason and their share of the step's operations: those of integers,
-        and those inside primitives that cannot be entered. `sdc.checksums.coverage(flags)` is what is left.
+        A function that returns `(out, flags)`, with `Flags` for each product. `flags.skipped` lists the selected
+        products that could not be checked, with the reason and their share of the step's operations: products of
+        integers, and those inside primitives that cannot be entered. `sdc.checksums.coverage(flags)` is the checked
+        share.
 
     Raises:
-        ValueError: a setting is unknown, nothing is selected, or only what cannot be checked.
-        TypeError: `profile` is no `Profile`.
+        ValueError: a setting is unknown, nothing is selected, or no selected product can be checked.
+        TypeError: `profile` is not a `Profile`.
     """
     check_choice("output", output, get_args(Output))
     if profile is not None:
@@ -60,12 +61,12 @@ def abft(
     rule = _Abft(Settings(mode, scheme), profile)
     wanted = program.as_selector(where)
     selector = wanted & program.Selector("any product", lambda site: site.is_product)
-    # A carried residual is for outputs that are rounded.
+    # A carried residual requires rounded outputs.
     wide = output == "float32 accumulator" and scheme != "residual"
     first = _widening(selector) if wide else None
 
     def reason(site: program.Site) -> str | None:
-        """Why a site cannot be checked that is asked for; what cannot be entered is, as the products in it."""
+        """Returns why a selected site cannot be checked; primitives that cannot be entered count as products."""
         why, scalar = unchecked(site), jax.ShapeDtypeStruct((), jnp.float32)
         as_product = dataclasses.replace(site, primitive="dot_general", outputs=(scalar,))
         return why if why and (wanted(site) or wanted(as_product)) else None
@@ -73,15 +74,15 @@ def abft(
     return program.rewrite(step, selector, rule, required=True, reason=reason, first=first)
 
 
-# Products that can return their sums in float32 wherever they can be computed.
+# Products that can return their sums in float32 on all platforms.
 WIDENED = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
 def accumulators(step: Callable[..., Any], where: program.Where = program.products) -> Callable[..., Any]:
-    """Transforms a step: products of narrow types return their sums in float32, which are rounded afterwards.
+    """Transforms a step so that products of narrow types return their sums in float32, which are rounded afterwards.
 
-    The products are sites of float32 then: what `inject` does to them is done to the accumulators of the hardware.
-    Where the backend may not return the sums of narrow factors, these are transposed first; see the site's `inputs`.
+    The products then are float32 sites: faults that `inject` adds to them simulate faults in the accumulators. If the
+    backend might not return the sums of narrow factors, the factors are transposed first; see the site's `inputs`.
 
     Args:
         step: any function that JAX can trace.
@@ -98,7 +99,7 @@ def _widening(where: program.Where) -> tuple[program.Where, Callable[..., progra
         dtype = jax.eval_shape(bind, *inputs).dtype
         work = jnp.dtype(work_type(dtype, *(x.dtype for x in inputs[:2])))
         changed: dict[str, Any] = {"preferred_element_type": work}
-        # XLA may leave out the rounding of an input to bfloat16 that a product converts to float32 again.
+        # XLA may omit the rounding of an input to bfloat16 if a product converts it to float32 again.
         with jax.named_scope(program.Tags.HIDDEN):
             inputs = list(lax.optimization_barrier(inputs))
             if primitive.name == "dot_general":
@@ -108,7 +109,7 @@ def _widening(where: program.Where) -> tuple[program.Where, Callable[..., progra
             return [lax.convert_element_type(full, dtype)]
 
     def rounds(site: program.Site) -> bool:
-        """Whether a product rounds its sums to a type that is narrower than they are."""
+        """Whether a product rounds its sums to a narrower type."""
         out, factors = site.outputs[0].dtype, [x.dtype for x in site.inputs[:2]]
         return all(map(known, (out, *factors))) and unit(out) > unit(work_type(out, *factors))
 
@@ -120,17 +121,17 @@ class _Abft:
         self.settings, self.profile = settings, profile
 
     def __call__(self, place: program.Place, bind: Callable[..., program.Values], *inputs: Any) -> tuple[Any, Flags]:
-        inputs = (*program.underived(inputs, "a checked product is differentiated, and its derivative would not be"),)
+        inputs = (*program.underived(inputs, "the derivative of a checked product would not be checked"),)
         kind, out = place.site.primitive, place.site.outputs[0].dtype
         given = task(kind, place.params, list(inputs))
-        profile = Profile.given(self.profile)  # here, where it is known what the program is compiled for
+        profile = Profile.given(self.profile)  # here the platform that the program is compiled for is known
         settings = profile.settings(self.settings, place.site.name)
-        dense = isinstance(given.product, Dot | Conv) and given.a is inputs[0]  # and not another form of the equation
+        dense = isinstance(given.product, Dot | Conv) and given.a is inputs[0]  # not another form of the equation
         if settings.scheme == "residual" and dense and unit(out) > unit(work_type(given.a.dtype, given.b.dtype)):
             if place.marked:
                 raise ValueError(
-                    f"site {place.site.name!r}: scheme='residual' has to see the sums before they are rounded, but "
-                    "another transformation has changed the product; put sdc.abft inside it, or choose another scheme"
+                    f"site {place.site.name!r}: scheme='residual' needs the sums before they are rounded, but another "
+                    "transformation has changed the product; apply sdc.abft first, or choose another scheme"
                 )
             rounded, flags = carried(given.product, settings, given.a, given.b, out)
             return [rounded], flags
@@ -140,7 +141,7 @@ class _Abft:
             given = task(kind, place.params, list(inputs))
             a, b, c, indices = lax.optimization_barrier((given.a, given.b, given.read(c), given.indices))
             operands = Operands(a, b, c, indices=indices)
-            if given.a is not inputs[0]:  # computed again in this form it rounds otherwise, as after a fused kernel
+            if given.a is not inputs[0]:  # recomputed in this form it rounds differently, as after a fused kernel
                 settings = dataclasses.replace(settings, fused=True)
         else:
             operands = multiply(given.product, settings, given.a, given.b)
@@ -153,7 +154,7 @@ class _Abft:
 
 
 def carried(product: Dot | Conv | Indexed, settings: Settings, a: Any, b: Any, dtype: Any) -> tuple[Any, Flags]:
-    """A product rounded to a type, checked after the rounding by the sum of what the rounding took away."""
+    """Rounds a product to a type and checks it afterwards, with the carried sum of the rounding errors."""
     wide = dataclasses.replace(product, dtype=jnp.dtype(work_type(a.dtype, b.dtype)))
     a, b = lax.optimization_barrier((a, b))
     if isinstance(wide, Dot):
@@ -167,30 +168,30 @@ def carried(product: Dot | Conv | Indexed, settings: Settings, a: Any, b: Any, d
 
 
 class ProductTask(NamedTuple):
-    """A product of real numbers, and how it stands for what an equation computes."""
+    """A product of real numbers that represents an equation, with conversions of the result."""
 
     product: Dot | Conv | Indexed  # the product
     a: Shaped[Array, "*a"]  # its factors
     b: Shaped[Array, "*b"]
     indices: tuple[Any, ...] = ()  # see `Indexed`
-    read: Callable[[Any], Any] = lambda c: c  # makes the product's result of the equation's
-    write: Callable[[Any], Any] = lambda c: c  # the inverse
-    parts: int = 1  # numbers of the product's result that make one of the equation's
+    read: Callable[[Any], Any] = lambda c: c  # converts the equation's result to the product's
+    write: Callable[[Any], Any] = lambda c: c  # the inverse of `read`
+    parts: int = 1  # elements of the product's result per element of the equation's
 
 
 def unchecked(site: program.Site) -> str | None:
-    """Why a product cannot be checked; None for one that can, and for what computes no product."""
+    """Returns why a product cannot be checked; None if it can, or if the site computes no product."""
     kind = site.primitive
     if not site.is_product:
         if site.products == 0:
             return None
-        known_work = "" if site.products else ", and computes nobody knows what"
+        known_work = "" if site.products else ", and its work is unknown"
         return f"{kind} cannot be entered{known_work}" if not kind.startswith(_SPARSE) else f"{kind} has no check"
     types = [x.dtype for x in (*_factors(kind, site.inputs), *site.outputs)]
     if all(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in types):
         return None if kind == "dot_general" else f"{kind} of complex numbers has no check"
     if strange := [dtype.name for dtype in types if not known(dtype)]:
-        return f"the round-off of {strange[0]} is not known"
+        return f"the roundoff of {strange[0]} is unknown"
     return None
 
 
@@ -202,7 +203,7 @@ def _factors(kind: str, inputs: Sequence[Any]) -> tuple[Any, Any]:
 
 
 def task(kind: str, params: Mapping[str, Any], inputs: program.Values) -> ProductTask:
-    """The product that an equation computes."""
+    """Returns the product that an equation computes."""
     a, b = _factors(kind, inputs)
     if kind == "dot_general":
         return _complex(params, a, b) if jnp.iscomplexobj(a) else ProductTask(product_of(kind, params, a, b), a, b)
@@ -219,7 +220,7 @@ def task(kind: str, params: Mapping[str, Any], inputs: program.Values) -> Produc
         times = Indexed(kind, params["dimension_numbers"], axes, (("lhs_spinfo", info),), dtype=dtype)
         return ProductTask(times, a, b, tuple(inputs[1:-1]))
     if kind.startswith("scaled_matmul"):
-        # Numbers of 8 bits times the scale of their block of the last axis, in float32.
+        # 8-bit numbers times the scale of their block of the last axis, in float32.
         a, b = (
             x.astype(jnp.float32) * jnp.repeat(scale.astype(jnp.float32), x.shape[-1] // scale.shape[-1], axis=-1)
             for x, scale in ((a, inputs[2]), (b, inputs[3]))
@@ -230,7 +231,7 @@ def task(kind: str, params: Mapping[str, Any], inputs: program.Values) -> Produc
 
 
 def product_of(kind: str, params: Mapping[str, Any], a: Any, b: Any) -> Dot | Conv:
-    """The dense product that an equation computes."""
+    """Returns the dense product that an equation computes."""
     if kind == "dot_general":
         precision, dtype, sharding = params["precision"], params["preferred_element_type"], params.get("out_sharding")
         return Dot(params["dimension_numbers"], (a.ndim, b.ndim), precision, dtype, sharding)
@@ -245,7 +246,7 @@ _CONVOLUTION = (
 
 
 def _complex(params: Mapping[str, Any], a: Any, b: Any) -> ProductTask:
-    """A complex product as a real one: with parts p and q on axes of their own,
+    """Converts a complex product to a real one, with real and imaginary parts p and q on separate axes:
 
     C_q = sum_p A_p B_pq,    A = (Re A, Im A),    B = ((Re B, Im B), (-Im B, Re B)),    C = (Re C, Im C).
     """
@@ -263,22 +264,27 @@ def _complex(params: Mapping[str, Any], a: Any, b: Any) -> ProductTask:
 
 
 def coverage(flags: program.Reports) -> float:
-    """Share of the known work of a step's products that was checked; products of unknown work count as the whole.
+    """Returns the checked share of the work of a step's products; skipped products of unknown work count as all of it.
 
     Args:
         flags: the reports of `sdc.abft`.
 
     Returns:
-        A number from 0 to 1. What `where` left out is not counted; rows of factors that are not finite count as left
-        out. 0 where something was left out of which nobody knows how much it computes, such as a call of foreign code.
+        A number from 0 to 1. Products that `where` excludes do not count; rows with non-finite factors count as
+        unchecked. The result is 0 if a skipped product has unknown work, such as a call of foreign code.
 
     Raises:
-        ValueError: these are no reports, or it is asked inside of `jax.jit`.
+        ValueError: the argument is not the reports of `sdc.abft`, or the call is inside of `jax.jit`.
     """
     if not isinstance(flags, program.Reports):
-        raise ValueError(f"{type(flags).__name__} in the place of flags; give the second of what sdc.abft's returns")
+        raise ValueError(
+            f"expected flags, not {type(flags).__name__}; give the second value that a function transformed by "
+            "sdc.abft returns"
+        )
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(flags)):
-        raise ValueError("how many rows were checked is not known inside of jax.jit; return the flags, and ask outside")
+        raise ValueError(
+            "the number of checked rows is unknown inside of jax.jit; return the flags, and call coverage outside"
+        )
     if any(one.share is None for one in flags.skipped):
         return 0.0
     work = {site.name: site.runs * (site.products or 0) for site in flags.sites}
@@ -286,8 +292,8 @@ def coverage(flags: program.Reports) -> float:
     whole = sum(work.values()) + left
 
     def judged(flag: Any) -> float:
-        """Share of a product's rows whose factors were finite; what did not run has none that was not."""
-        if isinstance(flag.checked, jax.ShapeDtypeStruct):  # of `jax.eval_shape`
+        """Returns the share of a product's rows with finite factors; 1 for a product that did not run."""
+        if isinstance(flag.checked, jax.ShapeDtypeStruct):  # from `jax.eval_shape`
             return 1.0
         checked, nonfinite = (float(np.sum(np.asarray(x), dtype=np.float64)) for x in (flag.checked, flag.nonfinite))
         return checked / (checked + nonfinite) if nonfinite else 1.0

@@ -95,9 +95,9 @@ def test_corrected_twins_do_not_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--abft-mode", "correct", "--abft-scheme", "paper"), "judges a product as a whole"),
+        (("--abft-mode", "correct", "--abft-scheme", "paper"), "checks a product as a whole"),
         (("--abft-where", "dot_general"), "dot_general"),
-        (("--abft-profile", "none.json"), "there is no none.json; make one with sdc abft calibrate"),
+        (("--abft-profile", "none.json"), "there is no none.json; create one with sdc abft calibrate"),
         (("--suspect", "node10", "--fault", "bitflip,rate=1"), "give one of them"),
         (("--abft-scheme", "huang"), "huang"),
         (("--least-coverage", "90"), "--least-coverage 90.0: expected a number from 0 to 1"),

@@ -355,14 +355,14 @@ def test_types_without_a_known_roundoff_are_refused(dtype: str) -> None:
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="judges a product as a whole; choose mode=detect"):
+    with pytest.raises(ValueError, match="checks a product as a whole; choose mode=detect"):
         Settings("correct", "paper")
     with pytest.raises(ValueError, match="mode=mend: expected one of 'detect', 'locate', 'correct'"):
         Settings("mend")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="scheme=huang: expected one of 'two-tier'"):
         Settings(scheme="huang")  # type: ignore[arg-type]
     for values in ((0.5, 0.0), (-1.0, 0.0), (math.nan, 0.0), (1.0, 0.5), (1.0, -0.1)):
-        with pytest.raises(ValueError, match="expected kappa of 1 or more"):
+        with pytest.raises(ValueError, match="expected kappa of at least 1"):
             Rounding(*values)
 
 

@@ -169,21 +169,21 @@ LEFT: dict[str, tuple[Callable[[Any], Any], str, int | None]] = {
     "custom_partitioning": (partitioned, r"custom_partitioning cannot be entered$", 2 * 4**3),
     "ffi_call": (
         lambda x: jax.ffi.ffi_call("anything", jax.ShapeDtypeStruct(x.shape, x.dtype))(x),
-        r"ffi_call cannot be entered, and computes nobody knows what$", None,
+        r"ffi_call cannot be entered, and its work is unknown$", None,
     ),
     "a callback": (
         lambda x: jax.pure_callback(lambda x: np.asarray(x) @ x, jax.ShapeDtypeStruct(x.shape, x.dtype), x),
-        r"pure_callback cannot be entered, and computes nobody knows what$", None,
+        r"pure_callback cannot be entered, and its work is unknown$", None,
     ),
     "a primitive of another library": (lambda x: foreign_p.bind(x), r"foreign cannot be entered, and", None),
     "a call of an export": (
         lambda x: jax.export.export(jax.jit(lambda x: x @ x))(jnp.ones((4, 4))).call(x), r"call_exported cannot", None,
     ),
-    "integers": (lambda x: x.astype(jnp.int8) @ x.astype(jnp.int8), "round-off of int8 is not known", 2 * 4**3),
+    "integers": (lambda x: x.astype(jnp.int8) @ x.astype(jnp.int8), "roundoff of int8 is unknown", 2 * 4**3),
     "integers times floats": (
-        lambda x: lax.dot(x.astype(jnp.int8), x, preferred_element_type=jnp.float32), "round-off of int8", 2 * 4**3,
+        lambda x: lax.dot(x.astype(jnp.int8), x, preferred_element_type=jnp.float32), "roundoff of int8", 2 * 4**3,
     ),
-    "four bits": (lambda x: x.astype(jnp.int4) @ x.astype(jnp.int4), "round-off of int4 is not known", 2 * 4**3),
+    "four bits": (lambda x: x.astype(jnp.int4) @ x.astype(jnp.int4), "roundoff of int4 is unknown", 2 * 4**3),
 }  # fmt: skip
 
 
@@ -288,7 +288,7 @@ def test_rows_of_what_is_not_finite_are_not_covered() -> None:
     assert [int(flag.nonfinite) for flag in flags.values()] == [3, 0]
     assert coverage(flags) == pytest.approx(2 / 3)
     assert coverage(step(jnp.full((4, 4), jnp.inf), x)[1]) == 0
-    with pytest.raises(ValueError, match=r"not known inside of jax\.jit; return the flags"):
+    with pytest.raises(ValueError, match=r"unknown inside of jax\.jit; return the flags"):
         jax.jit(lambda w, x: coverage(step(w, x)[1]))(jnp.ones((4, 4)), x)
 
 

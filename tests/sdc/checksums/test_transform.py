@@ -201,12 +201,12 @@ def test_selection_names_and_refusals() -> None:
         sdc.abft(step, primitive("dot_generol"))(W, X)
     with pytest.raises(ValueError, match="output=float16: expected one of"):
         sdc.abft(step, output="float16")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="judges a product as a whole"):
+    with pytest.raises(ValueError, match="checks a product as a whole"):
         sdc.abft(step, mode="locate", scheme="paper")
     faulty = sdc.inject(lambda x: x @ x, [sdc.Fault(BitFlip(), 0.1, products)])
-    with pytest.raises(ValueError, match="scheme='residual' has to see the sums before they are rounded"):
+    with pytest.raises(ValueError, match="scheme='residual' needs the sums before they are rounded"):
         sdc.abft(faulty, scheme="residual")(Moment(jax.random.key(0), jnp.int32(0)), jnp.ones((4, 4), jnp.bfloat16))
-    with pytest.raises(ValueError, match=r"can be handled: .*the round-off of int8 is not known"):
+    with pytest.raises(ValueError, match=r"can be handled: .*the roundoff of int8 is unknown"):
         sdc.abft(lambda x: lax.dot(x, x, preferred_element_type=jnp.float32), products)(jnp.ones((2, 2), jnp.int8))
 
 
@@ -338,7 +338,7 @@ def test_profiles(tmp_path: Path) -> None:
             Profile.load(path)
     os.mkfifo(tmp_path / "pipe")
     for name, why in (
-        ("none.json", "there is no .*; make one with sdc abft calibrate"),
+        ("none.json", "there is no .*; create one with sdc abft calibrate"),
         (5_000 * "x", r"cannot be read \(File name too long\)"),
         ("x\0", r"cannot be read \(a path holds no zero byte\)"),
         ("pipe", "is a pipe, not a file"),

@@ -326,7 +326,7 @@ def test_wrong_turns_end_in_one_line() -> None:
         "expected a step, not Selector": lambda: sdc.strike(products, step),  # type: ignore[arg-type]
         "expected a step, not ArrayImpl": lambda: sdc.abft(step(x)),
         "expected digests, not tuple; give the second value": lambda: sdc.first_difference(run(x), run(x)),
-        "tuple in the place of flags; give the second": lambda: sdc.checksums.coverage(run(x)),
+        "expected flags, not tuple; give the second": lambda: sdc.checksums.coverage(run(x)),
         "expected what sdc.strike_on returns": lambda: sdc.strike(step, products)(x),
         "expected a whole number for the step": lambda: sdc.inject(step, [fault])(
             sdc.Moment(jax.random.key(0), 1.5),
