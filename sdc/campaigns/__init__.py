@@ -1,6 +1,6 @@
-"""Campaigns: thousands of single faults, one after the other, and what becomes of training after each.
+"""Campaigns: thousands of single injections, and the outcome of training after each.
 
-- `runner`: a campaign on one compiled step; `outcomes`: what became of training, by class and detector.
+- `runner`: a campaign on one compiled step; `outcomes`: classes of outcomes, and detectors.
 """
 
 from typing import TYPE_CHECKING

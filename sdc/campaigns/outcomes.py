@@ -1,19 +1,19 @@
-"""What became of training after a fault: outcome classes, detectors and latencies.
+"""Outcomes of training after a fault: classes of outcomes, detectors and latencies.
 
 A struck run is compared with the clean run of the same program, step by step. Its outcome is one of
 
 ===========  =======================================================================================================
 outcome      meaning
 ===========  =======================================================================================================
-not_reached  the struck operation was not executed: it lies in a branch that was not taken
-masked       after the struck step the state and what is observed are bit for bit those of the clean run
+not_reached  the struck operation was not executed: it is in a branch that was not taken
+masked       after the struck step, the state and all observed numbers equal those of the clean run bit for bit
 benign       the state differs, but no loss exceeds the clean one by more than the share `SPIKE`
-spike        a loss exceeded the clean one by more than that, and the last one followed does not
-divergence   the last loss followed exceeds the clean one by more than that
+spike        a loss exceeded the clean one by more than `SPIKE`, but the last observed loss does not
+divergence   the last observed loss exceeds the clean one by more than `SPIKE`
 nonfinite    the loss, another observed number or the state became NaN or infinite
 ===========  =======================================================================================================
 
-and is found, or not, by detectors that a training run can have without a clean twin beside it:
+Detectors that a training run can use without a clean twin may detect it:
 
 ===================  ===============================================================================================
 detector             fires when
@@ -22,14 +22,14 @@ fingerprint          the digest of the state differs from the recorded one (need
 nonfinite            the loss, another observed number or the state is NaN or infinite
 loss_spike           the loss rises from one step to the next by more than twice the largest rise of the clean run,
                      and by more than `LEAST_RISE` of the mean clean loss
-gradient_norm_spike  the gradient norm is, compared with the step before, larger by more than twice the largest
-                     factor of the clean run, and by more than `LEAST_FACTOR`
+gradient_norm_spike  the gradient norm grows from one step to the next by more than twice the largest factor of the
+                     clean run, and by more than `LEAST_FACTOR`
 history_bound        the optimizer's history exceeds a bound that no sound step can exceed, after He et al.,
                      *Understanding and Mitigating Hardware Failures in Deep Learning Training Systems* (ISCA 2023)
-abft                 a checksum flags a row of a matrix product of the struck step (where products are checked)
+abft                 a checksum flags a row of a matrix product of the struck step (if products are checked)
 ===================  ===============================================================================================
 
-The thresholds of the two spike detectors come from the clean run, so that they have no false alarm on it.
+The thresholds of the two spike detectors are derived from the clean run, so that they raise no false alarms on it.
 """
 
 import itertools
@@ -51,10 +51,10 @@ class Observed(NamedTuple):
 
     Attributes:
         loss: loss of the step.
-        gradient_norm: norm of its gradient; None where it is not observed.
-        history: largest ratio of the optimizer's history to its bound; None where it is not observed.
-        finite: whether the state after the step and all of these are finite.
-        digest: digest of the state after the step and of all of these.
+        gradient_norm: norm of its gradient; None if not observed.
+        history: largest ratio of the optimizer's history to its bound; None if not observed.
+        finite: whether the state after the step and all of these numbers are finite.
+        digest: digest of the state after the step and of all of these numbers.
     """
 
     loss: float
@@ -65,7 +65,7 @@ class Observed(NamedTuple):
 
 
 class Thresholds(NamedTuple):
-    """From which rise of the loss and which factor of the gradient norm on a detector fires."""
+    """Thresholds of the spike detectors: rise of the loss, and factor of the gradient norm."""
 
     rise: float
     factor: float
@@ -82,22 +82,22 @@ def thresholds(clean: Sequence[Observed]) -> Thresholds:
 
 
 def decided(clean: Observed, struck: Observed, *, first: bool) -> bool:
-    """Whether the outcome is certain after a step: masked by it, or lost to NaN and infinity."""
+    """Whether the outcome is certain after a step: masked, or nonfinite."""
     return not struck.finite or (first and struck.digest == clean.digest)
 
 
 def classify(clean: Sequence[Observed], struck: Sequence[Observed], start: int, limits: Thresholds) -> dict[str, Any]:
-    """Outcome, detections and latencies of one struck run.
+    """Returns outcome, detections and latencies of one struck run.
 
     Args:
         clean: the whole clean run.
-        struck: the struck step and those followed after it.
+        struck: the struck step and the observed steps after it.
         start: number of the struck step.
         limits: see `thresholds`.
 
     Returns:
-        `outcome`, `followed` (steps after the struck one), `peak_excess` and `last_excess` (share of the clean loss by
-        which the loss exceeds it; None where it is not finite), `detected` (by detector: steps from the fault to the
+        `outcome`, `followed` (observed steps after the struck one), `peak_excess` and `last_excess` (share of the clean
+        loss by which the loss exceeds it; None if it is not finite), `detected` (by detector: steps from fault to
         detection, or None), `visible_after` (steps until the loss differs visibly, or None).
     """
     same = clean[start : start + len(struck)]
@@ -133,13 +133,13 @@ def _excess(clean: float, struck: float) -> float | None:
 
 
 def _fires(clean: Observed, struck: Observed, before: Observed | None, limits: Thresholds) -> Mapping[str, bool]:
-    """Which detectors fire at a step; only the fingerprint knows the clean run."""
+    """Returns which detectors fire at a step; only the fingerprint uses the clean run."""
     rise = struck.loss - before.loss if before is not None else 0.0
     norm, earlier = struck.gradient_norm, before.gradient_norm if before is not None else None
     return {
         "fingerprint": struck.digest != clean.digest,
         "nonfinite": not struck.finite,
-        # What is not finite is the affair of the detector above.
+        # The detector above covers values that are not finite.
         "loss_spike": math.isfinite(rise) and rise > limits.rise,
         "gradient_norm_spike": (
             norm is not None

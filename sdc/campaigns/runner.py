@@ -1,14 +1,14 @@
-"""Campaigns: thousands of single faults in a training step, and what becomes of training after each.
+"""Campaigns: thousands of single faults in a training step, and the outcome of training after each.
 
-The step is compiled once with a strike as data, and once as it is. The clean run is done once, and the state before
-each of its steps is kept. Every injection starts from the state just before its step, runs the struck step and then a
-few plain ones, and is compared with the clean run, until its outcome is certain. Bits are compared after the struck
-step only, with those of the same program without a strike; the steps that follow are those of the plain program, whose
-last bits are others, and of which only losses and norms are compared.
+The step is compiled once with a strike as data, and once unchanged. The clean run is executed once, and the state
+before each of its steps is kept. Every injection starts from the state just before its step, runs the struck step and
+then a few plain ones, and is compared with the clean run until its outcome is certain. Bits are compared only after the
+struck step, with those of the same program without a strike; later steps run the plain program, whose last bits differ,
+so that only losses and norms are compared.
 
-Injections are spread evenly over sites, steps, iterations, devices, elements, kinds of faults and bits by a Kronecker
-sequence, so that the first n of a campaign are as evenly spread as all of it, and injection number i is the same in
-every campaign of the same seed: a campaign can be stopped and resumed.
+A Kronecker sequence spreads injections evenly over sites, steps, iterations, devices, elements, kinds of faults and
+bits, so that the first n injections are spread as evenly as all of them. Injection number i is the same in every
+campaign with the same seed, so that a campaign can be stopped and resumed.
 """
 
 import dataclasses
@@ -63,23 +63,23 @@ def campaign(
     follow: int = 5,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Injects single faults into a training step and classifies what becomes of training.
+    """Injects single faults into a training step and classifies the outcome of training.
 
     Args:
-        step: `(state, batch) -> (state, metrics)`, any function that JAX can trace. Objects of Flax NNX in its state
-            may be changed in place, and are returned.
-        state: state before the first step, which stays as it is.
+        step: `(state, batch) -> (state, metrics)`, any function that JAX can trace. It may change Flax NNX objects in
+            its state in place, and must return them.
+        state: state before the first step, which is not modified.
         batches: batches of data, one for each step of the clean run.
-        loss: `(state, metrics) -> loss`, of what the step returns.
+        loss: `(state, metrics) -> loss`, a function of the step's results.
         injections: number of faults to inject.
-        where: selects the sites; by default everything that computes floating-point numbers.
-        faults: which, each a `Fault`, just its kind, or its text (see `as_fault`). Where and when they hit is the
-            campaign's affair.
-        follow: steps that are followed after the struck one.
-        seed: another seed, other injections.
+        where: selects the sites; by default all operations that compute floating-point numbers.
+        faults: the faults, each a `Fault`, its kind, or its text (see `as_fault`). The campaign chooses their place and
+            time.
+        follow: steps to run after the struck one to observe the effect.
+        seed: seed of the injections.
 
     Returns:
-        One row per injection: the site, what was changed there, and what `classify` says of it.
+        One row per injection: the site, the changed elements, and the result of `classify`.
 
     Raises:
         ValueError: nothing is selected, or there are too few batches.
@@ -117,8 +117,8 @@ class Injection(NamedTuple):
 
     Attributes:
         step: the struck step.
-        strike: what is struck, as data.
-        row: what the record says of it.
+        strike: the fault and its place, as data.
+        row: its fields in the record.
     """
 
     step: int
@@ -127,22 +127,22 @@ class Injection(NamedTuple):
 
 
 class NotDeterministic(RuntimeError):
-    """The clean run does not repeat itself bit for bit, so that no difference from it would mean anything."""
+    """The clean run is not reproducible bit for bit, so that differences from it would be meaningless."""
 
 
 class Campaign:
-    """A campaign that is ready to run: compiled, with the clean run done.
+    """A campaign that is ready to run: compiled, with a finished clean run.
 
     Args:
-        observe: what is watched of each step, see `Observe`.
-        batch: injections that run at the same time, under `vmap`.
-        abft: whether the products of the struck step are checked by `sdc.abft`, as one more detector. Faults in
-            products are then those of their sums, before rounding.
+        observe: returns the observed numbers of each step, see `Observe`.
+        batch: number of injections that run concurrently, under `vmap`.
+        abft: whether `sdc.abft` checks the products of the struck step, as an additional detector. Faults in products
+            then strike their sums, before rounding.
 
     For the other arguments see `campaign`.
 
     Attributes:
-        sites: those that can be struck.
+        sites: sites that can be struck.
         clean: the clean run, step by step.
         limits: thresholds of the spike detectors.
     """
@@ -162,14 +162,14 @@ class Campaign:
         abft: bool = False,
     ) -> None:
         if follow < 0:
-            raise SettingError("follow", follow, "expected a number of steps from 0")
+            raise SettingError("follow", follow, "expected at least 0 steps")
         if len(batches) <= follow:
             raise ValueError(
-                f"{len(batches)} steps leave none to strike when {follow} are followed; give more than {follow} steps"
+                f"{len(batches)} steps leave none to strike with follow={follow}; give more than {follow} steps"
             )
         check_several("faults", faults)
         if not faults:
-            raise SettingError("faults", None, "no kind of fault is given; give one, as in 'bitflip'")
+            raise SettingError("faults", None, "expected at least one kind of fault, such as 'bitflip'")
         self.faults = [_single(fault) for fault in faults]
         self.batches, self.follow, self.seed, self.batch, self.abft = batches, follow, seed, batch, abft
         step, state, whole = functional(step, state, batches[0])
@@ -177,15 +177,15 @@ class Campaign:
         self.where = as_selector(where)
         where = self.where & NUMBERS
         self.sites = sites(step, state, batches[0], where=where)
-        # Every kind of fault must suit the numbers of every site, before hours are spent on the others.
+        # Check that every kind of fault can change the numbers of every site, before hours are spent on others.
         for dtype, name in {x.dtype: site.name for site in self.sites for x in site.outputs if strikable(x)}.items():
             for fault in self.faults:
                 try:
                     fault.what.change(jax.random.key(0), (), dtype, jnp.int32(0))
                 except ValueError as error:
                     raise ValueError(
-                        f"fault {str(fault)!r} does not suit a selected site, {name!r}: {error}; or leave "
-                        f"the site out, as with ~named({name!r})"
+                        f"fault {str(fault)!r} cannot strike the selected site {name!r}: {error}; or exclude the "
+                        f"site with ~named({name!r})"
                     ) from error
         struck = strike(step, where)
 
@@ -225,22 +225,22 @@ class Campaign:
         lost = next((number for number, seen in enumerate(self.clean) if not math.isfinite(seen.loss)), None)
         if lost is not None:
             raise ValueError(
-                f"the clean run has a loss of {self.clean[lost].loss} at step {lost}, beside which no fault shows; "
-                "mend the step or its batches first, or give fewer steps"
+                f"the clean run has a loss of {self.clean[lost].loss} at step {lost}, so that effects of faults cannot "
+                "be measured; fix the step or its batches first, or give fewer steps"
             )
         self._unstruck = [self._run_unstruck(number) for number in range(len(batches) - follow)]
         self.limits = thresholds(self.clean)
-        # Clean steps, done once more from their stored states, must give the same bits.
+        # Clean steps, repeated from their stored states, must give the same bits.
         twice = [(self.clean[0], self._run_plain(0, self._states[0])[1])]
         twice += [(self._unstruck[number], self._run_unstruck(number)) for number in {0, len(self._unstruck) - 1}]
         if any(before.digest != now.digest for before, now in twice):
             raise NotDeterministic(
-                "a step of the clean run gave other bits when it was repeated: the program is not deterministic here, "
-                "or this machine corrupts data; compare it with another one, in lock-step"
+                "a step of the clean run gave different bits when repeated: the program is not deterministic on this "
+                "machine, or the machine corrupts data; compare it with another machine, in lock-step"
             )
 
     def plan(self, number: int) -> Injection:
-        """Injection `number` of the campaign."""
+        """Returns injection `number` of the campaign."""
         u = _kronecker(number, self.seed)
         step = int(next(u) * (len(self.batches) - self.follow))
         site = self.sites[int(next(u) * len(self.sites))]
@@ -256,7 +256,7 @@ class Campaign:
             if isinstance(what, StuckBit) or what.count == 1:
                 bits = [choices[int(place * len(choices))]]
                 what = dataclasses.replace(what, bits=tuple(bits), field=None)
-        # A `while` has no known length: its first iteration is struck.
+        # The length of a `while` is unknown: its first iteration is struck.
         iteration = tuple(int(next(u) * length) for length in site.trips)
         device = {axis: int(next(u) * length) for axis, length in site.mesh}
         element = int(next(u) * math.prod(shape))
@@ -287,7 +287,7 @@ class Campaign:
         return Injection(step, struck, row)
 
     def _phase(self, site: Site) -> str:
-        """The direction; `update` for what a step does outside of its derivatives, `memory` for its own arrays."""
+        """Returns the direction; `update` for operations outside of derivatives, `memory` for the step's own arrays."""
         if site.direction in ("arg", "out"):
             return "memory"
         outside = site.direction == "fwd" and "jvp(" not in site.scope
@@ -300,7 +300,7 @@ class Campaign:
             yield from self._run(group)
 
     def _run(self, group: Sequence[Injection]) -> Iterator[dict[str, Any]]:
-        """Runs some injections at the same time, until the outcome of each is certain."""
+        """Runs some injections concurrently, until the outcome of each is certain."""
         members = [*group, *[group[-1]] * (self.batch - len(group))]
         states, seen, happened = self._strike(
             self._stack([member.strike for member in members]),
@@ -355,7 +355,7 @@ class Campaign:
         return many if self.batch == 1 else jax.tree.map(lambda x: x[0], many), self._read(seen)[0]
 
     def _run_unstruck(self, number: int) -> Observed:
-        """A step of the program that can be struck, without a strike."""
+        """Runs a step of the program that can be struck, without a strike."""
         nothing = no_strike(room=self._room, axes=self._axes)
         arguments = nothing, self._states[number], self.batches[number]
         return self._read(self._strike(*(self._stack([part] * self.batch) for part in arguments))[1])[0]
@@ -386,12 +386,12 @@ def _number(name: str, value: Any) -> Any:
     if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int) or shapes != [()]:
         of = f" of shape {shapes[0]}" if len(shapes) == 1 and shapes[0] else ""
         what = "an array" if isinstance(value, jax.Array) else type(value).__name__
-        raise SettingError(name, f"{what}{of}", "expected one number of a step; reduce it to that")
+        raise SettingError(name, f"{what}{of}", "expected one number per step; reduce it to a scalar")
     return jnp.asarray(value, jnp.float32)
 
 
 def _kronecker(number: int, seed: int) -> Iterator[float]:
-    """The coordinates of a point of a Kronecker sequence, shifted at random: frac(number * a_d + shift_d).
+    """Yields the coordinates of a point of a Kronecker sequence with random shifts: frac(number * a_d + shift_d).
 
     The multiples of each coordinate's irrational a_d fill the interval evenly; a_d is the root of a prime.
     """
@@ -404,20 +404,21 @@ PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
 
 
 def _single(fault: Fault | FaultKind | str) -> Fault:
-    """A fault that the campaign places."""
+    """Converts to a fault without a place, which the campaign chooses."""
     found = as_fault(fault)
     if found != Fault(found.what, pattern=found.pattern):
         raise SettingError(
             "faults",
             found,
-            "a campaign chooses site, iteration, device and step itself; give kind and pattern, and sites with where=",
+            "a campaign chooses site, iteration, device and step itself; give kind and pattern, and select sites with "
+            "where=",
         )
     found.check_moves()
     return found
 
 
 def _total(events: Any) -> Events:
-    """The events of all sites, iterations and devices as those of one: a strike hits one place."""
+    """Sums the events of all sites, iterations and devices, since a strike hits only one place."""
 
     def total(leaves: Sequence[Any], trailing: int) -> Any:
         return sum(leaf.sum(tuple(range(leaf.ndim - trailing)), dtype=leaf.dtype) for leaf in leaves)

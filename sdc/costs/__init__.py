@@ -1,7 +1,7 @@
-"""What a step costs on accelerators that are not here: compiled for them, with nothing but their compilers.
+"""Estimates of the cost of a step on accelerators without access to them, from their compilers alone.
 
-- `targets`: chips, their compilers and options, and the instructions of kernels that a compiler writes.
-- `_estimate`: what a compiled program costs, with each of the tools; `hlo`: its text, with collectives and traffic.
+- `targets`: chips, their compilers and options, and the instructions of kernels that a compiler dumps.
+- `_estimate`: the cost of a compiled program, with each of the tools; `hlo`: its text, with collectives and traffic.
 - `cycles`: cycles on a TPU.
 """
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sdc._lazy import facade
 
 if TYPE_CHECKING:
-    # What to compile for.
+    # Targets.
     from .targets import (
         CHIPS as CHIPS,
         Chip as Chip,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         prepare_compilers as prepare_compilers,
     )
 
-    # What it costs.
+    # Estimates.
     from ._estimate import DoesNotFit as DoesNotFit, estimate as estimate, measure as measure
     from ..schema import Collective as Collective, Estimate as Estimate
     from ._estimate import with_tool as with_tool

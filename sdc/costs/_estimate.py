@@ -1,4 +1,4 @@
-"""What a step costs on chips that are not here, by what their compiler makes of it; a step with each of the tools."""
+"""Estimates of the cost of a step on other chips, from the program that their compiler generates; steps with tools."""
 
 import contextlib
 import re
@@ -22,7 +22,7 @@ from .cycles import cycles_of, estimated, replaced_products
 from .hlo import Instruction, collectives_of, is_kernel, parse_module, traffic_of
 from .targets import Tool, devices_of, find_target, forget_schedules, refuse_unknown, schedules
 
-MOST = 12  # operations that are named
+MOST = 12  # operations that are listed
 _MEMORY = (
     re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm"),
     re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)"),
@@ -33,16 +33,16 @@ class DoesNotFit(ValueError):
     """A program needs more memory than the chips have.
 
     Attributes:
-        needed: bytes on each device.
-        there: bytes that there are.
+        needed: bytes that it needs on each device.
+        there: bytes that each device has.
     """
 
     def __init__(self, target: str, needed: float, there: float) -> None:
         self.needed, self.there = needed, there
         much, has, over = (size / 2**30 for size in (needed, there, needed - there))
         super().__init__(
-            f"the step needs {much:.1f} GiB on each device of {target}, which has {has:.1f} GiB: {over:.1f} GiB too "
-            f"much; shard its state over at least {-(-needed // there):.0f} times as many devices"
+            f"the step needs {much:.1f} GiB on each device of {target}, which has {has:.1f} GiB, {over:.1f} GiB too "
+            f"little; shard its state over at least {-(-needed // there):.0f} times as many devices"
         )
 
 
@@ -54,23 +54,23 @@ def estimate(
     options: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Estimate:
-    """Compiles a step for chips that are not here, and says what it costs there.
+    """Compiles a step for other chips, and estimates its cost there.
 
-    Call `prepare_compilers` before, in a process that starts no device.
+    Call `prepare_compilers` first, in a process that starts no device.
 
     Args:
-        step: any function that JAX can trace, transformed or not. Objects of Flax NNX may be among its arguments.
-        *args: arguments: arrays, or their shapes (`jax.ShapeDtypeStruct`). Those with a `NamedSharding` over the
-            target's devices (`devices_of`) are sharded so; without any the step runs on the first device.
+        step: any function that JAX can trace, transformed or not. Its arguments may include Flax NNX objects.
+        *args: arguments: arrays, or their shapes (`jax.ShapeDtypeStruct`). A `NamedSharding` over the target's devices
+            (`devices_of`) is kept; without any the step runs on the first device.
         target: see `find_target`.
-        donate: positions of arguments whose memory the step may take for its outputs.
+        donate: positions of arguments whose memory the step may reuse for its outputs.
         options: options of the compiler by name.
         **kwargs: further arguments.
 
     Raises:
         SettingError: the target or an option is unknown, the compiler is not installed, or arguments are on a mesh of
             other devices.
-        DoesNotFit: the step needs more memory than there is.
+        DoesNotFit: the step needs more memory than the devices have.
         Uncharged: a kernel has no schedule.
 
     Example:
@@ -101,10 +101,10 @@ def measure(
     *,
     options: Mapping[str, Any] | None = None,
 ) -> Estimate:
-    """The same of a program that is lowered already, for devices of the target.
+    """Estimates the cost of a lowered program for devices of the target.
 
     Args:
-        lowered: what `jax.jit(...).lower(...)` returned.
+        lowered: the result of `jax.jit(...).lower(...)`.
         target: see `find_target`.
         options: options of the compiler by name.
 
@@ -119,7 +119,7 @@ def measure(
     started = time.perf_counter()
     try:
         compiled = lowered.compile(compiler_options=dict(options or {}))
-    except Exception as error:  # jaxlib's own type, and its message, which differs by platform
+    except Exception as error:  # jaxlib's own type, with messages that differ by platform
         refuse_unknown(error, about.name)
         if found := next(filter(None, (form.search(str(error)) for form in _MEMORY)), None):
             needed, there = (float(found[at]) * 2 ** (10 * (1 + "KMGT".index(found[at + 1]))) for at in (1, 3))
@@ -168,13 +168,13 @@ def measure(
 
 
 def _placed(tree: Any, devices: Sequence[Any]) -> Any:
-    """Shapes on the target's devices: as they are sharded over these; else on all of that mesh, or on the first."""
+    """Places shapes on the target's devices: keeps shardings; others are replicated over the mesh, or on one device."""
     mesh = _mesh_of(tree)
     if mesh is not None and not set(mesh.devices.flat) <= set(devices):
         other = mesh.devices.flat[0]
         raise SettingError(
-            "step", str(other), "its arguments are on a mesh of devices that are not the target's; give shapes with "
-            "shardings over sdc.costs.devices_of(target), which the function that makes the step gets as devices"
+            "step", str(other), "its arguments are on a mesh of other devices than the target's; give shapes with "
+            "shardings over sdc.costs.devices_of(target), which the function that builds the step receives as devices"
         )  # fmt: skip
     alone: Any = SingleDeviceSharding(devices[0]) if mesh is None else NamedSharding(mesh, P())
 
@@ -185,19 +185,19 @@ def _placed(tree: Any, devices: Sequence[Any]) -> Any:
 
 
 def _donated(args: Sequence[Any], kwargs: Mapping[str, Any], donate: Sequence[int], inputs: int) -> list[int]:
-    """Numbers of the arrays in some of the arguments, among those of all."""
+    """Returns the positions of the donated arguments' arrays among all arrays."""
     counts = [sum(is_array(leaf) for leaf in jax.tree.leaves(one)) for one in (*args, kwargs)]
     if not donate:
         return []
     if sum(counts) != inputs or not all(0 <= number < len(args) for number in donate):
         raise SettingError(
-            "donate", list(donate), f"expected positions among {len(args)} arguments that are trees of arrays alone"
+            "donate", list(donate), f"expected positions among {len(args)} arguments that contain only arrays"
         )
     return [sum(counts[:number]) + leaf for number in donate for leaf in range(counts[number])]
 
 
 def _mesh(compiled: jax.stages.Compiled) -> tuple[Mapping[str, int], Sequence[Any]]:
-    """The mesh of a program's inputs, and its devices in that order."""
+    """Returns the mesh of a program's inputs, and its devices in that order."""
     shardings = [*jax.tree.leaves(compiled.input_shardings), *jax.tree.leaves(compiled.output_shardings)]
     for sharding in shardings:
         if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
@@ -207,20 +207,20 @@ def _mesh(compiled: jax.stages.Compiled) -> tuple[Mapping[str, int], Sequence[An
 
 
 def _sharding_of(one: Any) -> NamedSharding | None:
-    """How an array is sharded over a mesh; None where it is on none."""
+    """Returns the sharding of an array over a mesh; None if it is on no mesh."""
     found = getattr(one, "sharding", None)
     return found if isinstance(found, NamedSharding) else None
 
 
 def _mesh_of(tree: Any) -> Mesh | None:
-    """The mesh of the first array that is on one."""
+    """Returns the mesh of the first array that is on one."""
     found = (_sharding_of(leaf) for leaf in jax.tree.leaves(tree))
     return next((each.mesh for each in found if each is not None and isinstance(each.mesh, Mesh)), None)
 
 
 @contextlib.contextmanager
 def _on_mesh(tree: Any) -> Iterator[None]:
-    """Traces where the mesh of arguments is known if its axes are explicit, as a program does that sets it once."""
+    """Sets the arguments' mesh for tracing if it has explicit axes, as a program does that sets its mesh once."""
     mesh = _mesh_of(tree)
     if mesh is None or AxisType.Explicit not in mesh.axis_types:
         yield
@@ -233,7 +233,7 @@ TWIN = "twin"
 
 
 class ToolVariant(NamedTuple):
-    """A transformed step, and what it is called with."""
+    """A transformed step, and its arguments."""
 
     step: Callable[..., Any]
     args: Sequence[Any]
@@ -249,22 +249,21 @@ def with_tool(
     twins: int = 2,
     exchange: Exchange = "probe",
 ) -> ToolVariant:
-    """A step with one of the tools, as `estimate` takes it.
+    """Transforms a step with one of the tools, for `estimate`.
 
     Args:
-        tool: `plain` for none; `lockstep` for twins, each on devices of its own; `inject` for a fault that never hits.
+        tool: `plain` for none; `lockstep` for twins, each on its own devices; `inject` for a fault that never hits.
         step: the step.
         args: its arguments, or their shapes.
-        devices: the target's.
-        where: selects sites; by default probes, of `abft` all matrix products, of `inject` those of the
-            backward pass.
-        twins: how many, of `lockstep`.
+        devices: devices of the target.
+        where: selects sites; by default probes, for `abft` all matrix products, for `inject` those of the backward
+            pass.
+        twins: number of twins of `lockstep`.
         exchange: when they exchange digests, see `sdc.lockstep`.
 
     Raises:
         ValueError: no site is selected.
-        SettingError: there are too few devices for the twins, or the step is on a mesh that it has from elsewhere than
-            its arguments.
+        SettingError: there are too few devices for the twins, or the step uses a mesh other than that of its arguments.
     """
     if tool == "fingerprint":
         return ToolVariant(sdc.fingerprint(step) if where is None else sdc.fingerprint(step, where), args)
@@ -285,7 +284,7 @@ def with_tool(
     types = () if own is None else own.axis_types
     each = int(np.prod([*shape.values()], dtype=int))
     if twins * each > len(devices):
-        needed = f"of {each} devices need {twins * each}, and the target has {len(devices)}; give a larger one"
+        needed = f"of {each} devices each need {twins * each}, but the target has {len(devices)}; give a larger one"
         raise SettingError("twins", twins, needed)
     grid = np.asarray(devices[: twins * each], dtype=object).reshape(twins, *shape.values())
     mesh = Mesh(grid, (TWIN, *shape), axis_types=(AxisType.Auto, *types))
@@ -294,7 +293,7 @@ def with_tool(
         local = [leaf[0] for leaf in leaves]
         run, given = flat, local
         if not holds_objects(args):
-            # Traced on the mesh with one axis more: what is known from above belongs to the mesh of the arguments.
+            # Traced again, on the mesh with an additional axis: the program above belongs to the arguments' mesh.
             whole, structure = jax.tree.flatten(tuple(args))
             new = iter(local)
             run = step

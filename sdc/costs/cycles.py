@@ -1,16 +1,16 @@
-"""Cycles of a program for a TPU, by the compiler's own estimate of each operation.
+"""Cycles of a program for a TPU, from the compiler's own estimate of each operation.
 
-The text of a compiled program carries `estimated_cycles` for most operations. They are added up along the way of a
-step in which nothing is wrong. What the compiler has no estimate of is charged by a bound: kernels by their
-instructions, and never with less than what they read and write takes to move, nor, where they compute a product, with
-less than the compiler's own product; collectives by bytes over a stated bandwidth. That some of it overlaps is not
-modelled. The sum compares programs for the same chips; it is no prediction of a time.
+The text of a compiled program has `estimated_cycles` for most operations. They are added up along the path of a step
+without mismatches. Operations without an estimate are charged by a bound: kernels by their instructions, but at least
+the time to move their inputs and outputs and, for products, at least the compiler's own product; collectives by bytes
+over a stated bandwidth. Overlap is not modelled. The sum compares programs for the same chips; it does not predict a
+time.
 
-The compiler's estimate of a product is larger than the instructions that it makes of it (1.1 to 1.5 times on a v5p),
-while a kernel is known by its instructions alone: a step would seem to get faster by having its products checked. So a
-kernel that computes a product is charged with what the compiler estimates of its own product of the same factors, times
-the ratio of the kernel's instructions to those of that product. These are written by a process of their own, in which
-the compiler writes the instructions of everything.
+The compiler's estimate of a product exceeds the number of its instructions (1.1 to 1.5 times on a v5p), while only the
+instructions of a kernel are known: checking the products would seem to speed up a step. A kernel that computes a
+product is therefore charged with the compiler's estimate of its own product of the same factors, times the ratio of
+the kernel's instructions to those of that product. A separate process, in which the compiler dumps all instructions,
+computes these.
 """
 
 import collections
@@ -33,10 +33,10 @@ from .targets import Chip, Uncharged, prepare_compilers, schedules
 
 _CYCLES = re.compile(r'estimated_cycles":"(\d+)"')
 _KERNEL = 'custom_call_target="tpu_custom_call"'
-_SPACE = re.compile(r"S\(\d+\)")  # in which memory an array is: the same instructions read and write all
+_SPACE = re.compile(r"S\(\d+\)")  # memory space of an array, which does not affect the instructions
 _BODY = re.compile(r'"body":"([^"]+)"')
 Sides: TypeAlias = tuple[int, int]
-Form: TypeAlias = tuple[Sides, Sides, tuple[int, int]]  # sides of both factors, and of each the axis that is contracted
+Form: TypeAlias = tuple[Sides, Sides, tuple[int, int]]  # shapes of both factors, and the contracted axis of each
 _FORM = re.compile(rf'"?{Tags.PRODUCT}"?[=:]"?([01])([01])')
 _SHAPE = re.compile(r"bf16\[((?:\d+,)*)(\d+),(\d+)\]")
 _BYTES = re.compile(r'"bytes_accessed":"(\d+)"')
@@ -46,17 +46,17 @@ class Plain(NamedTuple):
     """The compiler's own product."""
 
     estimate: int  # cycles that the compiler estimates
-    instructions: int  # that it makes of it
+    instructions: int  # number of instructions that it generates
 
     def charged(self, instructions: int) -> int:
-        """Cycles of a kernel with that number of instructions; no less than of the product."""
+        """Returns the cycles charged for a kernel with that number of instructions; at least those of the product."""
         return round(self.estimate * max(1.0, instructions / self.instructions))
 
 
 class Cycles(NamedTuple):
-    operations: int  # cycles of what the compiler estimates
-    kernels: int  # cycles that custom kernels are charged with
-    scheduled: int  # their instructions alone
+    operations: int  # cycles of operations that the compiler estimates
+    kernels: int  # cycles charged for custom kernels
+    scheduled: int  # number of their instructions
     parts: collections.Counter[str]  # cycles by operation of the step
 
 
@@ -64,7 +64,7 @@ def cycles_of(
     module: Module, chip: Chip, schedules: Mapping[str, int] = NOTHING, products: Mapping[str, Plain] = NOTHING
 ) -> Cycles:
     """Adds up the cycles of a program, without its collectives."""
-    # By what a kernel is: the compiler writes the instructions of equal ones once.
+    # Keyed by the kernel's body: the compiler dumps the instructions of equal kernels once.
     lines = (one for computation in module.computations.values() for one in computation if _KERNEL in one.line)
     known = {_body(one): schedules[one.name] for one in lines if one.name in schedules}
     operations = kernels = scheduled = 0
@@ -75,10 +75,10 @@ def cycles_of(
         if _KERNEL in one.line:
             if (alone := known.get(_body(one))) is None:
                 raise Uncharged(
-                    f"the kernel %{one.name} carries no estimate, and its instructions were not written; call "
+                    f"the kernel %{one.name} has no estimate, and its instructions were not dumped; call "
                     "prepare_compilers(kernel=None) before anything is compiled"
                 )
-            # What it says that it moves: more than once what it reads more than once.
+            # The kernel's own figure counts data that it reads repeatedly each time.
             said = int(found[1]) if (found := _BYTES.search(one.line)) else 0
             moving = round(max(module.moved(one), said) / chip.bandwidth * chip.clock)
             own = max(products[one.name].charged(alone) if one.name in products else alone, moving)
@@ -93,7 +93,7 @@ def cycles_of(
 
 
 def estimated(one: Instruction) -> int:
-    """The compiler's estimate of one operation; 0 where it has none."""
+    """Returns the compiler's estimate of one operation; 0 if it has none."""
     found = _CYCLES.search(one.line)
     return int(found[1]) if found else 0
 
@@ -104,12 +104,12 @@ def _body(one: Instruction) -> str:
 
 
 def replaced_products(module: Module, target: str) -> Mapping[str, Plain]:
-    """By name of each kernel that computes a product, the compiler's own."""
+    """Returns the compiler's own product for each kernel that computes a product, by the kernel's name."""
     forms = {}
     for one in (one for lines in module.computations.values() for one in lines):
         if one.opcode == "custom-call" and (axes := _FORM.search(one.line)):
             shapes = [_SHAPE.match(module.shapes.get(name, "")) for name in one.operands]
-            factors = [shape for shape in shapes if shape][:2]  # vmapped, they have leading axes
+            factors = [shape for shape in shapes if shape][:2]  # under vmap they have leading axes
             a, b = ((int(factor[2]), int(factor[3])) for factor in factors)
             times = max(math.prod(map(int, re.findall(r"\d+", factor[1]))) for factor in factors)
             forms[one.name] = times, (a, b, (int(axes[1]), int(axes[2])))
@@ -128,15 +128,15 @@ def _plain(target: str, forms: Sequence[Form]) -> Mapping[Form, Plain]:
         ended = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
         if ended.returncode or not result.exists():
             last = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-            raise Uncharged(f"the compiler of {target} tells nothing of its own products ({last})")
+            raise Uncharged(f"the compiler of {target} did not report the cost of its own products ({last})")
         found = json.loads(result.read_text(encoding="utf-8"))
     return {form: Plain(*each) for form, each in zip(forms, found, strict=True)}
 
 
 def write_products(result: str, target: str, forms: str) -> None:
-    """The process of `_plain`: writes estimate and instructions of each of the compiler's own products as JSON.
+    """Runs in the process of `_plain`: writes estimates and instructions of the compiler's own products as JSON.
 
-    In it the compiler writes the instructions of everything.
+    In this process the compiler dumps all instructions.
     """
     import jax
     import jax.numpy as jnp
@@ -151,6 +151,6 @@ def write_products(result: str, target: str, forms: str) -> None:
         product = functools.partial(lax.dot_general, dimension_numbers=numbers, preferred_element_type=jnp.float32)
         shapes = (jax.ShapeDtypeStruct(tuple(sides), jnp.bfloat16) for sides in factors)
         cost = estimate(product, *shapes, target=target).cost
-        # Next to it there is but the little that starts and ends a program.
+        # The program contains little besides the product.
         found.append(Plain(int(cost), max(schedules().values())))
     Path(result).write_text(json.dumps(found), encoding="utf-8")

@@ -1,16 +1,16 @@
-"""A compiled program's text, as far as an estimate needs it: instructions and the way through, collectives and traffic.
+"""Parses the text of a compiled program for estimates: instructions and executed paths, collectives and traffic.
 
-Compilers print what they made in the form of XLA's high-level operations, one instruction a line.
+Compilers print programs as XLA's high-level operations, one instruction per line.
 
-Collectives: over which axes of the mesh, how many bytes, and what crosses hosts or slices. The compiler's cost model
-has nothing of them. They are charged here by what a ring sends over a stated bandwidth, with n devices to a group and s
-bytes of the largest array that a device holds of it (Patarasu and Yuan, *Bandwidth optimal all-reduce algorithms*,
-2009, section 3): 2 (n - 1) / n * s for an all-reduce, (n - 1) / n * s for an all-gather, a reduce-scatter and an
-all-to-all, s for a permutation. Each takes a stated latency besides.
+Collectives: the mesh axes, the bytes, and whether they cross hosts or slices. The compiler's cost model omits them.
+They are charged here by the bytes that a ring sends over a stated bandwidth, with n devices per group and s bytes of
+the largest array that a device holds of it (Patarasu and Yuan, *Bandwidth optimal all-reduce algorithms*, 2009, section
+3): 2 (n - 1) / n * s for an all-reduce, (n - 1) / n * s for an all-gather, a reduce-scatter and an all-to-all, s for a
+permutation. A stated latency is added for each.
 
-Traffic: kernels of a program for a GPU, and the bytes that they move: a roofline, as its compiler estimates no cycles.
-Each kernel reads its operands and writes its results once, at the least. Products are charged for that too, but not for
-their arithmetic: the ratio of two programs with the same products says what was put around them.
+Traffic: the kernels of a program for a GPU, and the bytes that they move: a roofline, since its compiler estimates no
+cycles. Each kernel reads its operands and writes its results at least once. Products are charged for that too, but not
+for their arithmetic: the ratio of two programs with the same products shows the cost of the operations around them.
 """
 
 import collections
@@ -34,7 +34,7 @@ _ARRAY = re.compile(r"\b(?P<dtype>pred|bf16|[suf]\d+|c\d+|f8\w+|[su]4)\[(?P<shap
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _NAME = re.compile(r'op_name="([^"]*)"')
 _TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
-_METADATA = re.compile(r"kernel_metadata=\{[^}]*\}")  # what a kernel says of itself, over several lines
+_METADATA = re.compile(r"kernel_metadata=\{[^}]*\}")  # metadata of a kernel, over several lines
 _WHOLE = re.compile(r"[su](?:32|64)\[\]")
 _BELOW = re.compile(r"direction=(LT|LE)\b")
 _CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
@@ -46,7 +46,7 @@ _MESH = re.compile(r"mesh\[(?P<mesh>[^\]]*)\]\s*\{(?P<axes>[^}]*)\}")
 _BETWEEN = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _BODIES = re.compile(r"(?:to_apply|calls|body|condition)=%?([\w.\-]+)|called_computations=\{([^}]*)\}")
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
-# What is no kernel.
+# Opcodes that are not kernels.
 FREE = frozenset(
     ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
      "partition-id", "replica-id", "optimization-barrier", "async-start", "async-done", "async-update")
@@ -58,8 +58,8 @@ class Instruction:
     name: str
     shape: str  # text of the shape of its result
     opcode: str
-    arguments: str  # text between the parentheses behind the opcode
-    line: str  # all of it
+    arguments: str  # text between the parentheses after the opcode
+    line: str  # the whole line
 
     @property
     def operands(self) -> list[str]:
@@ -67,7 +67,7 @@ class Instruction:
 
     @property
     def label(self) -> str:
-        """The operation of the step that it comes from, where the compiler says so; else its own name."""
+        """The operation of the step that it comes from, if the compiler states it; else its own name."""
         found = _NAME.search(self.line)
         return found[1] if found else f"%{re.sub(r'[.][0-9]+$', '', self.name)}"
 
@@ -82,10 +82,11 @@ class Module:
     entry: str  # name of the computation that runs
 
     def way(self, name: str | None = None, times: int = 1) -> Iterator[tuple[Instruction, int]]:
-        """The instructions of the way that a step takes when nothing is wrong, and how often each runs.
+        """Yields the instructions on the path of a step without mismatches, and the number of runs of each.
 
-        Loops run as often as the compiler knows, or once. Of this library's own conditionals the first branch runs,
-        that of `lax.cond`'s false; of the step's the one that makes most bytes. What is inside of a fusion is left out.
+        Loops run as often as the compiler states, or once. This library's own conditionals take the first branch, which
+        is the false branch of `lax.cond`; those of the step take the branch that produces most bytes. Instructions
+        inside of a fusion are omitted.
         """
         for one in self.computations[self.entry if name is None else name]:
             yield one, times
@@ -103,9 +104,9 @@ class Module:
                 yield from self.way(called[1], times)
 
     def trips(self, loop: Instruction) -> int:
-        """How often a loop runs: what the compiler knows, or the constant below which its condition holds; else once.
+        """Returns the trips of a loop: as the compiler states, or the constant bound of its condition; else one.
 
-        What runs only if something is wrong does not run.
+        Loops that run only after a mismatch have no trips.
         """
         if Tags.RARELY in loop.line:
             return 0
@@ -121,7 +122,7 @@ class Module:
         turns = [1]
         for one in whole:
             if one.opcode == "compare" and (found := _BELOW.search(one.line)):
-                # Of 64 bits a TPU compares two halves: the upper one with 0. A fused comparison has constants outside.
+                # A TPU compares 64 bits in two halves, the upper one with 0. A fused comparison has constants outside.
                 known = [constants[name] for name in one.operands[1:] if name in constants]
                 known = known if known or one in condition else list(constants.values())
                 turns += [value + (found[1] == "LE") for value in known]
@@ -139,17 +140,17 @@ class Module:
         return sum(bytes_of(self.shapes.get(name, "")) for name in one.operands)
 
     def moved(self, one: Instruction) -> int:
-        """Bytes of an instruction's result and of its operands."""
+        """Returns the bytes of an instruction's result and operands."""
         return one.bytes + self.read(one)
 
     def inside(self, one: Instruction) -> list[Instruction]:
-        """The instructions of a fusion."""
+        """Returns the instructions of a fusion."""
         called = _CALLED.search(one.line) if one.opcode == "fusion" else None
         return self.computations.get(called[1], []) if called else []
 
 
 def parse_module(text: str) -> Module:
-    """Reads a compiled program, as `compiled.as_text()` gives it."""
+    """Parses a compiled program, as returned by `compiled.as_text()`."""
     computations: dict[str, list[Instruction]] = {}
     entry, current = "", None
     for line in _METADATA.sub(lambda found: found[0].replace("\n", " "), text).splitlines():
@@ -162,12 +163,12 @@ def parse_module(text: str) -> Module:
         elif found := _instruction(line):
             current.append(found)
     if not entry:
-        raise ValueError("the compiler's text has no entry; this version of it prints programs in another form")
+        raise ValueError("the compiler's text has no entry; this version of the compiler prints another format")
     return Module(computations, entry)
 
 
 def sizes_of(shape: str) -> list[int]:
-    """Bytes of each array in the text of a shape."""
+    """Returns the bytes of each array in the text of a shape."""
     found = []
     for dtype, sides in _ARRAY.findall(shape):
         bits = 8 if dtype == "pred" or dtype.startswith("f8") else int(re.sub(r"\D", "", dtype))
@@ -193,7 +194,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _closing(text: str) -> int:
-    """Index behind the parenthesis that closes the first."""
+    """Returns the index after the parenthesis that closes the first."""
     depth = 0
     for found in re.finditer(r"[()]", text):
         depth += 1 if found[0] == "(" else -1
@@ -209,7 +210,7 @@ def _named(line: str, key: str) -> str:
 
 
 def groups_of(line: str) -> tuple[tuple[int, ...], ...]:
-    """The devices that talk to one another, by their position in the program's device assignment; empty for all."""
+    """Returns groups of communicating devices, by position in the program's device assignment; empty for all."""
     match = _GROUPS.search(line)
     if match is None:
         return ()
@@ -224,7 +225,7 @@ def groups_of(line: str) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(group) for group in grid.reshape(-1, math.prod(sizes[a] for a in talking)).tolist())
     iota = _IOTA.match(match["other"])
     if iota is None:
-        raise ValueError(f"cannot read the replica groups of {line.strip()[:200]!r}")
+        raise ValueError(f"cannot parse the replica groups of {line.strip()[:200]!r}")
     devices = np.arange(math.prod(_numbers(iota["dims"]))).reshape(_numbers(iota["dims"]))
     if iota["order"]:
         devices = devices.transpose(_numbers(iota["order"]))
@@ -237,7 +238,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 @dataclasses.dataclass
 class _Begun:
-    """One that has begun: how long it takes, and how much of that is hidden."""
+    """A collective that has started: its duration, and the hidden part of it."""
 
     key: tuple[str, str, str, bool]
     seconds: float
@@ -245,9 +246,9 @@ class _Begun:
 
 
 def kind_of(one: Instruction) -> str | None:
-    """The kind of collective that an instruction is, or begins; None for all others.
+    """Returns the kind of collective that an instruction is, or starts; None for all others.
 
-    What goes between slices of TPUs, their hosts send: the operation that it belongs to stands beside it.
+    Hosts send data between TPU slices: an attribute of the send names the collective to which it belongs.
     """
     if one.opcode == "send" and (between := _BETWEEN.search(one.line)):
         return between[1].lower().replace("_", "-")
@@ -259,19 +260,19 @@ class CollectiveCall(NamedTuple):
     """One collective instruction of a program."""
 
     kind: str  # opcode
-    sizes: tuple[int, ...]  # bytes of each array that it returns on a device; XLA joins several into one instruction
-    # The devices that talk to one another, by their position in the program's device assignment; empty for all with all
+    sizes: tuple[int, ...]  # bytes of each array that it returns on a device; XLA combines several in one instruction
+    # Groups of communicating devices, by position in the program's device assignment; empty for one group of all
     groups: tuple[tuple[int, ...], ...]
-    conditional: bool  # whether it runs only inside a branch of a conditional, or in a loop that hardly ever runs
+    conditional: bool  # whether it runs only inside a branch of a conditional, or in a loop that rarely runs
 
     def crosses(self, part: Sequence[int]) -> bool:
-        """Whether anything passes between devices of different parts, `part[i]` being that of device i."""
+        """Whether devices of different parts communicate, where `part[i]` is the part of device i."""
         groups = self.groups or (tuple(range(len(part))),)
         return any(len({part[device] for device in group}) > 1 for group in groups)
 
 
 def collective_calls(text: str) -> list[CollectiveCall]:
-    """All collectives of a compiled program, from `compiled.as_text()`, whether or not a step comes by them."""
+    """Returns all collectives of a compiled program, from `compiled.as_text()`, whether or not a step executes them."""
     module = parse_module(text)
     always: set[str] = set()
     pending = [module.entry]
@@ -295,7 +296,7 @@ def collective_calls(text: str) -> list[CollectiveCall]:
 def collectives_of(
     module: Module, chip: Chip, devices: Sequence[Any], mesh: Mapping[str, int], takes: Callable[[Instruction], float]
 ) -> list[Collective]:
-    """The collectives of a program, alike ones together."""
+    """Returns the collectives of a program, grouped by kind and axes."""
     found: dict[tuple[str, str, str, bool], tuple[int, float, float]] = {}
     hidden: dict[tuple[str, str, str, bool], float] = collections.defaultdict(float)
     begun: dict[str, _Begun] = {}
@@ -303,7 +304,7 @@ def collectives_of(
         if done := next((begun.pop(name) for name in one.operands if name in begun and "-done" in one.opcode), None):
             hidden[done.key] += times * done.hidden
         elif begun and not kind_of(one):
-            # It hides as much of those that have begun, the first one first, and nothing of two at once.
+            # Its duration hides started collectives, the earliest first, and never two at once.
             left = takes(one)
             for other in begun.values():
                 used = min(left, other.seconds - other.hidden)
@@ -317,12 +318,12 @@ def collectives_of(
                 slices: dict[Any, list[int]] = {}
                 for number, device in enumerate(devices):
                     slices.setdefault(getattr(device, "slice_index", 0), []).append(number)
-                groups = tuple(zip(*slices.values(), strict=True))  # one device of each, at the same place in it
+                groups = tuple(zip(*slices.values(), strict=True))  # devices at the same position in each slice
             size = max(len(group) for group in groups)
             if size < 2:
                 continue
             crosses, far = _crosses(groups, devices, chip)
-            # What an operation begins with `-start` has its operands among its results.
+            # The results of a `-start` operation include its operands.
             held = max(0 if "-start" in each.opcode else each.bytes, module.read(each))
             turns = {"collective-permute": 1, "collective-broadcast": 1, "all-reduce": 2 * (size - 1) / size}
             sent = turns.get(kind, (size - 1) / size) * held
@@ -336,7 +337,7 @@ def collectives_of(
 
 
 def _axes(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> list[str]:
-    """The axes along which the members of a group differ."""
+    """Returns the axes along which the members of a group differ."""
     shape = tuple(mesh.values())
     if not shape or math.prod(shape) <= max(max(group) for group in groups):
         return []
@@ -345,7 +346,7 @@ def _axes(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> list[str]
 
 
 def _crosses(groups: Sequence[Sequence[int]], devices: Sequence[Any], chip: Chip) -> tuple[str, bool]:
-    """What a collective crosses, and whether that is the data-centre network."""
+    """Returns whether a collective crosses slices or hosts, and whether it uses the data-center network."""
     for place, what in (("slice_index", "slices"), ("process_index", "hosts")):
         if any(len({getattr(devices[one], place, None) for one in group}) > 1 for group in groups):
             return what, what == "slices" or chip.platform == "gpu"
@@ -355,12 +356,12 @@ def _crosses(groups: Sequence[Sequence[int]], devices: Sequence[Any], chip: Chip
 class Traffic(NamedTuple):
     kernels: int  # number of kernels
     moved: int  # bytes of their operands and results
-    seconds: float  # that takes at the memory's bandwidth
+    seconds: float  # time to move them at the memory's bandwidth
     parts: collections.Counter[str]  # bytes by operation of the step
 
 
 def is_kernel(one: Instruction) -> bool:
-    """Whether an instruction is launched as a kernel that is no collective."""
+    """Whether an instruction is a kernel launch other than a collective."""
     return not (one.opcode in FREE or one.opcode.endswith("-done") or kind_of(one))
 
 

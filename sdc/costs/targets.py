@@ -1,12 +1,12 @@
-"""What programs are compiled for: what is published of the chips, the compilers on a machine that has none, options.
+"""Targets of compilation: published figures of chips, compilers on machines without the chips, compiler options.
 
-Kernels of TPUs are charged by their own instructions, as the compiler has no estimate of what a Pallas kernel costs. It
-can write the instructions that it makes of every kernel, bundle by bundle, and a bundle is a cycle.
+TPU kernels are charged by their own instructions, since the compiler has no estimate of the cost of a Pallas kernel. It
+can dump the instructions of every kernel, bundle by bundle, and a bundle takes a cycle.
 
 `v5p:2x2x4` is one TPU slice of 16 chips and `2xv5p:2x2x4` two such slices; `h100x8` is one host of eight GPUs and
 `2xh100x8` two hosts.
 
-Sources: the pages of Cloud TPU on v4, v5e, v5p, v6e and TPU7x (memory, bandwidths, peak arithmetic), NVIDIA's data
+Sources: the Cloud TPU pages on v4, v5e, v5p, v6e and TPU7x (memory, bandwidths, peak arithmetic), and NVIDIA's data
 sheet of the H100 SXM. Clocks follow from the peak arithmetic and the number and size of the matrix units.
 """
 
@@ -35,21 +35,21 @@ Tool: TypeAlias = Literal["plain", "lockstep", "fingerprint", "abft", "inject"]
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What a device of a target can do. All figures are per device as JAX counts them, and not measured.
+    """Published figures of a chip, per JAX device. None of them was measured.
 
     Attributes:
         platform: `tpu` or `gpu`.
-        compiler: the chip's name in the descriptions that the compiler takes.
+        compiler: name of the chip for the compiler.
         memory: bytes of high-bandwidth memory.
-        bandwidth: of that memory, bytes per second.
+        bandwidth: bandwidth of that memory in bytes per second.
         clock: cycles per second.
         link: bytes per second that a device sends to the next one along one axis of its slice, or to its host's other
             GPUs.
-        network: bytes per second of a device's share of the data-centre network.
-        latency: seconds that a collective takes at the least, within a slice or host and over the network.
+        network: bytes per second of a device's share of the data-center network.
+        latency: minimum seconds of a collective, within a slice or host and over the network.
         host: chips of a host along each dimension.
-        cores: `megacore` where one device is both cores of a chip.
-        devices: devices that JAX makes of one chip.
+        cores: `megacore` if one device consists of both cores of a chip.
+        devices: number of JAX devices per chip.
     """
 
     platform: str
@@ -66,7 +66,7 @@ class Chip:
 
 
 GIB, GB = 2**30, 1e9
-NEAR = (1e-6, 3e-5)  # assumed: a microsecond a hop, and thirty over the network. Nothing is published of either.
+NEAR = (1e-6, 3e-5)  # assumed: one microsecond per hop, and thirty over the network. Neither figure is published.
 
 CHIPS = {
     "v4": Chip("tpu", "v4", 32 * GIB, 1228 * GB, 1.05e9, 100 * GB, 6.25 * GB, NEAR, (2, 2, 1), "megacore"),
@@ -76,8 +76,8 @@ CHIPS = {
     "7x": Chip("tpu", "tpu7x", 96 * GIB, 3690 * GB, 2.2e9, 200 * GB, 6.25 * GB, NEAR, (2, 2, 1), devices=2),
     "h100": Chip("gpu", "h100", 85_899_345_920, 3352 * GB, 1.98e9, 450 * GB, 50 * GB, (5e-6, 3e-5), (8,)),
 }
-"""A ring along one axis of a slice has the two links of that axis: a third (3D torus) or half (2D) of all of them. Of
-v4 no figure of the network is published; that of v5p stands in."""
+"""A ring along one axis of a slice uses the two links of that axis: a third (3D torus) or half (2D) of all links. No
+figure for the network of v4 is published; that of v5p is used instead."""
 _NAME = re.compile(
     r"(?:(?P<slices>\d{1,4})x)?(?P<chip>[a-z0-9]+?)(?::(?P<shape>\d{1,4}(?:x\d{1,4}){1,2})|x(?P<count>\d{1,4}))"
 )
@@ -88,9 +88,9 @@ class Target:
     """Chips that a program is compiled for.
 
     Attributes:
-        name: as it was given.
-        chip: what they are.
-        slices: TPU slices, or hosts of GPUs, between which is the data-centre network.
+        name: name of the target, as given.
+        chip: kind of chip.
+        slices: number of TPU slices, or hosts of GPUs, connected by the data-center network.
         shape: chips of a slice along each of its dimensions; GPUs of a host.
     """
 
@@ -101,15 +101,15 @@ class Target:
 
     @property
     def devices(self) -> int:
-        """Number of devices that JAX sees."""
+        """Number of JAX devices."""
         return self.slices * math.prod(self.shape) * self.chip.devices
 
 
 def find_target(name: str) -> Target:
-    """The target of that name.
+    """Parses the name of a target.
 
     Raises:
-        SettingError: it is no name of a target.
+        SettingError: the name is not that of a target.
 
     Example:
         >>> from sdc.costs import find_target
@@ -135,13 +135,13 @@ def find_target(name: str) -> Target:
 
 INSTALL = "pip install 'jax-sdc[targets]'"
 TPU = {
-    "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # without it a second process fails on a lock file
+    "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a second process fails on a lock file
     "TPU_ACCELERATOR_TYPE": "v5p-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
 GPU = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
-# A description in the form that XLA's compiler takes (`GpuTargetConfigProto`), with what NVIDIA publishes.
+# A description for XLA's compiler (`GpuTargetConfigProto`), with NVIDIA's published figures.
 H100 = """
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
@@ -155,30 +155,30 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """
 
 
-PASS = "final_bundles"  # what the compiler calls the last of its passes, behind which nothing changes
+PASS = "final_bundles"  # the compiler's name of its last pass
 _FILE = re.compile(rf"\d+-(?P<name>.+)-\d+-{PASS}\.txt")
 _BUNDLE = re.compile(r"^\s*0x[0-9a-f]+\s*:", re.MULTILINE)
 _GRID = re.compile(r"iteration_bounds: \(([\d, ]*)\)")
-_folder: Path | None = None  # into which the compiler writes the instructions of kernels
+_folder: Path | None = None  # folder into which the compiler dumps the instructions of kernels
 
 
 def prepare_compilers(schedules: Path | None = None, kernel: str | None = Tags.KERNEL) -> None:
-    """Sets what the compilers read when they are loaded. Call it before anything makes JAX start a device.
+    """Sets the environment that compilers read when they are loaded. Call it before JAX starts a device.
 
     Args:
-        schedules: a folder into which the TPU's compiler writes the instructions of Pallas kernels, by which they are
-            charged. By default one that goes away with the process.
-        kernel: name of the kernel; by default this library's. Writing those of all, with None, makes compiling up to
-            twice as long.
+        schedules: a folder into which the TPU's compiler dumps the instructions of Pallas kernels, by which they are
+            charged. By default one that is removed when the process ends.
+        kernel: name of the kernel; by default this library's. Dumping those of all, with None, makes compiling take up
+            to twice as long.
     """
     os.environ["JAX_PLATFORMS"] = "cpu"
-    # What was compiled for chips that are not here can be stored, but not be loaded again.
+    # Programs for absent chips can be stored in the cache, but not loaded from it.
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     if "jax" in sys.modules:
         sys.modules["jax"].config.update("jax_enable_compilation_cache", False)
     os.environ.update(TPU | GPU)
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "autotune_level" not in flag]
-    flags += ["--xla_gpu_autotune_level=0"]  # there is nothing to try kernels on
+    flags += ["--xla_gpu_autotune_level=0"]  # there is no device for autotuning
     tools = importlib.util.find_spec("nvidia.cuda_nvcc") if importlib.util.find_spec("nvidia") else None
     if tools is not None:
         flags += [f"--xla_gpu_cuda_data_dir={next(iter(tools.submodule_search_locations or ()))}"]
@@ -195,25 +195,25 @@ def prepare_compilers(schedules: Path | None = None, kernel: str | None = Tags.K
 
 
 class Uncharged(ValueError):
-    """A program has a kernel whose cost is not known, so that a sum without it would flatter."""
+    """A program has a kernel of unknown cost, so that a sum without it would be too low."""
 
 
 def forget_schedules() -> None:
-    """Removes what the compiler wrote of other programs, which have kernels of the same names."""
+    """Removes the compiler's dumps of other programs, which have kernels of the same names."""
     for path in [] if _folder is None else _folder.iterdir():
         path.unlink()
 
 
 def schedules() -> Mapping[str, int]:
-    """Cycles of each kernel and fusion of the last program; none where nobody has asked the compiler to write them."""
+    """Returns the cycles of each kernel and fusion of the last program; empty without `prepare_compilers`."""
     return {} if _folder is None else read_schedules(_folder)
 
 
 def read_schedules(folder: Path) -> Mapping[str, int]:
-    """Cycles of each kernel and fusion, by the name of its instruction.
+    """Returns the cycles of each kernel and fusion, by the name of its instruction.
 
-    Every bundle counts once in each iteration of the grid: an upper bound, since what stands before and behind the loop
-    runs once only.
+    Every bundle counts once per iteration of the grid: an upper bound, since bundles before and after the loop run only
+    once.
     """
     found = {}
     for path in folder.glob(f"*-{PASS}.txt"):
@@ -225,7 +225,7 @@ def read_schedules(folder: Path) -> Mapping[str, int]:
 
 
 def check_compiler(target: Target) -> None:
-    """Looks whether the compiler of a target is installed, and goes with this jax."""
+    """Raises SettingError if the compiler of a target is not installed, or does not match this jax."""
     gpu = target.chip.platform == "gpu"
     package = "jax-cuda12-plugin" if gpu else "libtpu"
     try:
@@ -241,18 +241,18 @@ def check_compiler(target: Target) -> None:
             break
     if expected is not None and not (installed == expected or installed.startswith(expected.removesuffix("*"))):
         ours = f"jax {importlib.metadata.version('jax')}, which expects {expected}"
-        raise SettingError("target", target.name, f"{package} {installed} does not go with {ours}; {INSTALL}")
+        raise SettingError("target", target.name, f"{package} {installed} does not match {ours}; {INSTALL}")
 
 
 @functools.cache
 def devices_of(name: str) -> tuple[Any, ...]:
-    """The devices of a target, as the compiler describes them; nothing can run on them.
+    """Returns the devices of a target, as the compiler describes them; programs cannot run on them.
 
     Args:
         name: see `find_target`.
 
     Raises:
-        SettingError: there is no such target, the compiler is not installed, or knows no such topology.
+        SettingError: there is no such target, the compiler is not installed, or it does not support the topology.
 
     Example:
         >>> import importlib.util
@@ -267,10 +267,10 @@ def devices_of(name: str) -> tuple[Any, ...]:
     check_compiler(target)
     try:
         return tuple(topologies.get_topology_desc(**_description(target)).devices)
-    except Exception as error:  # of several types, by platform and version
+    except Exception as error:  # the type depends on platform and version
         reason = str(error).partition("\n")[0].removeprefix("INVALID_ARGUMENT: ")
         raise SettingError(
-            "target", name, f"the installed compiler does not know it ({reason}); give another chip or shape"
+            "target", name, f"the installed compiler does not support it ({reason}); give another chip or shape"
         ) from error
 
 
@@ -279,7 +279,7 @@ def _description(target: Target) -> dict[str, Any]:
     if chip.platform == "gpu":
         return {"platform": "cuda", "target_config": H100, "topology": f"{target.slices}x1x{target.shape[0]}"}
     bounds = tuple(min(own, side) for own, side in zip(chip.host, (*target.shape, 1), strict=False))
-    # v5 with both cores is what the v5p is called there
+    # The compiler's name of the v5p is v5 with both cores.
     return {
         "platform": "tpu",
         "topology_name": f"{chip.compiler}:{'x'.join(map(str, target.shape))}",
@@ -290,7 +290,7 @@ def _description(target: Target) -> dict[str, Any]:
 
 
 Value: TypeAlias = bool | int | str
-# What the compilers say of an option that they do not have.
+# The compilers' message about an unknown option.
 UNKNOWN = re.compile(r"[Nn]o such compile option:? '?([\w.\-]+)")
 
 
@@ -307,7 +307,7 @@ def read_options(texts: Sequence[str]) -> dict[str, Value]:
 
 
 def check_options(options: Mapping[str, Value]) -> None:
-    """Compiles a small program with the options."""
+    """Compiles a small program with the options; raises SettingError if the compiler rejects them."""
     if not options:
         return
     try:
@@ -316,12 +316,14 @@ def check_options(options: Mapping[str, Value]) -> None:
         refuse_unknown(error, jax.default_backend())
         first = str(error).partition("\n")[0]
         given = " ".join(f"{name}={value}" for name, value in options.items())
-        raise SettingError("compiler_option", given, f"the compiler refuses that ({first})") from error
+        raise SettingError(
+            "compiler_option", given, f"the compiler rejects it ({first}); give another value"
+        ) from error
 
 
 def refuse_unknown(error: Exception, target: str) -> None:
-    """Raises a `SettingError` where a compiler has said that it has no such option."""
+    """Raises a `SettingError` if a compiler's error says that it has no such option."""
     if found := UNKNOWN.search(str(error)):
         raise SettingError(
-            "compiler_option", found[1], f"the compiler of {target} has no such option; look for another name"
+            "compiler_option", found[1], f"the compiler of {target} has no such option; check its name"
         ) from error

@@ -1,7 +1,7 @@
-"""Faulty devices as studies published them, and these devices simulated.
+"""Published figures of faulty devices, and simulations of these devices.
 
-- `published_tables`: the study's figures; `silicon`: profiles after two studies of GPUs.
-- `simulated_nodes`: the fifteen nodes as faults, and what the largest severity of a run says of its tail.
+- `published_tables`: the study's figures; `silicon`: profiles from two studies of GPUs.
+- `simulated_nodes`: the fifteen nodes as faults, and the tail that follows from the largest severity of a run.
 """
 
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sdc._lazy import facade
 
 if TYPE_CHECKING:
-    # What was published.
+    # Published figures.
     from .published_tables import (
         NODES as NODES,
         SUBMODULES as SUBMODULES,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from .silicon import SILICON as SILICON
 
-    # The same devices, simulated.
+    # Simulations.
     from .simulated_nodes import expected_frequency as expected_frequency, node_faults as node_faults
 
 if TYPE_CHECKING:  # for the other packages of this project

@@ -1,4 +1,4 @@
-"""What the study published of its fifteen nodes: Ma et al. 2025 (arXiv:2502.12340), tables and figures as data."""
+"""The study's published figures of its fifteen nodes: Ma et al. 2025 (arXiv:2502.12340), tables and figures as data."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from jaxtyping import Float64
 
 SUBMODULES = ("fwd/attn", "fwd/ffn", "bwd/attn", "bwd/ffn")
-"""What the study looked at: outputs of attention and feed-forward network, and the gradients of their inputs."""
+"""Submodules that the study compared: outputs of attention and feed-forward network, and gradients of their inputs."""
 NODES = tuple(f"node{number}" for number in range(1, 16))
 
-# The smallest frequency of tables 6 and 7, of which the next ones are multiples: one element of the whole run.
+# The smallest frequency in tables 6 and 7; the next larger ones are multiples of it, so it is one element per run.
 ONE_ELEMENT = 2.39e-14
-# Elements of a submodule's output in a microstep, over all devices of a node: 1/ONE_ELEMENT of 2^24 elements each
-# (the tokens of a sequence times the width) are 2.5 million, 32 times 4,870 steps of 16 microsteps; it says 4,500
-# steps.
+# Elements of a submodule's output in a microstep, over all devices of a node: 1/ONE_ELEMENT elements are 2.5 million
+# times 2^24 (the tokens of a sequence times the width), which is 32 times 4,870 steps of 16 microsteps; the study
+# states 4,500 steps.
 ELEMENTS = 32 * 4096 * 4096
-MICROSTEPS = 16  # in a step under computation synchronization
-LAST_BIT = 2.0**-9  # relative change of the last bit of bfloat16, at the least: no mismatch is less severe
+MICROSTEPS = 16  # per step under computation synchronization
+LAST_BIT = 2.0**-9  # smallest relative change of the last bit of bfloat16: no mismatch is less severe
 STEPS = 4500  # under computation synchronization (appendix B.3)
-# Under parameter synchronization and without any, with 256 microsteps each and 32 layers rather than 16.
+# Under parameter synchronization and without any, with 256 microsteps per step and 32 layers rather than 16.
 PARAMETER_STEPS = 2500
 
 
@@ -48,15 +48,15 @@ class Layers:
 
     @property
     def counts(self) -> Float64[np.ndarray, "layers"]:
-        """Mismatched elements of the whole run that the frequencies come to."""
+        """Mismatched elements of the whole run that correspond to the frequencies."""
         return self.frequency / ONE_ELEMENT
 
 
 def published(name: str) -> dict[str, Published]:
-    """Tables 1 and 2 for a node, by site.
+    """Returns tables 1 and 2 for a node, by site.
 
     Args:
-        name: `node1` to `node15`; what follows it (`node11:uniform`) does not matter.
+        name: `node1` to `node15`; a suffix (`node11:uniform`) is ignored.
 
     Raises:
         ValueError: there is no such node.
@@ -68,7 +68,7 @@ def published(name: str) -> dict[str, Published]:
 
 
 def published_layers(name: str) -> dict[str, Layers]:
-    """Tables 6 to 9 for a node, by site; only sites with a mismatch.
+    """Returns tables 6 to 9 for a node, by site; only sites with a mismatch.
 
     Raises:
         ValueError: there is no such node.
@@ -82,7 +82,7 @@ def published_layers(name: str) -> dict[str, Layers]:
 
 
 def published_noise(name: str) -> float:
-    """The largest noise-to-signal ratio of a node's gradients in 2,500 steps (equation 5, figure 5).
+    """Returns the largest noise-to-signal ratio of a node's gradients in 2,500 steps (equation 5, figure 5).
 
     Raises:
         ValueError: there is no such node.
@@ -92,7 +92,7 @@ def published_noise(name: str) -> float:
 
 
 def published_disagreement(name: str) -> dict[str, float]:
-    """Share of test predictions after fine-tuning on a node that differ from the healthy node's, by task (table 5).
+    """Returns the share of test predictions after fine-tuning on a node that differ from the healthy node's (table 5).
 
     Raises:
         ValueError: there is no such node.
@@ -104,7 +104,7 @@ def published_disagreement(name: str) -> dict[str, float]:
 
 
 def node_number(name: str) -> int:
-    """Number of a node; its name may be followed by a model and settings."""
+    """Returns the number of a node; its name may have a model and settings as suffix."""
     base = name.partition(",")[0].partition(":")[0]
     if base not in NODES:
         raise ValueError(f"unknown node {base!r}; expected one of {NODES[0]} ... {NODES[-1]}")
@@ -121,6 +121,6 @@ def _rows(file: str, name: str) -> Iterator[dict[str, str]]:
 
 
 def read_table(file: str) -> Iterator[dict[str, str]]:
-    """The rows of a table of this package."""
+    """Reads the rows of a table of this package."""
     text = (resources.files(__package__) / "data" / file).read_text(encoding="utf-8")
     return csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))

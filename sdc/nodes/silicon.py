@@ -1,10 +1,10 @@
-"""Faulty silicon as two studies describe it, simulated: profiles that stand beside the nodes of `simulated_nodes`.
+"""Simulation of faulty silicon as described in two studies: profiles in addition to the nodes of `simulated_nodes`.
 
 `silicon:gpu` has the outcomes of stuck-at faults in the gates of a data-center GPU (Tung et al., *The Anatomy of Silent
-Data Corruption: GPU Error One Study and Modeling Guidance*, DSN 2026 industry track, arXiv:2605.04213); the other three
-are the signatures of permanent faults of Tyagi et al. (*LLM-PRISM: Characterizing Silent Data Corruption from Permanent
-GPU Faults in LLM Training*, arXiv:2604.10390, section III-B and figure 3). docs/faults.md has a table of what is
-published, what is only quoted by others, and what is ours.
+Data Corruption: GPU Error Pattern Study and Modeling Guidance*, DSN 2026 industry track, arXiv:2605.04213); the other
+three are the signatures of permanent faults of Tyagi et al. (*LLM-PRISM: Characterizing Silent Data Corruption from
+Permanent GPU Faults in LLM Training*, arXiv:2604.10390, section III-B and figure 3). A table in docs/faults.md
+distinguishes published figures, figures that only others quote, and our own assumptions.
 """
 
 from __future__ import annotations
@@ -18,30 +18,29 @@ from ..faults import BitFlip, Fault, FaultKind, Mixed, One, Row, Stride, Tile
 from ..program import Where
 from .published_tables import SUBMODULES
 
-# Probability that a hit starts at an element: some ten at each site in twenty steps of the configuration `tiny`. With
-# the elements that a hit takes along it lies among the frequencies published of nodes 1, 7 and 9.
+# Probability that a hit starts at an element: about ten hits per site in twenty steps of the configuration `tiny`.
+# Counting all elements of a hit, it is in the range of the frequencies published for nodes 1, 7 and 9.
 RATE = 1e-6
 WARP = 32
 PERIODS = (2, 4, 8, 16)
-# Shares of 1 to 4 flipped bits: falling by 0.7, the least two-digit number for which single bits stay below 40 %.
+# Shares of 1 to 4 flipped bits, each 0.7 times the last: the smallest two-digit factor with single bits below 40 %.
 FLIPS = (0.39, 0.28, 0.19, 0.14)
 FMA_FLIPS = (0.6, 0.4)
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishedShare:
-    """A published share of the corruptions, with what is known of its precision."""
+    """A published share of the corruptions, with its precision."""
 
     share: float  # as published; for a bound, the bound
-    # The interval in which the profile has it. Exact 95 % limits for 25,000 independent faults, of which the study's
-    # 600 million corruptions come: the corruptions of one fault resemble each other, so that their number would promise
-    # too much.
+    # The interval for the profile's share. Exact 95 % limits for 25,000 independent faults, which caused the study's
+    # 600 million corruptions: corruptions by one fault are similar, so limits from their number would be too narrow.
     low: float
     high: float
-    quoted: bool = False  # whether it is known from quotations of the study, not from its abstract
+    quoted: bool = False  # whether the figure is known only from quotations of the study, not from its abstract
 
 
-# What `silicon:gpu` reproduces of arXiv:2605.04213.
+# Shares of arXiv:2605.04213 that `silicon:gpu` reproduces.
 SHARES: Mapping[str, PublishedShare] = {
     "zero": PublishedShare(0.5068, 0.5006, 0.5130, quoted=True),
     "flips": PublishedShare(0.4831, 0.4769, 0.4893, quoted=True),
@@ -63,19 +62,19 @@ SILICON = tuple(_PROFILES)
 def silicon_faults(
     name: str, *, layers: int, at: Mapping[str, int] | None = None, where: Callable[[str], Where] = str
 ) -> list[Fault]:
-    """The faults of a device with faulty silicon; arguments are those of `node_faults`."""
+    """Returns the faults of a device with faulty silicon; arguments are those of `node_faults`."""
     what, patterns = _profile(name)
     if layers < 1:
-        raise ValueError(f"layers={layers}: expected at least one")
+        raise ValueError(f"layers={layers}: expected at least 1")
     rate, places = RATE / len(patterns), itertools.product(map(where, SUBMODULES), patterns)
     return [Fault(what, rate, site, at=dict(at or {}), pattern=pattern) for site, pattern in places]
 
 
 def silicon_frequency(name: str) -> dict[str, float]:
-    """Share of the elements that a profile hits, by site: the counterpart of `expected_frequency`.
+    """Returns the share of the elements that a profile hits, by site: the counterpart of `expected_frequency`.
 
-    Tensors are taken to be large: at their edges patterns are cut. A row has as many elements as the last axis, which
-    the profile does not know, so that nothing is returned for `silicon:cache-line`.
+    Tensors are assumed to be large, since patterns are clipped at their edges. The length of a row is that of the last
+    axis, which is unknown here, so the result is empty for `silicon:cache-line`.
     """
     _, patterns = _profile(name)
     if Row() in patterns:

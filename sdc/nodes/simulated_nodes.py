@@ -1,11 +1,11 @@
 """The fifteen unhealthy nodes of the study, simulated.
 
 Frequencies and severities by layer are the published ones (Ma et al. 2025, arXiv:2502.12340, tables 1, 2 and 6 to 9).
-What the study does not publish is modelled: severities, how few elements a severe step hits, the course in time, load,
-silent nodes, node 9, and models of other than 16 layers. docs/faults.md says how, point by point; the parameters are
-fitted by `sdc.train.studies._nodes`, and sdc/nodes/data/sdc_fitted.csv lists them with their intervals.
+Unpublished properties are modelled: the distribution of severities, the smaller number of elements in severe steps, the
+course over time, load, silent nodes, node 9, and models with other than 16 layers. docs/faults.md describes each model;
+`sdc.train.studies._nodes` fits the parameters, and sdc/nodes/data/sdc_fitted.csv lists them with their intervals.
 
-`node11:uniform` is the model of before: every step as severe as the worst, whatever is synchronized.
+`node11:uniform` is an older model: every step is as severe as the worst, regardless of synchronization.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 HEALTHY = "healthy"
 TAILED, UNIFORM = "tailed", "uniform"
-# What is synchronized, and so how hard a node works: computation, parameters, or nothing.
+# The kind of synchronization, which determines the load of a node: computation, parameters, or none.
 Load: TypeAlias = Literal["compute", "params", "none"]
 
-FREAK = 1e9  # severities above this are taken as those of a single microstep
+FREAK = 1e9  # severities above this are attributed to a single microstep
 ONSET = 450  # the first step with a mismatch of node 13, in a run without synchronization
 _BURST = {10: (4.0, 5.0), 11: (4.0, 5.0)}
 _SPIKE = {7: 1 / 50, 14: 1 / STEPS}
@@ -54,11 +54,11 @@ _SPIKE = {7: 1 / 50, 14: 1 / STEPS}
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SuspectName:
-    """A simulated suspect, as its name has it: `node11`, `node11:uniform`, `node4(times=1e6)`. `repr` writes it."""
+    """The name of a simulated suspect: `node11`, `node11:uniform`, `node4(times=1e6)`. Its `repr` is the name."""
 
     name: str  # `healthy`, a node, or a profile of silicon
     model: str = TAILED  # or `UNIFORM`
-    times: float = 1.0  # what the rates are multiplied by; 1 for the published ones
+    times: float = 1.0  # factor on the rates; 1 for the published ones
 
     def __post_init__(self) -> None:
         if not 0 < self.times < math.inf:
@@ -69,37 +69,37 @@ class SuspectName:
         return write_term(self, {head: form(SuspectName, name=self.name, model=self.model)})
 
     def departs(self) -> str:
-        """What a rate that was not published is, in words; empty for published ones."""
+        """Describes the departure from published rates, in words; empty for published rates."""
         if self.times == 1 or self.name not in NODES:
             return ""
         low, high = rate_interval(self.name)
         where = "inside" if low <= self.times <= high else "outside"
         return (
-            f"the rates of {self.name} are multiplied by {self.times:g}, which lies {where} what its published counts "
-            f"leave open, {low:.3g} to {high:.3g} times"
+            f"the rates of {self.name} are multiplied by {self.times:g}, which is {where} the 95 % interval of its "
+            f"published counts, {low:.3g} to {high:.3g} times"
         )
 
 
 def parse_suspect(text: str) -> SuspectName:
-    """A suspect from its name."""
+    """Parses the name of a suspect."""
     head = re.split(r"[,(]", text)[0].strip()
     name, colon, model = head.partition(":")
     if name == "silicon":
-        silicon_frequency(head)  # refuses a profile that does not exist
+        silicon_frequency(head)  # raises for an unknown profile
         name, model = head, TAILED
     elif name != HEALTHY and name not in NODES:
         raise ValueError(
             f"unknown suspect {name!r}; expected {HEALTHY}, one of {NODES[0]} ... {NODES[-1]}, or {', '.join(SILICON)}"
-            f"{' (in small letters, without spaces)' if ''.join(name.lower().split()) in NODES else ''}"
+            f"{' (in lower case, without spaces)' if ''.join(name.lower().split()) in NODES else ''}"
         )
     elif colon and (name == HEALTHY or model not in (UNIFORM, TAILED)):
         raise ValueError(
-            f"suspect {head!r}: no model {model!r}; a node has one besides its own, as in node11:{UNIFORM}"
+            f"suspect {head!r}: unknown model {model!r}; expected {TAILED} or {UNIFORM}, as in node11:{UNIFORM}"
         )
     forms = {head: form(SuspectName, name=name, model=model or TAILED)}
     suspect: SuspectName = read_term("suspect", text.strip(), forms, example="node4(times=1e6)", noun="suspect").value
     if name == HEALTHY and text.strip() != HEALTHY:
-        raise ValueError(f"suspect {text!r}: a healthy device has no rates to multiply")
+        raise ValueError(f"suspect {text!r}: a healthy device has no rates to multiply; give {HEALTHY} alone")
     return suspect
 
 
@@ -111,26 +111,27 @@ def node_faults(
     where: Callable[[str], Where] = str,
     sync: Load = "compute",
 ) -> list[Fault]:
-    """The faults of a simulated node.
+    """Returns the faults of a simulated node.
 
     Args:
         name: `node1` to `node15`, such a name with `:uniform` or `(times=X)` (see `parse_suspect`), a profile of
             `SILICON`, or `healthy`.
-        layers: number of layers of the model that it will run.
+        layers: number of layers of the model.
         at: the device that is the node, such as `{"twin": 1}`; by default every device.
-        where: which sites stand for a submodule of the study (see `SUBMODULES`). By default its name is a pattern of
-            names of probes: outputs named `attn` and `ffn` by `sdc.probe`.
-        sync: what of the node is synchronized with a healthy one, which decides how hard it works.
+        where: maps a submodule of the study (see `SUBMODULES`) to sites. By default its name is a pattern of probe
+            names: outputs named `attn` and `ffn` by `sdc.probe`.
+        sync: kind of synchronization with a healthy node, which determines the load.
 
     Returns:
-        One fault per submodule that the study saw corrupted, its rates and severities by layer; none for `healthy`.
+        One fault per submodule in which the study found mismatches, with rates and severities by layer; none for
+        `healthy`.
 
     Raises:
-        ValueError: there is no such node, or there are no layers.
+        ValueError: there is no such node, or `layers` is less than 1.
     """
     suspect = parse_suspect(name)
     if not isinstance(layers, int) or layers < 1:
-        raise ValueError(f"layers={layers!r}: expected a whole number of layers, at least one")
+        raise ValueError(f"layers={layers!r}: expected a whole number of at least 1")
     if suspect.name == HEALTHY:
         return []
     if suspect.name in SILICON:
@@ -151,7 +152,7 @@ def node_faults(
 
 
 def _uniform(name: str, layers: int) -> list[Fault]:
-    """Every step as severe as the worst: elements uniform in (0, 2 severity]."""
+    """Returns faults with every step as severe as the worst: elements uniform in (0, 2 severity]."""
     when, faults = behaviour(name, uniform=True), []
     for site, figures in published_layers(name).items():
         kind = Relative(tuple((2 * largest_by_layer(figures.severity, layers)).tolist()))
@@ -168,22 +169,22 @@ def _tailed(name: str, layers: int, sync: Load) -> list[Fault]:
         freak = severity.max() > FREAK
         if freak:
             severity = tables[f"fwd/{site.partition('/')[2]}"].severity
-        if freak and sync == "compute":  # one element of the 4,500 steps, in one of them
+        if freak and sync == "compute":  # one element in one of the 4,500 steps
             worst = Relative(tuple((2 * largest_by_layer(figures.severity, layers)).tolist()))
             rate = 1 / (ELEMENTS * MICROSTEPS * STEPS)
             faults.append(Fault(worst, rate, site, when=When(spike=1 / STEPS)))
         least = least_node_severity(name, dataclasses.replace(figures, severity=severity), tail=tail, few=few)
-        # Of fewer layers the most severe one would be milder.
+        # With fewer layers the most severe one would otherwise be milder.
         kind = Tailed(least * (16 / layers) ** tail, tail, few)
         faults.append(Fault(kind, tuple(mean_by_layer(figures.frequency, layers).tolist()), site, when=when))
     return faults
 
 
 def least_node_severity(name: str, figures: Layers, *, tail: float, few: float) -> float:
-    """The least severity of a node's steps at a site, from the largest ones of the layers.
+    """Returns the minimum severity of a node's steps at a site, from the largest severities of its layers.
 
-    Layers are taken as alike: the study observed no trends over them (its appendix C.2), and their largest severities
-    scatter as independent draws do.
+    Layers are treated as equal: the study observed no trends over them (its appendix C.2), and their largest severities
+    scatter like independent draws.
     """
     spike = behaviour(name).spike
     hits = figures.frequency * ELEMENTS * MICROSTEPS / spike
@@ -193,14 +194,14 @@ def least_node_severity(name: str, figures: Layers, *, tail: float, few: float) 
 
 
 def silent() -> dict[str, Layers]:
-    """A node of which nothing was seen: ln 2 elements of the whole run, with a changed last bit, anywhere."""
+    """Returns figures of a node without observed mismatches: ln 2 elements per run, with a changed last bit."""
     places = len(SUBMODULES) * 16
     rate = math.log(2) / (ELEMENTS * MICROSTEPS * STEPS * places)
     return {site: Layers(np.full(16, rate), np.full(16, LAST_BIT)) for site in SUBMODULES}
 
 
 def behaviour(name: str, sync: Load = "compute", *, uniform: bool = False) -> When:
-    """How a node's faults go in time, in the model of docs/faults.md or in the uniform one."""
+    """Returns the time course of a node's faults, in the model of docs/faults.md or in the uniform one."""
     number = node_number(name)
     burst, decay = _BURST.get(number, (0.0, 1.0))
     known = None if uniform else fitted().get(f"bursts/{NODES[number - 1]}")
@@ -221,15 +222,15 @@ class FittedValue:
 
 @functools.cache
 def fitted() -> Mapping[str, FittedValue]:
-    """Parameters of the nodes by name; `sdc study nodes` fits them anew."""
+    """Returns the fitted parameters of the nodes by name; `sdc study nodes` fits them again."""
     rows = read_table("sdc_fitted.csv")
     return {row["parameter"]: FittedValue(float(row["value"]), float(row["low"]), float(row["high"])) for row in rows}
 
 
 def rate_interval(name: str) -> tuple[float, float]:
-    """By what a node's rates may be multiplied within what its published counts leave open, at 95 %.
+    """Returns the 95 % interval of the factor on a node's rates that is compatible with its published counts.
 
-    The exact interval of a Poisson mean over its number of bursts, or of elements where these are fewer.
+    It is the exact interval of a Poisson mean for the number of bursts, or of elements if there are fewer.
     """
     from scipy.special import gammainccinv, gammaincinv
 
@@ -242,7 +243,7 @@ def rate_interval(name: str) -> tuple[float, float]:
 
 
 def expected_frequency(name: str, steps: int, *, sync: Load = "compute") -> dict[str, float]:
-    """What the frequency of a simulated suspect comes to on average over its first `steps` steps, by site."""
+    """Returns the expected mismatch frequency of a simulated suspect over its first `steps` steps, by site."""
     suspect = parse_suspect(name)
     if suspect.name in SILICON:
         return {site: frequency * suspect.times for site, frequency in silicon_frequency(suspect.name).items()}
@@ -255,24 +256,24 @@ def expected_frequency(name: str, steps: int, *, sync: Load = "compute") -> dict
         return {site: float(figures.frequency.mean()) * level for site, figures in silent().items()}
     left = {}
     for site, layers in (published_layers(suspect.name) if suspect.times != 1 else {}).items():
-        # How much of rates there can be, as no element is hit twice: the mean of min(rate (1 + few) u^few, 1) over u.
+        # The effective share of rates, as no element is hit twice: the mean of min(rate (1 + few) u^few, 1) over u.
         rates = layers.frequency * suspect.times
         most = np.minimum(rates, 1.0) / when.spike * (1 + few)
-        edge = np.maximum(most, 1.0) ** (-1 / max(few, 1e-9))  # with a draw beyond it, everything is hit
+        edge = np.maximum(most, 1.0) ** (-1 / max(few, 1e-9))  # draws beyond it hit every element
         left[site] = float(when.spike * np.mean(most * edge ** (1 + few) / (1 + few) + 1 - edge) / rates.mean())
     figures = published(suspect.name).items()
     return {site: min(known.frequency * level * left.get(site, 1.0), 1.0) for site, known in figures}
 
 
 def mean_by_layer(values: Float64[np.ndarray, "published"], layers: int) -> Float64[np.ndarray, "layers"]:
-    """Resamples figures by layer to another number of layers so that their mean stays."""
+    """Resamples figures by layer to another number of layers so that their mean is preserved."""
     edges = np.linspace(0, len(values), layers + 1)
     totals = np.interp(edges, np.arange(len(values) + 1), np.concatenate([[0.0], np.cumsum(values)]))
     return np.diff(totals) / np.diff(edges)
 
 
 def largest_by_layer(values: Float64[np.ndarray, "published"], layers: int) -> Float64[np.ndarray, "layers"]:
-    """Resamples figures by layer to another number of layers so that their maximum stays."""
+    """Resamples figures by layer to another number of layers so that their maximum is preserved."""
     edges = np.linspace(0, len(values), layers + 1)
     return np.asarray([values[int(a) : int(np.ceil(b))].max() for a, b in itertools.pairwise(edges)])
 
@@ -280,12 +281,12 @@ def largest_by_layer(values: Float64[np.ndarray, "published"], layers: int) -> F
 def smallest_draws(
     hits: Float64[np.ndarray, "layers"], *, steps: int, few: float
 ) -> Float64[np.ndarray, "layers quantiles"]:
-    """The smallest draw u of a run, of the steps that hit anything: 100 equally likely values for each layer.
+    """Returns quantiles of the smallest draw u among the steps of a run with hits: 100 equally likely values per layer.
 
-    A step hits an element with the probability 1 - exp(-hits (1 + few) u^few). With q(x) the probability that a step
-    has u < x and hits one, no step of the run is below x with the probability (1 - q(x))^steps, about exp(-steps q(x)).
+    A step hits an element with probability 1 - exp(-hits (1 + few) u^few). If q(x) is the probability that a step has
+    u < x and a hit, no step of the run is below x with probability (1 - q(x))^steps, about exp(-steps q(x)).
 
-    Values lie in (0, 1], given that a step of the run hits anything; `hits` are those expected in a step.
+    Values lie in (0, 1], given that at least one step of the run has a hit; `hits` is the expected number per step.
     """
     edges = np.concatenate([[0.0], np.geomspace(1e-7, 1, 2048)])
     middle = (edges[1:] + edges[:-1]) / 2
@@ -306,12 +307,13 @@ def least_severity(
     tail: float,
     few: float,
 ) -> float:
-    """The `severity` of a `Tailed` whose largest severities of a run are, by layer, as those that were seen.
+    """Returns the `severity` of a `Tailed` whose largest severities in a run match the observed ones, by layer.
 
-    Layers are taken as alike but for their hits; logarithms are averaged. The worst step is taken to be the one with
-    the smallest draw, as it is where the tail is heavy or hits are many.
+    Layers are treated as equal except for their hits; logarithms are averaged. The worst step is assumed to be the one
+    with the smallest draw, which holds if the tail is heavy or there are many hits.
 
-    `largest` are zero where nothing was hit. Of a step's `cells`, devices times microsteps, the largest mean counts.
+    `largest` is zero for layers without hits. The severity of a step is the largest mean over its `cells`, which are
+    devices times microsteps.
     """
     known = (largest > 0) & (hits > 0)
     hits = hits[known]
@@ -321,10 +323,10 @@ def least_severity(
 
 
 def largest_mean(hits: Float64[np.ndarray, "*n"], cells: int) -> Float64[np.ndarray, "*n"]:
-    """The largest mean of elements uniform in (0, 2], where so many hits are dealt out to cells. An approximation.
+    """Approximates the largest mean over cells of elements uniform in (0, 2], with `hits` distributed over the cells.
 
-    Where cells have one hit each, the largest of n is 2 n / (n + 1) on average; where they have many, their means are
-    normal with the variance 1/3 over the number of hits.
+    With one hit per cell, the largest of n is 2 n / (n + 1) on average; with many, means of cells are normal with
+    variance 1/3 divided by the number of hits.
     """
     each, used = np.maximum(hits / cells, 1.0), np.clip(hits, 1, cells)
     many = 1 + np.sqrt(2 * np.log(cells) / (3 * each))

@@ -185,15 +185,15 @@ def test_a_step_that_does_not_repeat_itself_is_refused() -> None:
         noise = jax.pure_callback(lambda: np.float32(next(calls)), jax.ShapeDtypeStruct((), np.float32))
         return w + noise, jnp.sum(w)
 
-    with pytest.raises(NotDeterministic, match="gave other bits when it was repeated"):
+    with pytest.raises(NotDeterministic, match="gave different bits when repeated"):
         sdc.campaign(restless, W, BATCHES, loss=lambda state, value: value, where=operations & arithmetic)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"follow": 9}, "leave none to strike when 9 are followed"),
-        ({"faults": ()}, "no kind of fault"),
+        ({"follow": 9}, "leave none to strike with follow=9"),
+        ({"faults": ()}, "expected at least one kind of fault"),
         ({"faults": "bitflip"}, "faults=bitflip: expected several faults, such as a list of one text"),
         ({"faults": 3}, "faults=3: expected several faults"),
         ({"faults": ("meteor",)}, "unknown kind 'meteor'"),
@@ -201,7 +201,7 @@ def test_a_step_that_does_not_repeat_itself_is_refused() -> None:
         ({"faults": [sdc.Fault(BitFlip(), when=When(onset=3))]}, "a campaign chooses site"),
         ({"faults": [Rotate()]}, "leaves 1 element in place"),
         ({"where": named("fwd/nothing")}, "hits none of the step's"),
-        ({"faults": ("bitflip,bits=40",)}, "does not suit a selected site, '.*': bit 40 of a 32-bit float32"),
+        ({"faults": ("bitflip,bits=40",)}, "cannot strike the selected site '.*': bit 40 of a 32-bit float32"),
     ],
 )
 def test_campaigns_that_cannot_be(arguments: dict[str, Any], message: str) -> None:

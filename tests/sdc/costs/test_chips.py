@@ -49,8 +49,8 @@ def test_wrong_names(name: str, message: str) -> None:
     [
         ("v5e:2x2", {}, "libtpu, which is not installed; pip install 'jax-sdc"),
         ("h100x1", {}, "jax-cuda12-plugin, which is not installed; pip install 'jax-sdc"),
-        ("v5e:2x2", {"libtpu": "0.0.1"}, r"libtpu 0\.0\.1 does not go with jax"),
-        ("h100x1", {"jax-cuda12-plugin": "0.4.1"}, r"0\.4\.1 does not go with jax .* expects"),
+        ("v5e:2x2", {"libtpu": "0.0.1"}, r"libtpu 0\.0\.1 does not match jax"),
+        ("h100x1", {"jax-cuda12-plugin": "0.4.1"}, r"0\.4\.1 does not match jax .* expects"),
     ],
 )
 def test_a_compiler_that_is_missing_or_of_another_version(

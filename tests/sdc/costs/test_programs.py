@@ -145,7 +145,7 @@ def test_a_kernel_is_charged_by_its_schedule_or_not_at_all(tmp_path: Path) -> No
     kernel = '%mine.1 = f32[1048576]{0} custom-call(%a), custom_call_target="tpu_custom_call", operand_layouts={}'
     module = parse_module(TPU.replace("  %sum =", f"  {kernel}\n  %sum ="))
     chip = CHIPS["v5p"]
-    with pytest.raises(Uncharged, match=r"kernel %mine\.1 carries no estimate"):
+    with pytest.raises(Uncharged, match=r"kernel %mine\.1 has no estimate"):
         cycles_of(module, chip)
     bundles = "\n".join(f" 0x{line:x}   :  {{ %s1 = sadd }}" for line in range(50))
     (tmp_path / "17-mine.1-67-final_bundles.txt").write_text(f"iteration_bounds: (16, 4)\n{bundles}\n")

@@ -384,7 +384,7 @@ def test_a_selector_that_hits_nothing_lists_near_misses() -> None:
 @pytest.mark.parametrize(
     ("step", "site", "layer", "message"),
     [
-        (lambda x: sdc.probe(x > 0, "p"), "fwd/p", None, "'fwd/p', which holds bool; .*choose another site"),
+        (lambda x: sdc.probe(x > 0, "p"), "fwd/p", None, "'fwd/p', which holds bool, .*choose another site"),
         (lambda x: x.astype(jnp.complex64), result("*"), None, "'out', which holds complex64"),
         (lambda x: x.astype(jnp.int4), result("*"), None, "'out', which holds int4"),
         (jnp.sin, primitive("sin"), 3, "'fwd/sin', which is outside of any loop, but the fault has layer=3"),

@@ -238,7 +238,7 @@ def test_what_departs_from_the_published_counts() -> None:
     low, high = nodes.rate_interval("node15")
     for times, where in ((low * 0.99, "outside"), (low * 1.01, "inside"), (high * 0.99, "inside"), (1e6, "outside")):
         told = nodes.SuspectName("node15", times=times).departs()
-        assert f"multiplied by {times:g}, which lies {where} what" in told
+        assert f"multiplied by {times:g}, which is {where} the 95 % interval" in told
         assert f"{low:.3g} to {high:.3g} times" in told
     assert nodes.SuspectName("node15").departs() == ""
     assert nodes.SuspectName("silicon:gpu", times=5.0).departs() == ""  # of which no counts are published
@@ -265,7 +265,7 @@ def test_unknown_suspects(name: str) -> None:
     ("name", "said"),
     [
         ("silicon:GPU", "unknown profile 'silicon:GPU'; expected one of silicon:gpu"),
-        ("Node 11", "small letters, without spaces"),
+        ("Node 11", "lower case, without spaces"),
         ("healthy,times=3", "no rates to multiply"),
     ],
 )
@@ -276,15 +276,15 @@ def test_near_names_are_told_what_is_meant(name: str, said: str) -> None:
 
 @pytest.mark.parametrize("layers", [0, -1, 2.5])
 def test_layers_are_whole(layers: Any) -> None:
-    with pytest.raises(ValueError, match="expected a whole number of layers"):
+    with pytest.raises(ValueError, match="expected a whole number of at least 1"):
         nodes.node_faults("node11", layers=layers)
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("node11:foo", "suspect 'node11:foo': no model 'foo'; a node has one besides its own, as in node11:uniform"),
-        ("healthy:uniform", "suspect 'healthy:uniform': no model 'uniform'"),
+        ("node11:foo", "suspect 'node11:foo': unknown model 'foo'; expected tailed or uniform, as in node11:uniform"),
+        ("healthy:uniform", "suspect 'healthy:uniform': unknown model 'uniform'"),
         ("node11,speed=2", "suspect 'node11,speed=2': unknown key 'speed'; suspect node11 takes times"),
         ("node11,times=x", "suspect 'node11,times=x': times=x: expected a number"),
         ("node11:uniform,times=0", "suspect 'node11:uniform,times=0': times=0: expected a positive number"),
