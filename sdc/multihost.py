@@ -29,7 +29,7 @@ class Unreachable(RuntimeError):
 
 
 def everyone(text: str, *, at: str = "") -> list[str]:
-    """Exchanges a text between all processes, which must all call this, and returns all texts in order of process.
+    """Exchanges a string between all processes, which must all call this; returns all strings in order of process.
 
     Raises `Unreachable` if a peer does not answer within `LIMIT`.
     """

@@ -69,14 +69,14 @@ class SettingError(ValueError):
 
 
 SEVERAL = {"corpus": "texts"}  # plural noun for the values of a setting whose name is not a plural
-WORDS = {str: "a text", int: "a whole number", bool: "True or False", NoneType: "None"}
+WORDS = {str: "a string", int: "a whole number", bool: "True or False", NoneType: "None"}
 
 
 def check_fields(settings: Any) -> None:
     """Checks at run time that every field of a dataclass has the annotated type.
 
     Types may be classes, `Literal`, unions of types, and sequences of one type. A bool does not count as a number, nor
-    a text as a sequence of texts. Numbers must lie in the range of their `Within`.
+    a string as a sequence of strings. Numbers must lie in the range of their `Within`.
 
     Raises:
         SettingError: a field has another type or lies outside its range.
@@ -112,10 +112,10 @@ def check_fields(settings: Any) -> None:
 
 
 def check_several(setting: str, value: object) -> None:
-    """Raises SettingError if a single value, in particular a text, is given for a sequence."""
+    """Raises SettingError if a single value, in particular a string, is given for a sequence."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         noun = SEVERAL.get(setting, setting)
-        raise SettingError(setting, value, f"expected several {noun}, such as a list of one text")
+        raise SettingError(setting, value, f"expected a sequence of {noun}, such as a list of one string")
 
 
 def _fits(value: object, hint: Any) -> bool:

@@ -166,7 +166,7 @@ def _argument(node: ast.expr, source: str) -> str:
         case ast.Call():
             return f"({ast.unparse(node)})"
         case ast.Constant(None | bytes()):
-            raise ValueError(f"{ast.unparse(node)} is not a value; give a number, a text or a tuple, or leave it out")
+            raise ValueError(f"{ast.unparse(node)} is not a value; give a number, a string or a tuple, or leave it out")
         case ast.BinOp(op=ast.Add()):  # in the shorthand several numbers, in Python a sum
             raise ValueError(f"{ast.unparse(node)} is a sum; write several values as a tuple, as in (30, 31)")
     return ast.get_source_segment(source, node) or ast.unparse(node)
@@ -221,7 +221,7 @@ def read_value(kind: Any, text: str) -> Any:
         except (ValueError, SyntaxError, RecursionError, MemoryError):  # Python's parser raises the last two
             found = None
         if not isinstance(found, str):
-            raise ValueError("expected a text with a closing quote")
+            raise ValueError("expected a string with a closing quote")
         return found
     if kind not in (int, float):
         return kind(text)
@@ -268,7 +268,7 @@ def write_term(value: Any, forms: Mapping[str, Form], more: Mapping[str, Any] = 
 
 
 def write_value(value: Any) -> str:
-    """Returns a value as a Python literal, texts in double quotes."""
+    """Returns a value as a Python literal, strings in double quotes."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, tuple):
@@ -333,4 +333,4 @@ def _literal(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
     except ValueError:
-        raise ValueError(f"{ast.unparse(node)!r} is neither a number nor a text; write texts in quotes") from None
+        raise ValueError(f"{ast.unparse(node)!r} is neither a number nor a string; write strings in quotes") from None

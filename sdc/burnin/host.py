@@ -104,7 +104,7 @@ def claimed(names: Iterable[str], folder: Path | None = None) -> Iterator[list[s
 
 
 def surroundings(devices: "Sequence[jax.Device]") -> dict[str, str]:
-    """Returns all properties besides a program and its device that determine bits, as one flat table of texts.
+    """Returns all properties besides a program and its device that determine bits, as one flat table of strings.
 
     If the tables are equal, healthy devices of one kind produce equal bits. The table omits properties that do not
     affect bits, such as host names and the number of devices.

@@ -155,7 +155,7 @@ def inject(
 
 def _read(faults: Sequence[Fault | str]) -> tuple[Fault, ...]:
     if isinstance(faults, (Fault, str)):
-        raise SettingError("faults", faults, "expected several faults, such as a list of one")
+        raise SettingError("faults", faults, "expected a sequence of faults, such as a list of one")
     known = tuple(parse_fault(fault) if isinstance(fault, str) else fault for fault in faults)
     for fault in known:
         if not isinstance(fault, Fault):

@@ -47,7 +47,7 @@ def probe(x: Tree, name: str, *, directions: Sequence[Literal["fwd", "bwd"]] = (
         `x`, bit for bit.
 
     Raises:
-        ValueError: the name is not a text, is empty or contains one of `#*?[]`, or a direction is unknown.
+        ValueError: the name is not a string, is empty or contains one of `#*?[]`, or a direction is unknown.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -58,7 +58,7 @@ def probe(x: Tree, name: str, *, directions: Sequence[Literal["fwd", "bwd"]] = (
         ['fwd/ffn', 'bwd/ffn']
     """
     if not isinstance(name, str) or not name or set(name) & set("#*?[]"):
-        raise ValueError(f"probe name {name!r}: expected a non-empty text without any of '#*?[]', such as 'attn'")
+        raise ValueError(f"probe name {name!r}: expected a non-empty string without any of '#*?[]', such as 'attn'")
     if not directions or not set(directions) <= {"fwd", "bwd"}:
         raise ValueError(f"directions {tuple(directions)!r} of probe {name!r}: expected 'fwd', 'bwd' or both")
 

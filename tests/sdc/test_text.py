@@ -282,7 +282,7 @@ def test_any_other_key_with_a_number_names_a_mesh_axis() -> None:
         ("nan,rate=1,fsdp=x", "unknown key 'fsdp'; kind nan takes .*, and name=number for a mesh axis"),
         ("nan,rate=1,fsdp=1,fsdp=2", "'fsdp' is given twice"),
         ("nan,rate=0.1+x", "rate=0.1.x: expected a number, as in 0.1, or numbers, as in .* joined by"),
-        ('nan,rate=1,site="a', "expected a text with a closing quote"),
+        ('nan,rate=1,site="a', "expected a string with a closing quote"),
         ("bitflip,rate=1,stride=4x2x1x9", "stride=4x2x1x9: expected 2 or 3 numbers"),
         ('nan,rate=1,site=primitve("a")', "selector 'primitve.*is not a selector"),
     ],

@@ -217,7 +217,7 @@ def test_a_checked_run_resumes_and_its_folder_is_taken(tmp_path: Path) -> None:
     ("job", "message"),
     [
         (Training(steps=2.5), "steps=2.5: expected a whole number"),  # type: ignore[arg-type] # as people pass it
-        (Training(faults="nan,rate=1"), "faults=nan,rate=1: expected several faults"),
+        (Training(faults="nan,rate=1"), "faults=nan,rate=1: expected a sequence of faults"),
         (Twins(twins=1), "twins=1: expected a whole number from 2 to 2,147,483,647"),
         (Training(steps=0), "steps=0: expected a whole number from 1 to 2,147,483,647"),
         (Training(resume=True), "none is named"),
@@ -230,22 +230,22 @@ def test_a_checked_run_resumes_and_its_folder_is_taken(tmp_path: Path) -> None:
         (Twins(twins="2"), "twins='2': expected a whole number"),  # type: ignore[arg-type]
         (Twins(twins=2.5), "twins=2.5: expected a whole number"),  # type: ignore[arg-type]
         (Training(steps=True), "steps=True: expected a whole number"),
-        (Training(faults=3), "faults=3: expected several faults"),  # type: ignore[arg-type]
-        (Training(faults=[3]), r"faults=\[3\]: expected each of them to be Fault or a text"),  # type: ignore[list-item]
+        (Training(faults=3), "faults=3: expected a sequence of faults"),  # type: ignore[arg-type]
+        (Training(faults=[3]), r"faults=\[3\]: expected each of them to be Fault or a string"),  # type: ignore[list-item]
         (Training(workload=Workload(seed="a")), "seed='a': expected a whole number"),  # type: ignore[arg-type]
         (Training(workload=Workload(dtype="float33")), "dtype='float33': expected one of float32, bfloat16 or None"),  # type: ignore[arg-type]
-        (Training(workload=Workload(corpus="python")), "corpus=python: expected several texts"),
+        (Training(workload=Workload(corpus="python")), "corpus=python: expected a sequence of texts"),
         (Training(workload=Workload(corpus=())), "corpus: expected python"),
         (Training(workload="tiny"), "workload='tiny': expected Workload"),  # type: ignore[arg-type]
         (Training(checks="correct"), "checks='correct': expected Checks or None"),  # type: ignore[arg-type]
-        (Training(aggregate=3), "aggregate=3: expected a text or None"),  # type: ignore[arg-type]
+        (Training(aggregate=3), "aggregate=3: expected a string or None"),  # type: ignore[arg-type]
         (Training(aggregate="noise,sigma=0.1"), "expected 2 data ranks or more, not 1"),
-        (Training(folder=3), "folder=3: expected a text or PathLike or None"),  # type: ignore[arg-type]
-        (Tracing(simulate=3), "simulate=3: expected a text or None"),  # type: ignore[arg-type]
-        (Tracing(where=3), "where=3: expected Selector or a text"),  # type: ignore[arg-type]
-        (Training(checks=Checks(where=3)), "where=3: expected Selector or a text"),  # type: ignore[arg-type]
-        (CampaignJob(where=3), "where=3: expected Selector or a text"),  # type: ignore[arg-type]
-        (CampaignJob(faults="bitflip"), "faults=bitflip: expected several faults"),
+        (Training(folder=3), "folder=3: expected a string or PathLike or None"),  # type: ignore[arg-type]
+        (Tracing(simulate=3), "simulate=3: expected a string or None"),  # type: ignore[arg-type]
+        (Tracing(where=3), "where=3: expected Selector or a string"),  # type: ignore[arg-type]
+        (Training(checks=Checks(where=3)), "where=3: expected Selector or a string"),  # type: ignore[arg-type]
+        (CampaignJob(where=3), "where=3: expected Selector or a string"),  # type: ignore[arg-type]
+        (CampaignJob(faults="bitflip"), "faults=bitflip: expected a sequence of faults"),
     ],
 )
 def test_settings_are_checked_before_anything_starts(job: Any, message: str) -> None:

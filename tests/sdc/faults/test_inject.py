@@ -237,8 +237,8 @@ def test_texts_of_faults_are_faults() -> None:
 @pytest.mark.parametrize(
     ("faults", "message"),
     [
-        ("bitflip,rate=1", "expected several faults"),
-        (sdc.Fault(BitFlip(), 0.1), "expected several faults"),
+        ("bitflip,rate=1", "expected a sequence of faults"),
+        (sdc.Fault(BitFlip(), 0.1), "expected a sequence of faults"),
         ([BitFlip()], "expected an sdc.Fault"),
         ([3], "expected an sdc.Fault"),
     ],

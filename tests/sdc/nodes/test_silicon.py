@@ -292,7 +292,7 @@ def test_a_strike_can_be_mixed() -> None:
         (lambda: silicon.silicon_faults("silicon:cpu", layers=2), "expected one of silicon:gpu, silicon:tensor-core, "),
         (lambda: silicon.silicon_faults("silicon:gpus", layers=2), "did you mean 'silicon:gpu'"),
         (lambda: silicon.silicon_frequency("node1"), "unknown profile 'node1'; expected one of silicon:gpu"),
-        (lambda: silicon.silicon_faults("silicon:gpu", layers=0), "layers=0: expected at least one"),
+        (lambda: silicon.silicon_faults("silicon:gpu", layers=0), "layers=0: expected at least 1"),
         (lambda: as_fault("mixed,zero=1.2"), "zero=1.2: expected a share of the elements, between 0 and 1"),
         (lambda: as_fault("mixed,special=-1"), "special=-1: expected a share"),
         (lambda: as_fault("mixed,zero=nan"), "zero=nan: expected a share"),

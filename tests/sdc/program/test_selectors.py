@@ -237,9 +237,9 @@ def test_selectors_may_be_long_but_not_deep() -> None:
     names = [f"a{number}" for number in range(10_000)]
     assert as_selector(f"named({', '.join(map(repr, names))})").text.endswith('"a9999")')
     assert len(as_selector(" | ".join(100 * ["probes"])).leaves()) == 100
-    with pytest.raises(ValueError, match=r'nested deeper than 100 terms.*as in named\("a", "b"\)'):
+    with pytest.raises(ValueError, match=r'nested deeper than 100 levels.*as in named\("a", "b"\)'):
         functools.reduce(operator.or_, map(named, names))
-    with pytest.raises(ValueError, match="nested deeper than 100 terms"):
+    with pytest.raises(ValueError, match="nested deeper than 100 levels"):
         functools.reduce(lambda selector, _: ~selector, names, probes)
 
 
