@@ -9,7 +9,7 @@ from enum import IntEnum, StrEnum
 
 __all__ = ["SIMULATED", "Exit", "Verdict", "exit_code", "gravest"]
 
-# What to do with a host after a rehearsal.
+# Next step for a host after a rehearsal.
 SIMULATED = "nothing with the host: these faults are simulated"
 
 

@@ -97,7 +97,7 @@ class Tally(Fields, kw_only=True):
     ] = None
 
     def begin_anew(self) -> None:
-        """Forgets what was checked; differences that were found stay."""
+        """Resets the counts of checks; keeps the differences found."""
         self.runs = self.elements = self.repeated = self.voted = self.referred = self.golden = self.checked = 0
         self.seconds = self.median = self.fastest = 0.0
         self.digest = self.share = None

@@ -67,7 +67,7 @@ def standing_of(path: Path, max_age: float | None = None, *, now: datetime.datet
 
 
 def _is_pair(place: Path) -> bool:
-    """Whether a file is the result of a pair or pool, by its name or, as a copy may have another, by its format."""
+    """Whether a file is the result of a pair or pool, by name, or by format if it was renamed."""
     if place.name in NAMES:
         return place.name != RESULT
     try:

@@ -276,7 +276,7 @@ def test_iterations_and_devices_that_do_not_exist() -> None:
     site = next(site for site in SITES if site.loops)
     assert (site.trips, site.mesh) == ((3,), (("model", 2),))
     for arguments in ({"iteration": (3,)}, {"iteration": (-2,)}, {"device": {"model": 2}}, {"iteration": (0, 0)}):
-        with pytest.raises(ValueError, match=r"whose loops run|whose mesh is|give one index for each"):
+        with pytest.raises(ValueError, match=r"whose loops have|whose mesh is|give one index for each"):
             sdc.strike_on(site, BitFlip(), 0, **arguments)  # type: ignore[arg-type] # tables of arguments
     with pytest.raises(ValueError, match="hits none"):
         sdc.sites(step, PARAMS, X, where=primitive("dot_general") & iteration(9))
