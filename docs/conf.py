@@ -1,5 +1,6 @@
 """Configuration of Sphinx: `make docs` builds the pages of this folder."""
 
+import re
 from typing import Any
 
 from sdc.burnin import exports
@@ -17,11 +18,13 @@ html_theme = "alabaster"
 html_theme_options = {"page_width": "1100px", "description": "Silent data corruption in JAX programs"}
 
 
-def render_fields(app: Any, page: str, source: list[str]) -> None:
-    """Writes the tables of fields into a page before Sphinx parses it."""
+def complete(app: Any, page: str, source: list[str]) -> None:
+    """Writes the tables of fields into a page before Sphinx parses it, and turns links to files above into pages."""
     source[0] = layout.render_tables(source[0], (*layout.TABLES, *exports.TABLES))
+    above = r"\]\(\.\./(BENCHMARKS|CHANGELOG|CONTRIBUTING)"
+    source[0] = re.sub(above, lambda match: f"]({match[1].lower()}", source[0])
 
 
 def setup(app: Any) -> None:
     """Sphinx calls this when it starts."""
-    app.connect("source-read", render_fields)
+    app.connect("source-read", complete)

@@ -616,7 +616,7 @@ class CampaignJob(Planned):
     follow: int = 5
     """Number of steps to follow after the struck one, unless the outcome is certain before."""
     where: Annotated[Selector | str, Flag(type=str)] = "arithmetic"
-    """Selector of what is struck: arithmetic, primitive("dot_general"), argument("0/params/*"), collectives, ..."""
+    """Selector of what is struck: arithmetic, primitive("dot_general"), `argument("0/params/*")`, collectives."""
     faults: Annotated[Sequence[str], Flag("fault")] = ("bitflip",)
     """Kinds of faults: bitflip, bitflip,field=exponent, bitflip,count=2, stuck1, sign, zero, nan, scale,factor=2,
     swap and others, with a pattern such as run=8, tile=4x4 or row."""

@@ -95,7 +95,8 @@ def campaign(
         >>> len(rows), {row["outcome"] for row in rows} <= {"masked", "benign", "spike", "divergence", "nonfinite"}
         (20, True)
     """
-    if not isinstance(injections, Integral) or injections < 1:
+    count: Any = injections
+    if not isinstance(count, Integral) or count < 1:
         raise SettingError("injections", repr(injections), "expected a whole number, at least 1")
     try:
         if not callable(loss):
