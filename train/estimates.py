@@ -1,4 +1,4 @@
-"""Programs to estimate on chips that are not here: those of the reference workload, or of anybody's step."""
+"""Programs whose cost is estimated for chips that are not present: those of the reference workload, or any step."""
 
 import dataclasses
 import importlib
@@ -21,29 +21,30 @@ from .specs import Compare, Exchange
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What is compiled, whatever for: the reference workload's step or one of one's own, and its twins."""
+    """Settings of the compiled program: the reference workload's step or a user's own, and its twins."""
 
     config: str | None = None
-    """Configuration of the reference workload: tiny, bench, smollm2_135m, llama3_8b_16l or llama3_8b."""
+    """Model configuration of the reference workload: tiny, bench, smollm2_135m, llama3_8b_16l or llama3_8b."""
     step: str | None = None
-    """Your own step: MODULE:FUNCTION, a function that returns (step, *arguments); arguments may be shapes. If it has a
-    parameter `devices`, it is given those of the target, to make a mesh of; twins get as many for each."""
+    """Your own step: MODULE:FUNCTION, a function that returns (step, *arguments); arguments may be shapes. A parameter
+    `devices` receives the devices of the target (of each twin, if there are twins), from which to make a mesh."""
     dtype: DType | None = None
-    """Type of activations and compute parameters; by default the configuration's."""
+    """Data type of activations and compute parameters (default: that of the configuration)."""
     where: str | None = None
-    """Selector of sites; by default probes, for abft every product, for inject those of the backward pass."""
+    """Selector of sites (default: probes; every product for abft, those of the backward pass for inject)."""
     sync: Load = "compute"
-    """What twins of a configuration synchronize inside a step."""
+    """Synchronization between the twins of a configuration inside a step."""
     compare: Compare = "gated"
-    """Move tensors only where digests differ, or always."""
+    """Exchange tensors only if their digests differ (gated), or always."""
     exchange: Exchange = "probe"
-    """Exchange digests at every probe, or once in a microstep (step) or in a step (call), repeated if any differs."""
+    """Exchange digests at every probe, once per microstep (step) or once per step (call); the last two repeat the work
+    if a digest differs."""
     twins: Annotated[int, Within(2, 1 << 16)] = 2
     """Number of twins."""
     data: int = 1
-    """Number of data-parallel ranks; of each twin where there are twins."""
+    """Number of data-parallel ranks (of each twin, if there are twins)."""
     model: int = 1
-    """Number of tensor-parallel ranks; of each twin where there are twins."""
+    """Number of tensor-parallel ranks (of each twin, if there are twins)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,19 +57,19 @@ class Subject(Compiled):
     """
 
     target: str
-    """The chips, see `sdc.costs.find_target`."""
+    """Target chips; see `sdc.costs.find_target`."""
     tool: Tool = "plain"
-    """What the step is transformed by, see `sdc.costs.with_tool`."""
+    """Tool that transforms the step; see `sdc.costs.with_tool`."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Options of the compiler by name."""
+    """Compiler options by name."""
 
     @property
     def needed(self) -> int:
-        """Devices that a configuration needs."""
+        """Number of devices that the configuration needs."""
         return self.data * self.model * (self.twins if self.tool == "lockstep" else 1)
 
     def check(self) -> None:
-        """Looks at everything that can be known without a compiler.
+        """Checks every setting that can be checked without a compiler.
 
         Raises:
             SettingError: a setting is wrong, or the target has too few devices.
@@ -77,7 +78,7 @@ class Subject(Compiled):
         check_fields(self)
         target = find_target(self.target)
         if (self.config is None) is (self.step is None):
-            raise SettingError("step", self.step, "expected either a configuration or a step of one's own; give one")
+            raise SettingError("step", self.step, "expected either config or step; give exactly one of them")
         if self.where is not None:
             as_selector(self.where)
         if self.config is not None:
@@ -137,10 +138,12 @@ def _imported(name: str, devices: Sequence[Any]) -> tuple[Callable[..., Any], Se
         function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         here = not isinstance(error, ModuleNotFoundError) or error.name == module
-        remedy = "name a module that Python finds here, and a function in it" if here else f"it needs {error.name}"
-        raise SettingError("step", name, f"cannot be imported ({error}); {remedy}") from error
+        remedy = (
+            "name a module that Python can import from here, and a function in it" if here else f"it needs {error.name}"
+        )
+        raise SettingError("step", name, f"cannot be imported ({error}): {remedy}") from error
     if not callable(function):
-        raise SettingError("step", name, "is no function; name one that returns (step, *arguments)")
+        raise SettingError("step", name, "is not a function; name one that returns (step, *arguments)")
     given = {"devices": devices} if "devices" in inspect.signature(function).parameters else {}
     found = function(**given)
     if not isinstance(found, tuple) or len(found) < 2 or not callable(found[0]):

@@ -1,7 +1,7 @@
 """Running checkpoints of a training run (SCAR), copies on each host, and losses of parts of its state.
 
-Losses are simulated in a run that goes on, or real: then all processes were started again, and each reads what it held
-from the last copy on its own host; what no host has comes from the running checkpoint.
+A loss is either simulated in a continuing run or real. After a real loss all processes are restarted; each reads its
+state from the last copy on its own host, and blocks that no host has come from the running checkpoint.
 """
 
 import dataclasses
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("sdc.checkpoints")
 FOLDER = "running"
-LOST = (0.125, 0.5, 1.0)  # fractions of the state of which the record has the cost of a loss
-LOGGED = 0.5  # the one of them of which the log has the cost
-TIMES = 2.0  # factor by which that cost has changed when it is logged again
-DIGITS = 4  # of speeds in the record
+LOST = (0.125, 0.5, 1.0)  # fractions of the state whose cost of loss is recorded
+LOGGED = 0.5  # the fraction whose cost of loss is logged
+TIMES = 2.0  # factor of change after which that cost is logged again
+DIGITS = 4  # digits of the speeds in the record
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class LostShards:
-    """`shards`: after a step, before anything is saved, some blocks of the state are lost, and given back."""
+    """`shards`: simulates the loss and recovery of some blocks of the state after a step, before anything is saved."""
 
-    step: int  # number of the step, from 0
-    fraction: float = 0.5  # of the bytes of the parameters, above 0 and at most 1; which blocks is drawn
-    # `partial`: what was lost is read from the running checkpoint; `full`: everything is
+    step: int  # step number, from 0
+    fraction: float = 0.5  # of the parameters' bytes, in (0, 1]; the blocks are drawn at random
+    # `partial`: reads the lost blocks from the running checkpoint; `full`: reads all blocks
     recover: Literal["partial", "full"] = "partial"
-    # `saved`: what belongs to the lost parameters comes back as it was saved; `zeroed`: it becomes zero
+    # State of the optimizer for lost parameters: `saved` restores it, `zeroed` sets it to zero
     optimizer: Literal["saved", "zeroed"] = "saved"
-    seed: int = 0  # of the draw
+    seed: int = 0  # of the random draw
 
     def __post_init__(self) -> None:
         if self.step < 0:
@@ -58,34 +58,34 @@ EXAMPLE = 'shards(step=30, fraction=0.5, recover="partial")'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Running:
-    """Saves blocks that moved most, often, in the place of full checkpoints."""
+    """Settings of a running checkpoint: frequent saves of the blocks that changed most, instead of full checkpoints."""
 
     fraction: Annotated[float, Flag("checkpoint_fraction")] = 0.125
-    """Fraction of the bytes that a save of --checkpoint scar writes; a save follows after so many times
-    --checkpoint-every steps."""
+    """Fraction of the bytes that each save of --checkpoint scar writes. Saves are this fraction of --checkpoint-every
+    steps apart."""
     local_copies: Annotated[str | os.PathLike[str] | None, Flag(type=Path)] = None
-    """Folder on this host for copies of what its devices hold, one every --checkpoint-every steps, that a run which
-    lost a process goes on from; by default the system's for temporary files. Needs --checkpoint scar."""
+    """Local folder for copies of this host's part of the state, taken every --checkpoint-every steps; after the loss of
+    a process the run resumes from them (default: the system's temporary folder). Needs --checkpoint scar."""
     losses: Annotated[Sequence[str], Flag("lose_shards", repeated=True)] = ()
-    """Simulated loss, as in shards,step=30,fraction=0.5,recover=partial (or full); may be repeated. Needs --checkpoint
-    scar."""
+    """Simulated loss, such as shards,step=30,fraction=0.5,recover=partial (or full); may be repeated. Needs
+    --checkpoint scar."""
 
     @property
     def lost(self) -> list[LostShards]:
         return [read_term("loss", text, LOSSES, noun="loss", example=EXAMPLE).value for text in self.losses]
 
     def check(self, steps: int) -> None:
-        """Checks everything that needs no device."""
+        """Checks every setting that can be checked without a device."""
         if not 0 < self.fraction <= 1:
             raise SettingError("checkpoint_fraction", self.fraction, "expected more than 0 and at most 1")
         if self.local_copies is not None and Path(self.local_copies).is_file():
             raise SettingError("local_copies", str(self.local_copies), "is a file; expected a folder on this host")
         for one in self.lost:
             if one.step >= steps:
-                raise SettingError("lose_shards", f"step={one.step}", f"the run has {steps} steps, from 0")
+                raise SettingError("lose_shards", f"step={one.step}", f"expected a step from 0 to {steps - 1}")
 
     def describe(self) -> dict[str, Any]:
-        """What the manifest says; where copies lie is each host's own affair."""
+        """Returns the manifest fields, without the folder of copies, which is local to each host."""
         return {"fraction": self.fraction, "losses": [str(loss) for loss in self.lost]}
 
 
@@ -96,8 +96,8 @@ class Restart(NamedTuple):
 
 
 class Keeper:
-    """The running checkpoint of a run, and the copies on each host. Of several processes all make one, and call it
-    alike."""
+    """The running checkpoint of a run, and the copies on each host. Every process creates one and makes the same
+    calls."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Keeper:
         again: Callable[[], Any],
         checkpoint_every: int,
     ) -> None:
-        """Opens both; `again` makes the initial state once more, and `run` (`identity`) tells the run from others."""
+        """Opens both. `again` recreates the initial state; `run` identifies the run (see `identity`)."""
         import jax
 
         from sdc.checkpoints import Copies, RunningCheckpoint
@@ -117,7 +117,7 @@ class Keeper:
         self.checkpoint: RunningCheckpoint = RunningCheckpoint(
             folder / FOLDER, initial, fraction=settings.fraction, moving="params", again=again
         )
-        # No other run and no other process of the host has this folder.
+        # This folder is unique to this run and this process of the host.
         place = Path(settings.local_copies or tempfile.gettempdir()).absolute() / f"sdc-copies-{run}"
         self.copies = Copies(place / f"process-{jax.process_index()}", run, initial)
         self._every, self._copied = max(1, round(checkpoint_every * settings.fraction)), checkpoint_every
@@ -128,13 +128,13 @@ class Keeper:
         self._cost = math.nan
 
     def due(self, step: int) -> bool:
-        """Whether so many steps end with a save or a copy."""
+        """Whether a save or a copy is due after `steps` steps."""
         return step % self._every == 0 or step % self._copied == 0
 
     def recovered(self, state: Any, number: int) -> tuple[Any, dict[str, Any]]:
-        """The state after a step, with what was lost in it given back, and what the record says of losses.
+        """Returns the state after a step, with lost blocks recovered, and the loss entries of the record.
 
-        Those are the losses that were, and, where a save follows, what the next would cost.
+        The entries are the losses that occurred and, if a save follows, the expected cost of the next loss.
         """
         told, self._restarted = self._restarted, {}
         for one in self._lost:
@@ -153,21 +153,22 @@ class Keeper:
             self.copies.save(state, step, position)
 
     def restart(self, state: Any, *, after: int, lines: int) -> Restart | None:
-        """From where a run goes on that was started again: copies of survivors, or else the running checkpoint alone.
+        """Returns where a restarted run resumes: from copies of survivors, otherwise from the running checkpoint alone.
 
-        Survivors go on with the very bits that they had after a step, so that counters and data fit the parameters.
-        What no survivor has is read from the running checkpoint, and may be older or newer than that step. The record
-        has so many lines. None if there is nothing newer than the full checkpoint of step `after`.
+        Survivors resume with the exact bits that they had after a step, so that counters and data match the parameters.
+        Blocks that no survivor has are read from the running checkpoint, and may be older or newer than that step.
+        `lines` is the number of lines of the record. Returns None if nothing is newer than the full checkpoint of step
+        `after`.
         """
         from sdc.checkpoints import agree, gather
 
-        self.copies.drop(lines)  # of steps that are to be done again
+        self.copies.drop(lines)  # of steps that will be repeated
         reader = self.checkpoint.reader()
         survivors = agree(self.copies, after=after, until=lines)
         if survivors is None:
             if reader.step <= after:
                 return None
-            # What the checkpoint holds, each block of its own step.
+            # The blocks in the checkpoint, which may be of different steps.
             whole = reader.recover([], state, policy="full")
             step, blocks = reader.step, len(self.checkpoint.partition.blocks)
             told = {"policy": "full", "lost": blocks, "bytes": sum(self.checkpoint.partition.sizes)}
@@ -180,7 +181,7 @@ class Keeper:
         self._tell(step, lines, found.recovered, told)
         self.checkpoint.went_back(found.lost, step)
         self.copies.drop(step)
-        # The running checkpoint may be of a later step, which the record is about to lose.
+        # The running checkpoint may be of a later step, which is about to be removed from the record.
         state = found.recovered.state
         self.checkpoint.save(state, step, note=position)
         self.checkpoint.wait()
@@ -189,7 +190,7 @@ class Keeper:
         return Restart(state, step, position)
 
     def _tell(self, step: int, lines: int, found: "Recovered[Any]", told: Mapping[str, Any]) -> None:
-        """What a restart comes to, in the log and on record."""
+        """Logs and records the outcome of a restart."""
         import jax
 
         blocks = len(self.checkpoint.partition.blocks)
@@ -202,16 +203,16 @@ class Keeper:
         shares = told["processes"][jax.process_index()] if "processes" in told else {}
         mine = [f"{shares[way]['bytes']:,} bytes from {source}" for way, source in ways.items() if way in shares]
         LOG.warning(
-            "the run goes on from step %d; %d steps are lost; %d of %d blocks were read from the running checkpoint "
+            "the run resumes from step %d; %d steps are lost; %d of %d blocks were read from the running checkpoint "
             "(the oldest is %d steps behind, %d were never saved)%s",
             step, lines - step, told["lost"], blocks, told["behind"], told["initial"],
             f"; of this process {', '.join(mine)}" if mine else "",
         )  # fmt: skip
 
     def close(self, *, done: bool = False) -> None:
-        """Waits for what is being saved; of a run that is done nobody needs the copies."""
+        """Waits for pending saves, and deletes the copies if the run is complete."""
         if self._newest is not None and self._newest["losses"] and self._newest is not self._said:
-            self._log(self._newest)  # how things stand at the end
+            self._log(self._newest)  # the final state
         self.checkpoint.close()
         if done:
             self.copies.remove()
@@ -221,7 +222,7 @@ class Keeper:
         cut = self.checkpoint.partition
         sizes = np.asarray(cut.sizes[:-1], float)
         order = np.random.default_rng([one.seed, one.step]).permutation(cut.choices)
-        # As many as make up the fraction, and one at least.
+        # Enough blocks to make up the fraction, and at least one.
         count = max(1, int(np.searchsorted(np.cumsum(sizes[order]), one.fraction * sizes.sum() * (1 + 1e-9), "right")))
         lost = sorted(int(block) for block in order[:count])
         back = lost if one.recover == "partial" else list(range(cut.choices))
@@ -239,7 +240,7 @@ class Keeper:
         return found.state, told
 
     def _row(self, outlook: "Outlook") -> dict[str, Any]:
-        """What the record has of an outlook: plain numbers. The log has it too if it is news."""
+        """Returns the record fields of an outlook, as plain numbers. Logs it if it has changed enough."""
         converging, timings = outlook.convergence, self.checkpoint.timings
         moving = bool(outlook.speeds.any())
         found: dict[str, Any] = {
@@ -248,7 +249,7 @@ class Keeper:
             "interval": None if converging is None else list(converging.interval),
             "distance": None if converging is None else converging.distance,
             "losses": [outlook.loss(fraction)._asdict() for fraction in LOST] if moving else [],
-            # A rollback to a full checkpoint loses half of the steps between two, on average.
+            # On average, a rollback to a full checkpoint loses half of the steps between two checkpoints.
             "rollback": self._copied / 2, "bytes": sum(outlook.sizes),
             "speeds": [float(f"{speed:.{DIGITS}g}") for speed in outlook.profile()] if moving else [],
             "timings": None if timings is None else timings._asdict(),
@@ -267,21 +268,21 @@ class Keeper:
         if jax.process_index() == 0:
             bound = "" if cost["bound"] is None else f", at most {cost['bound']:.3g} by theorem 3.2"
             LOG.info(
-                "after %d steps, losing half of the state would cost %.3g steps if it is given back alone%s, and %.3g "
-                "by a rollback of everything, on average",
+                "after %d steps, losing half of the state would cost on average %.3g steps with partial recovery%s, "
+                "and %.3g with a full rollback",
                 found["step"], cost["steps"], bound, found["rollback"],
             )  # fmt: skip
 
 
 def _read(found: "Recovered[Any]", step: int) -> dict[str, int]:
-    """What the record has of blocks that were read from the running checkpoint, for a state of so many steps."""
+    """Returns the record fields of blocks read from the running checkpoint, for a state after `steps` steps."""
     return {
         "read": found.bytes, "behind": found.age(step), "initial": len(found.initial), "older": len(found.older),
     }  # fmt: skip
 
 
 def saved_step(folder: Path) -> int:
-    """Steps done at the last sealed save of a run; 0 if there is none."""
+    """Returns the number of steps done at the last sealed save of a run; 0 without a save."""
     from etils import epath
 
     from sdc.checkpoints import last_save
@@ -291,5 +292,5 @@ def saved_step(folder: Path) -> int:
 
 
 def identity(folder: Path, created: str) -> str:
-    """What tells a run from others on the same host: where its record is, and when it was begun."""
+    """Returns a text that identifies a run on this host: the location of its record and its start time."""
     return hashlib.sha256(json.dumps([str(folder), created]).encode()).hexdigest()[:16]

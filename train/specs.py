@@ -1,7 +1,7 @@
-"""Specs: what to run, as frozen dataclasses. What can be told wrong without a device is told before one is started.
+"""Specifications of runs, as frozen dataclasses. Errors that need no device to detect are reported before one starts.
 
-`sdc.train.run` executes a job, `run_campaign` a campaign, `escalate` a comparison of hosts. Jobs differ in the program
-that they make of the reference step, and in what the manifest says of them.
+`sdc.train.run` executes a job, `run_campaign` a campaign, and `escalate` a comparison of hosts. Jobs differ in the
+program that they build from the reference step, and in the fields that they add to the manifest.
 """
 
 import abc
@@ -31,9 +31,9 @@ from .programs import DType, TrainConfig, check, get_config
 if TYPE_CHECKING:
     from .data import Dataset
 
-LARGEST_COUNT = 2**31 - 1  # steps and injections are numbered by integers of 32 bits in compiled programs
+LARGEST_COUNT = 2**31 - 1  # compiled programs number steps and injections with 32-bit integers
 Count: TypeAlias = Annotated[int, Within(1, LARGEST_COUNT)]
-# As `sdc.twins` has them, which needs JAX
+# The same as in `sdc.twins`, which imports JAX
 Compare: TypeAlias = Literal["gated", "always"]
 Exchange: TypeAlias = Literal["probe", "step", "call"]
 
@@ -42,7 +42,7 @@ class Loaded(NamedTuple):
     """A workload whose data are in memory.
 
     Attributes:
-        config: the configuration, with an embedding as large as the tokenizer asks for.
+        config: the configuration, with an embedding large enough for the tokenizer.
         dataset: chunks of tokens in training order.
     """
 
@@ -52,7 +52,7 @@ class Loaded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is trained: a configuration, its data, and the seed of both.
+    """A training workload: a configuration, its data, and the seed of both.
 
     Example:
         >>> from sdc.train.specs import Workload
@@ -62,20 +62,20 @@ class Workload:
     """
 
     config: Annotated[TrainConfig | str, Flag(type=str)] = "tiny"
-    """Configuration: tiny, bench, smollm2_135m, llama3_8b_16l or llama3_8b."""
+    """Model configuration: tiny, bench, smollm2_135m, llama3_8b_16l or llama3_8b."""
     dtype: DType | None = None
-    """Type of activations and compute parameters; by default the configuration's."""
+    """Data type of activations and compute parameters (default: that of the configuration)."""
     seed: Annotated[int, Within(0, LARGEST_SEED)] = 0
-    """Seed of the parameters, the order of the data and everything simulated."""
+    """Seed for the parameters, the order of the data and all simulations."""
     corpus: Sequence[str] = ("python",)
-    """Text to train on: python (the standard library's source), or files and folders of text or JSONL."""
+    """Training text: python (the source of the standard library), or files and folders of text or JSONL."""
     tokenizer: str = "bytes"
-    """Tokenizer: bytes, or the path of a Hugging Face tokenizer.json."""
+    """Tokenizer: bytes, or the path of a Hugging Face tokenizer.json file."""
 
     def resolve(self) -> TrainConfig:
         check_fields(self)
         if not self.corpus:
-            raise SettingError("corpus", None, "expected python, or a file or folder or more")
+            raise SettingError("corpus", None, "expected python, or at least one file or folder")
         config = get_config(self.config) if isinstance(self.config, str) else self.config
         if self.dtype is not None:
             config = config.of_type(self.dtype)
@@ -96,21 +96,21 @@ class Workload:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checks:
-    """How the matrix products of a run are checked by checksums; see `sdc.abft`."""
+    """Settings for the checksums that check the matrix products of a run; see `sdc.abft`."""
 
     mode: Annotated[Mode, Flag("abft_mode")] = "detect"
-    """Flag wrong rows (detect), name wrong elements too (locate), or replace wrong rows as well (correct)."""
+    """Flag wrong rows (detect), also locate wrong elements (locate), or also replace wrong rows (correct)."""
     scheme: Annotated[SchemeName, Flag("abft_scheme", Literal["two-tier", "blocks", "deterministic", "paper"])] = (
         "two-tier"
     )
-    """How large a disagreement makes a row count as wrong; docs/abft.md compares the schemes."""
+    """Threshold scheme that decides when a row counts as wrong; docs/abft.md compares the schemes."""
     where: Annotated[Selector | str, Flag("abft_where", str)] = "products"
     """Selector of the products to check."""
     profile: Annotated[str | PathLike[str] | None, Flag("abft_profile", Path)] = None
-    """File that sdc abft calibrate wrote on this kind of device; by default assumptions about the platform are used."""
+    """Profile that sdc abft calibrate wrote on this kind of device (default: assumptions about the platform)."""
     least_coverage: Annotated[float, Within(0, 1)] = 0.9
-    """Share of the products' operations that must be checked for a verdict of clean; what cannot be entered, and does
-    nobody knows how much, counts as all of them."""
+    """Minimum share of the products' operations that must be checked for a verdict of clean. An opaque kernel of
+    unknown cost counts as all of the work."""
 
     def check(self) -> None:
         Settings(self.mode, self.scheme)
@@ -123,20 +123,20 @@ class Checks:
                 raise SettingError("profile", str(self.profile), str(error)) from error
 
     def transform(self) -> "programs.Transform":
-        """The transformation of a step; JAX's devices have started."""
+        """Returns the transformation of a step. Requires JAX's devices to be started."""
         return functools.partial(
             sdc.abft, where=as_selector(self.where), mode=self.mode, scheme=self.scheme, profile=self.read_profile()
         )
 
     def read_profile(self) -> Profile:
-        """The profile, or what is assumed of the platform; JAX's devices have started."""
+        """Returns the profile, or the assumptions about the platform. Requires JAX's devices to be started."""
         return Profile.assumed() if self.profile is None else Profile.read(self.profile)  # type: ignore[arg-type]
 
     def describe(self) -> dict[str, Any]:
         read = self.read_profile()
         if departs := read.departs():
             warnings.warn(
-                f"the profile {self.profile} was measured elsewhere, and its thresholds may not fit: "
+                f"the profile {self.profile} was measured on another setup, so its thresholds may not fit: "
                 + "; ".join(departs),
                 stacklevel=2,
             )
@@ -159,10 +159,10 @@ _KEYS: Mapping[str, Any] = {"step": int, "site": str, "iteration": tuple[int, ..
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Simulation:
-    """One fault of a traced run, or none: a run of the same program without it. Its `repr` is its text."""
+    """The single simulated fault of a traced run, or no fault for a golden run of the same program."""
 
-    fault: Fault | None = None  # what becomes of which elements, on which device; None for no fault
-    step: int = -1  # the struck step of the run
+    fault: Fault | None = None  # which elements change, how, and on which device; None for no fault
+    step: int = -1  # the step that the fault strikes
     site: str = ""  # pattern of site names
     iteration: tuple[int, ...] = ()  # index in the enclosing loops
     element: int = 0  # flat index of the first element
@@ -174,7 +174,7 @@ class Simulation:
         return write_hit(self.fault, **given, **self.fault.at)
 
     def strike(self, sites: "Sequence[sdc.Site]", step: int) -> "sdc.Strike":
-        """What happens at a step of a program with these sites."""
+        """Returns the strike at `step` of a program with these sites."""
         axes = sorted({axis for site in sites for axis, _ in site.mesh})
         if self.fault is None:
             return sdc.no_strike(axes=axes)
@@ -183,8 +183,8 @@ class Simulation:
         if len(found) != 1:
             names = ", ".join(site.name for site in found[:5])
             raise ValueError(
-                f"simulation {str(self)!r}: {len(found)} of the traced sites match site={self.site}"
-                f"{': ' + names if found else ''}; name one that is traced"
+                f"simulation {str(self)!r}: {len(found)} of the traced sites match site={self.site}, expected one"
+                f"{': ' + names if found else ''}; name one traced site"
             )
         room = self.fault.pattern.size(found[0].outputs[0].shape)
         struck = sdc.strike_on(found[0], self.fault, self.element, iteration=self.iteration, room=room, axes=axes)
@@ -193,68 +193,69 @@ class Simulation:
 
 
 def parse_simulation(text: str) -> Simulation:
-    """Reads one simulated fault of a trace: `KIND(..., step=N, site=PATTERN)`, or `none`.
+    """Parses the simulated fault of a trace: `KIND(..., step=N, site=PATTERN)`, or `none`.
 
-    Kinds and patterns are those of `as_fault`. Further keys: `step`; `site`; `iteration`, one number for each
-    enclosing loop; `element`, the first that is hit; any other key with a whole number names the device along an axis.
+    Kinds and patterns are those of `as_fault`. The other keys are `step`, `site`, `iteration` (one number for each
+    enclosing loop) and `element` (the first element that is hit); any other key with an integer selects the device
+    along that axis.
     """
     if text == "none":
         return Simulation()
     fault, term = read_hit("simulation", text, STRUCK, _KEYS)
     if missing := [key for key in ("step", "site") if key not in term.common]:
-        raise ValueError(f"simulation {text!r}: {missing[0]!r} is missing, as in {STRUCK!r}; or give none")
+        raise ValueError(f"simulation {text!r}: {missing[0]!r} is missing; expected none or a fault such as {STRUCK!r}")
     return Simulation(fault, **{key: term.common[key] for key in _KEYS if key in term.common})
 
 
 def submodule_products(name: str) -> Selector:
-    """The matrix products of a submodule, in the layers: what is recomputed belongs to the backward pass."""
+    """Selects the matrix products of a submodule in the layers; recomputed products belong to the backward pass."""
     way, _, submodule = name.partition("/")
     passes: tuple[Direction, ...] = ("fwd",) if way == "fwd" else ("bwd", "remat")
     return products & direction(*passes) & scope(f"*/{submodule}/*", f"*/{submodule}")
 
 
-LARGEST_MESH = 1 << 16  # devices of a run, more than any cluster gives it
+LARGEST_MESH = 1 << 16  # devices of a run; more than any cluster has
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What runs and campaigns have."""
+    """Fields common to runs and campaigns."""
 
     kind: ClassVar[str]
 
     workload: Workload = dataclasses.field(default_factory=Workload)
-    """What is trained."""
+    """The training workload."""
     steps: Count = 20
     """Number of optimizer steps."""
     data: Count = 1
-    """Number of data-parallel ranks; of each twin where there are twins."""
+    """Number of data-parallel ranks (of each twin, if there are twins)."""
     model: Count = 1
-    """Number of tensor-parallel ranks; of each twin where there are twins."""
+    """Number of tensor-parallel ranks (of each twin, if there are twins)."""
     folder: Annotated[str | PathLike[str] | None, Flag("run", Path)] = None
-    """Run folder, a new one unless it is resumed; by default one below runs/."""
+    """Run folder; must be new unless the run is resumed (default: a new folder in runs/)."""
     resume: bool = False
-    """Continue the run in the folder that --run names, from its newest checkpoint or its last injection."""
+    """Resume the run in the folder given by --run, from its newest checkpoint or last injection."""
 
     @property
     def axes(self) -> dict[str, int]:
-        """Axes of the mesh and their lengths, whose product is the number of devices."""
+        """Axes of the mesh and their lengths; the product of the lengths is the number of devices."""
         return {"data": self.data, "model": self.model}
 
     @property
     def copies(self) -> int:
-        """States of the training that lie on the same devices."""
+        """Number of training states on the same devices."""
         return 1
 
     def check(self) -> None:
-        """Checks everything that needs no device, no peer and no data."""
+        """Checks every setting that can be checked without a device, a peer or data."""
         check_fields(self)
         if self.resume and self.folder is None:
-            problem = "continues what is in a folder, but none is named: set folder, or give --run DIR"
+            problem = "needs the folder of the run to resume: set folder, or give --run DIR"
             raise SettingError("resume", None, problem)
         self._check_size(self.workload.resolve())
 
     def _check_size(self, config: TrainConfig) -> None:
-        """Told before anything is allocated: the mesh, and what would lie on each of its devices."""
+        """Checks the size of the mesh, and the memory needed on each device, before anything is allocated."""
         count = math.prod(self.axes.values())
         if count > LARGEST_MESH:
             product = " × ".join(f"{number:,} {axis}" for axis, number in self.axes.items())
@@ -274,76 +275,77 @@ class Planned:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job(Planned, abc.ABC):
-    """What all runs have."""
+    """Fields common to all runs."""
 
     checkpoint_every: Count = 10
-    """Steps from one checkpoint to the next; the last step is always saved."""
+    """Number of steps between checkpoints; the last step is always saved."""
     compiler_options: Annotated[Sequence[str], Flag("compiler_option", repeated=True)] = ()
-    """NAME=VALUE for the compiler, such as xla_tpu_enable_sdc_checker=true; may be repeated."""
+    """Compiler option NAME=VALUE, such as xla_tpu_enable_sdc_checker=true; may be repeated."""
 
     def check(self) -> None:
         super().check()
         read_options(self.compiler_options)
 
     unsaved: ClassVar[bool] = False
-    """Whether nothing of the run is saved but its record."""
+    """Whether the run saves only its record."""
 
     @property
     def number(self) -> int | None:
-        """Number of twins; None for one copy."""
+        """Number of twins; None if there is a single copy."""
         return None
 
     @property
     def keeping(self) -> Running | None:
-        """The running checkpoint in the place of full ones."""
+        """Settings of the running checkpoint; None for full checkpoints."""
         return None
 
     @property
     def layout(self) -> Literal["mesh", "vmap"]:
-        """Whether twins have devices of their own."""
+        """Layout of the twins: each on its own devices (mesh), or all on the same ones (vmap)."""
         return "mesh"
 
     @abc.abstractmethod
     def program(self, config: TrainConfig, placement: "programs.Placement", *, donate: bool) -> "programs.Program":
-        """The program of the job."""
+        """Builds the program of the job."""
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
-        """What the manifest says of this kind of job; JAX's devices have started."""
+        """Returns the manifest fields of this kind of job. Requires JAX's devices to be started."""
         return {"sync": None, "compare": "gated", "exchange": "probe"}
 
     def policy(self) -> StepPolicy | None:
-        """What is asked after each step, whatever else is asked."""
+        """Returns the policy that this job applies after each step, in addition to any other policy."""
         return None
 
     def check_evidence(self, evidence: Mapping[str, Any]) -> None:
-        """Looks whether the `devices` and `hosts` of a run are enough for what it is to show; by default they are."""
+        """Checks that the `devices` and `hosts` of a run suffice for its purpose; by default they do."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckedJob(Job):
-    """A run that may simulate faults, and may check its matrix products."""
+    """A run that can simulate faults and check its matrix products."""
 
     suspect: str | None = None
     """Simulated suspect: node1 ... node15 of the published study, silicon:gpu and others, or healthy. node11:uniform is
-    a simpler model of a node, and node4,times=1e6 multiplies its rates (docs/faults.md)."""
+    a simpler model of node11; node4,times=1e6 multiplies the rates of node4 (docs/faults.md)."""
     faults: Annotated[Sequence[Fault | str], Flag("fault", tuple[str, ...], repeated=True)] = ()
-    """Simulated fault, as in bitflip,rate=1e-5,site=fwd/attn or scale,rate=1e-6,where=products; may be repeated.
+    """Simulated fault, such as bitflip,rate=1e-5,site=fwd/attn or scale,rate=1e-6,where=products; may be repeated.
     Grammar: docs/faults.md."""
     checks: Annotated[
-        Checks | None, Flag("abft", bool, without="says how to check products, which are not checked; add --abft")
+        Checks | None, Flag("abft", bool, without="configures the checks of products, which are off; add --abft")
     ] = None
-    """Check matrix products by checksums, forward and backward; a simulated suspect is then corrupted in them."""
+    """Check the forward and backward matrix products with checksums; a simulated suspect then strikes in these
+    products."""
 
     @property
     def node_sync(self) -> Load:
-        """What of a simulated node is synchronized, see `sdc.nodes.node_faults`."""
+        """Synchronization under which a simulated node is hit; see `sdc.nodes.node_faults`."""
         return "none"
 
     def simulated(self, layers: int) -> tuple[Fault, ...]:
-        """The simulated faults, for a model of so many layers: those of the last twin, where there are twins."""
+        """Returns the simulated faults for a model with `layers` layers; with twins, they strike the last twin."""
         at = {} if self.number is None else {"twin": self.number - 1}
         if self.suspect is not None:
-            # A fault of products strikes these, rather than the outputs of submodules.
+            # With checked products, faults strike the products instead of the outputs of submodules.
             where = str if self.checks is None else submodule_products
             return tuple(node_faults(self.suspect, layers=layers, at=at, where=where, sync=self.node_sync))
         read = (parse_fault(fault) if isinstance(fault, str) else fault for fault in self.faults)
@@ -352,7 +354,7 @@ class CheckedJob(Job):
     def check(self) -> None:
         super().check()
         if self.suspect is not None and self.faults:
-            raise SettingError("suspect", self.suspect, "faults are given too; give one of them, since both simulate")
+            raise SettingError("suspect", self.suspect, "faults are given too; give either a suspect or faults")
         try:
             self.simulated(layers=1)
         except ValueError as error:
@@ -363,7 +365,7 @@ class CheckedJob(Job):
             self.checks.check()
 
     def tools(self, config: TrainConfig) -> dict[str, Any]:
-        """What the program has of faults, and of checks of products; JAX's devices have started."""
+        """Returns the faults and product checks of the program. Requires JAX's devices to be started."""
         faults = self.simulated(config.model.layers)
         checks = None if self.checks is None else self.checks.transform()
         return {"faults": faults, "checks": checks, "seed": self.workload.seed}
@@ -373,7 +375,7 @@ class CheckedJob(Job):
         suspect = None if self.suspect is None else parse_suspect(self.suspect)
         if suspect is not None and (departs := suspect.departs()):
             warnings.warn(departs, stacklevel=2)
-        # Published are frequencies of wrong elements in the outputs of submodules.
+        # The study published frequencies of wrong elements in the outputs of submodules.
         known = suspect is not None and suspect.name in NODES and self.checks is None
         figures = published(suspect.name) if known and suspect is not None else None
         return {
@@ -391,7 +393,7 @@ def _suspect(name: str | None, faults: Sequence[Any]) -> dict[str, Any]:
 
 
 def _with_faults(manifest: Mapping[str, Any], name: str, more: Sequence[str]) -> dict[str, Any]:
-    """A manifest with further simulated faults, which give the suspect its name where it has none."""
+    """Adds simulated faults to a manifest; `name` becomes the name of the suspect if it has none."""
     suspect = manifest["suspect"]
     faults = [*suspect["faults"], *more]
     return {**manifest, "suspect": _suspect(suspect["name"] or (name if faults else None), faults)}
@@ -399,7 +401,7 @@ def _with_faults(manifest: Mapping[str, Any], name: str, more: Sequence[str]) ->
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training(CheckedJob):
-    """Trains one copy: the plain reference run, or one that checks its own products, or aggregates in another way.
+    """Trains one copy: the plain reference run, or one with checked products or another aggregation method.
 
     Example:
         >>> from sdc.train.specs import Training
@@ -409,13 +411,13 @@ class Training(CheckedJob):
     kind: ClassVar[str] = "train"
 
     aggregate: str | None = None
-    """How gradients are aggregated, methods joined by +: noise,sigma=S; paft_sync,period=N; paft,max_period=N;
+    """Aggregation of gradients, as methods joined by +: noise,sigma=S; paft_sync,period=N; paft,max_period=N;
     dropcompute,threshold=SECONDS|auto,latency=KIND,...; lossy,p=P,packet=N; shadow. Settings: docs/aggregation.md."""
     running: Annotated[
         Running | None,
-        Flag("checkpoint", Literal["full", "scar"], without="is of a running checkpoint; add --checkpoint scar"),
+        Flag("checkpoint", Literal["full", "scar"], without="applies to a running checkpoint; add --checkpoint scar"),
     ] = None
-    """Full checkpoints, or a running one (scar), of which the blocks that moved most are saved, more often."""
+    """Save full checkpoints (full), or save the blocks that changed most, more often (scar, a running checkpoint)."""
 
     @property
     def keeping(self) -> Running | None:
@@ -438,7 +440,7 @@ class Training(CheckedJob):
 
     def _check_clock(self, aggregation: Aggregation) -> None:
         if aggregation.clocked and (self.checks is not None or self.simulated(layers=1)):
-            problem = "a real clock takes no simulated faults and no checks of products"
+            problem = "measuring on a real clock excludes simulated faults and checks of products; leave them out"
             raise SettingError("aggregate", self.aggregate, problem)
 
     def program(self, config: TrainConfig, placement: "programs.Placement", *, donate: bool) -> "programs.Program":
@@ -463,7 +465,7 @@ class Training(CheckedJob):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Twins(CheckedJob):
-    """Trains twins side by side and compares them bit for bit. Simulated faults are those of the last twin.
+    """Trains twins side by side and compares them bit for bit. Simulated faults strike the last twin.
 
     Example:
         >>> from sdc.train.specs import Twins
@@ -473,19 +475,22 @@ class Twins(CheckedJob):
     kind: ClassVar[str] = "twin"
 
     twins: Annotated[int, Within(2, LARGEST_COUNT)] = 2
-    """Number of twins. Of two the first is the reference; of three or more the majority is."""
+    """Number of twins. With two, the first is the reference; with three or more, the majority is."""
     sync: Load = "compute"
-    """Compare and repair after every submodule (compute), after every optimizer step (params), or only compare."""
+    """Compare and repair after every submodule (compute) or after every optimizer step (params), or only compare
+    (none)."""
     compare: Compare = "gated"
-    """Move tensors only where digests differ (gated), or compare all of them every time (always)."""
+    """Exchange tensors only if their digests differ (gated), or always."""
     exchange: Exchange = "probe"
-    """Exchange digests at every probe, or once in a microstep (step) or in a step (call), repeated if any differs."""
+    """Exchange digests at every probe, once per microstep (step) or once per step (call); the last two repeat the work
+    if a digest differs."""
     placement: Literal["mesh", "vmap"] = "mesh"
-    """One device per twin and rank (mesh), or all twins of a rank on one device (vmap)."""
+    """Give each twin of a rank its own device (mesh), or put all twins of a rank on one device (vmap)."""
     require_processes: Count = 1
-    """Distinct hosts that there must be, one process on each at least; a run on fewer ends with 3 before it starts."""
+    """Minimum number of distinct hosts, with at least one process each; on fewer, the run exits with 3 before it
+    starts."""
     least_elements: Annotated[int, Within(0, 10**18)] = 0
-    """Elements that must be checked for a verdict of clean; where they are fewer, it is inconclusive."""
+    """Minimum number of checked elements for a verdict of clean; with fewer, the verdict is inconclusive."""
 
     @property
     def number(self) -> int | None:
@@ -510,10 +515,10 @@ class Twins(CheckedJob):
     def check(self) -> None:
         super().check()
         if self.exchange != "probe" and self.compare == "always":
-            problem = "compare=always moves tensors at every probe; choose one of both"
+            problem = "compare=always exchanges tensors at every probe; choose exchange=probe or compare=gated"
             raise SettingError("exchange", self.exchange, problem)
         if self.exchange != "probe" and self.sync != "compute":
-            problem = f"sync={self.sync} exchanges nothing inside a step; leave it out"
+            problem = f"sync={self.sync} exchanges nothing inside a step; leave exchange out"
             raise SettingError("exchange", self.exchange, problem)
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
@@ -531,8 +536,8 @@ class Twins(CheckedJob):
 
         if evidence["hosts"] < self.require_processes:
             raise Incomparable(
-                f"the twins are on {evidence['hosts']} distinct host(s), and {self.require_processes} were asked for "
-                "(require_processes): nothing would be said of the hardware; start a process on each host"
+                f"the twins are on {evidence['hosts']} distinct host(s), but require_processes asks for "
+                f"{self.require_processes}: their comparison would not test the hardware; start a process on each host"
             )
 
     def program(self, config: TrainConfig, placement: "programs.Placement", *, donate: bool) -> "programs.Program":
@@ -542,7 +547,7 @@ class Twins(CheckedJob):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tracing(Job):
-    """Records a digest of every selected value at every step.
+    """Records digests of all selected values at every step.
 
     Example:
         >>> from sdc.train.specs import Tracing
@@ -552,14 +557,15 @@ class Tracing(Job):
     kind: ClassVar[str] = "trace"
 
     folder: Annotated[str | PathLike[str] | None, Flag("run", Path, argument=True)] = None
-    """Run folder, a new one unless it is resumed."""
+    """Run folder; must be new unless the run is resumed."""
     where: Annotated[Selector | str, Flag(type=str)] = "everything"
-    """Selector of the values: everything, probes, primitive("dot_general") & direction("bwd"), boundary(1), ..."""
+    """Selector of the recorded values: everything, probes, primitive("dot_general") & direction("bwd"), boundary(1)
+    and others."""
     against: Annotated[str | PathLike[str] | None, Flag(type=Path)] = None
-    """Recorded trace; compare with it at every step, and stop at the first difference."""
+    """Recorded trace to compare with at every step; the run stops at the first difference."""
     simulate: Annotated[str | None, Flag("fault")] = None
-    """Simulated fault, as in bitflip,bits=30,step=3,site=fwd/attn,iteration=0+2,element=7,model=1; none for a golden
-    trace of the same program."""
+    """Simulated fault, such as bitflip,bits=30,step=3,site=fwd/attn,iteration=0+2,element=7,model=1; or none, for a
+    golden trace of the same program."""
 
     @property
     def simulation(self) -> Simulation | None:
@@ -570,7 +576,7 @@ class Tracing(Job):
         as_selector(self.where)
         simulation = self.simulation
         if simulation is not None and simulation.fault and not 0 <= simulation.step < self.steps:
-            raise SettingError("simulate", self.simulate, f"the run has the steps 0 to {self.steps - 1}")
+            raise SettingError("simulate", self.simulate, f"expected a step from 0 to {self.steps - 1}")
         self.policy()
 
     def policy(self) -> StepPolicy | None:
@@ -578,7 +584,7 @@ class Tracing(Job):
             return None
         from sdc.records import read_manifest
 
-        read_manifest(self.against, "trace")  # what is no trace is told before JAX is imported
+        read_manifest(self.against, "trace")  # reports anything but a trace before JAX is imported
         return Golden(self.against)
 
     def program(self, config: TrainConfig, placement: "programs.Placement", *, donate: bool) -> "programs.Program":
@@ -612,31 +618,33 @@ class CampaignJob(Planned):
     injections: Count = 1000
     """Number of injections."""
     steps: Count = 16
-    """Number of steps of the clean run; faults strike all but the last --follow of them."""
+    """Number of steps of the clean run; faults strike any step but the last --follow ones."""
     follow: int = 5
-    """Number of steps to follow after the struck one, unless the outcome is certain before."""
+    """Number of steps to run after the struck one, unless the outcome is certain earlier."""
     where: Annotated[Selector | str, Flag(type=str)] = "arithmetic"
-    """Selector of what is struck: arithmetic, primitive("dot_general"), `argument("0/params/*")`, collectives."""
+    """Selector of the sites to strike: arithmetic, primitive("dot_general"), `argument("0/params/*")`, collectives
+    and others."""
     faults: Annotated[Sequence[str], Flag("fault")] = ("bitflip",)
-    """Kinds of faults: bitflip, bitflip,field=exponent, bitflip,count=2, stuck1, sign, zero, nan, scale,factor=2,
-    swap and others, with a pattern such as run=8, tile=4x4 or row."""
+    """Fault kinds: bitflip, bitflip,field=exponent, bitflip,count=2, stuck1, sign, zero, nan, scale,factor=2,
+    swap and others; each may have a pattern such as run=8, tile=4x4 or row."""
     abft: bool = False
-    """Also detect faults by checksums of the matrix products of the struck step; faults in products hit their sums."""
+    """Also detect faults with checksums of the matrix products of the struck step; faults in products then hit the
+    sums."""
     batch: Annotated[int | None, Within(1, LARGEST_COUNT)] = None
-    """How many injections run at the same time, under vmap; by default 1 on a CPU and 8 on accelerators."""
+    """Number of injections that run at once, under vmap (default: 1 on a CPU, 8 on an accelerator)."""
 
     @property
     def copies(self) -> int:
-        """The state before each step of the clean run, and one for each injection that runs at the same time."""
+        """Number of states: one before each step of the clean run, and one for each injection that runs at once."""
         return self.steps + (self.batch or 1)
 
     def check(self) -> None:
         super().check()
         if not 0 <= self.follow < self.steps:
-            problem = f"expected a number from 0 to {self.steps - 1}, below that of the steps"
+            problem = f"expected a number from 0 to {self.steps - 1}, below the number of steps"
             raise SettingError("follow", self.follow, problem)
         if not self.faults:
-            raise SettingError("faults", None, "expected at least one kind, such as bitflip and nan")
+            raise SettingError("faults", None, "expected at least one kind, such as bitflip or nan")
         for text in self.faults:
             as_fault(text)
         as_selector(self.where)
@@ -644,17 +652,17 @@ class CampaignJob(Planned):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComparedTwins(Twins):
-    """Twins that are not continued, so that nothing of them is saved but their record."""
+    """Twins that cannot be resumed: they save only their record."""
 
     unsaved: ClassVar[bool] = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FullLoad(ComparedTwins):
-    """Twins that exchange digests once in a step, and between that wait for nobody.
+    """Twins that exchange digests once per step and do not synchronize in between.
 
-    A simulated node is hit as often as under parameter synchronization, where the study's accelerators waited as
-    little: more often than in lock-step.
+    A simulated node is hit as often as under parameter synchronization, where the accelerators of the study waited
+    equally little; this is more often than in lock-step.
 
     Example:
         >>> from sdc.train.specs import FullLoad
@@ -671,7 +679,7 @@ class FullLoad(ComparedTwins):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operations(ComparedTwins):
-    """Twins that digest every operation, until one differs."""
+    """Twins that compare digests of every operation and stop at the first difference."""
 
     sync: Load = "params"
 

@@ -1,4 +1,4 @@
-"""The studies as specs: what to run, checked before JAX is imported. `run` and `parts` import the experiments."""
+"""Specifications of the studies, checked before JAX is imported. `run` and `parts` import the experiments."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     )
     from .workloads import Task
 
-MOST = 1_000_000  # steps of a study, which keeps what it measures of each
-# Runs and steps of the study of nodes, and trials of that of SCAR, of which all are kept in memory.
+MOST = 1_000_000  # steps of a study, which keeps the measurements of each step
+# Maximum runs and steps of the study of nodes, and trials of the SCAR study; the results of all are kept in memory.
 MOST_NODES, MOST_TRIALS = 1000, 100_000
-WINDOW = 8  # steps for which each kind of error lasts, where responses of small models are measured
-# Layers, width and tokens of the small models; nodes train the first, both show how gradients answer to errors.
+WINDOW = 8  # steps for which each kind of error lasts when the responses of small models are measured
+# Layers, width and tokens of the small models. Nodes train the first; both measure the response of gradients to errors.
 SIZES = ((4, 64, 64), (16, 64, 64))
 
-# Where the experiments of the aggregation studies are.
+# Modules of the experiments of the aggregation studies.
 EXPERIMENTS = {"paft": "._paft", "dropcompute": ".dropcompute", "lossy": ".lossy", "shadow": "._shadow"}
 
 Found = TypeVar("Found")
@@ -52,7 +52,7 @@ def _check_steps(steps: int, least: int, why: str = "") -> None:
     if steps < least:
         raise SettingError("steps", steps, f"expected at least {least}{why}")
     if steps > MOST:
-        raise SettingError("steps", steps, f"expected at most {MOST:,}, since what is measured of each is kept")
+        raise SettingError("steps", steps, f"expected at most {MOST:,}, since the measurements of each step are kept")
 
 
 def check_measurement(steps: int, dtypes: Sequence[str]) -> None:
@@ -64,35 +64,35 @@ def check_measurement(steps: int, dtypes: Sequence[str]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study(abc.ABC, Generic[Measurement]):
-    """A study of a method of robust aggregation.
+    """A study of one robust aggregation method.
 
     Attributes:
-        workers: workers of its trainings, all on one device.
+        workers: number of workers of each training, all on one device.
     """
 
     name: ClassVar[str]
     workers: int
     steps: int
-    """Optimizer steps of each training."""
+    """Number of optimizer steps of each training."""
     seed: int = 0
-    """Seed of parameters, data and everything simulated."""
+    """Seed for the parameters, the data and all simulations."""
 
     def check(self) -> None:
         """Checks the settings, and raises a SettingError that names the wrong one."""
-        _check_steps(self.steps, 10, ", of which the last tell the result")
+        _check_steps(self.steps, 10, ", since the last ones give the result")
         if not 0 <= self.seed <= LARGEST_SEED:
             raise SettingError("seed", self.seed, f"expected a number from 0 to {LARGEST_SEED}")
 
     def about(self, workloads: Sequence[Task]) -> Mapping[str, Any]:
-        """What `Measured` says of the study itself."""
+        """Returns the fields of `Measured` about the study itself."""
         return {"study": self, "sources": {workload.name: workload.source for workload in workloads}}
 
     @abc.abstractmethod
     def count(self, workloads: Sequence[Task]) -> int:
-        """How many parts `run` yields."""
+        """Returns the number of parts that `run` yields."""
 
     def run(self, workloads: Sequence[Task]) -> Generator[str, None, Measurement]:
-        """Runs the study: yields what has just been done, and returns what was measured."""
+        """Runs the study: yields a description of each completed part, and returns the measurements."""
         self.check()
         module = importlib.import_module(EXPERIMENTS[self.name], __package__)
         parts: Generator[str, None, Measurement] = module.experiment(self, workloads)
@@ -104,13 +104,13 @@ class PaftStudy(Study["PaftMeasured"]):
     """Accuracy and perplexity under inconsistent gradients and under bursts; divergence of replicas.
 
     Attributes:
-        variances: sigma^2 of the noise, as the paper gives its degree.
+        variances: sigma^2 of the noise, the paper's measure of its degree.
         periods: periods of `paft_sync`.
         burst_every: steps from one burst to the next; the paper has one in 500 steps of a longer training.
-        bursts: sigma^2 of accidental large noise on top of the smallest of the variances.
+        bursts: sigma^2 of occasional large noise, added to the smallest of the variances.
         rate: learning rate of the plain SGD whose divergence is measured.
         sigma: noise of that SGD.
-        drifting_steps: most steps of it.
+        drifting_steps: maximum number of steps of that SGD.
     """
 
     name: ClassVar[str] = "paft"
@@ -126,7 +126,7 @@ class PaftStudy(Study["PaftMeasured"]):
 
     @property
     def methods(self) -> Mapping[str, Callable[[optax.GradientTransformation], optax.GradientTransformation]]:
-        """What is put around the optimizer, by name."""
+        """Returns the wrappers of the optimizer by name."""
         from ._paft import methods
 
         return methods(self.periods)
@@ -138,18 +138,18 @@ class PaftStudy(Study["PaftMeasured"]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DropComputeStudy(Study["DropComputeMeasured"]):
-    """Speedup against drop rate and workers, predicted and on a real clock; loss against steps and time.
+    """Speedup over drop rate and workers, predicted and on a real clock; loss over steps and time.
 
     Attributes:
-        micro_batches: micro-batches of a step of a worker, as in the paper's environment of simulated delays.
+        micro_batches: micro-batches per step and worker, as in the paper's simulated-delay environment.
         latency: latency of a micro-batch, in seconds.
-        serial: seconds of the rest of a step.
-        fleets: workers for which the speedup is predicted.
-        threads: workers whose speedup is measured, threads with a clock each.
-        unit: base of their delays, in seconds.
+        serial: duration of the rest of a step, in seconds.
+        fleets: numbers of workers for which the speedup is predicted.
+        threads: number of workers whose speedup is measured; each is a thread with its own clock.
+        unit: base of the threads' delays, in seconds.
         iterations: iterations of a measurement.
         drops: drop rates of the trainings.
-        mended: the drop rate that is made up for by extra steps, and by corrections.
+        mended: the drop rate at which extra steps and corrections are tried.
     """
 
     name: ClassVar[str] = "dropcompute"
@@ -171,18 +171,18 @@ class DropComputeStudy(Study["DropComputeMeasured"]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossyStudy(Study["LossyMeasured"]):
-    """Perplexity and accuracy against loss rates; drift of copies in training and in a random walk.
+    """Perplexity and accuracy over loss rates; drift of copies in training and in a random walk.
 
     Attributes:
-        rates: shares of the shards that get lost, of gradients and of parameters; the first is 0.
-        packet_rates, burst_rates, mended_rates: the same where losses are per packet, come in bursts, or are mended by
-            parity or by reliable packets.
-        packet: elements of a packet.
+        rates: fractions of gradient and parameter shards that are lost; the first is 0.
+        packet_rates, burst_rates, mended_rates: the same for losses per packet, for losses in bursts, and for losses
+            repaired by parity or reliable packets.
+        packet: elements per packet.
         burst: mean length of a burst, in packets.
-        perplexity_seeds, accuracy_seeds: trainings of which a score is the mean; single perplexities differ by one or
+        perplexity_seeds, accuracy_seeds: number of trainings averaged for a score; single perplexities differ by one or
             two percent.
         walk_rates: loss rates of the random walk.
-        walk, settled: steps of the walk, and how many of them are not counted.
+        walk, settled: number of steps of the walk, and the number of initial steps that are discarded.
     """
 
     name: ClassVar[str] = "lossy"
@@ -201,7 +201,7 @@ class LossyStudy(Study["LossyMeasured"]):
     settled: int = 40
 
     def seeds(self, workload: Task) -> int:
-        """Trainings of a workload of which a score is the mean."""
+        """Returns the number of trainings of a workload that are averaged for a score."""
         return self.perplexity_seeds if workload.metric == "perplexity" else self.accuracy_seeds
 
     def count(self, workloads: Sequence[Task]) -> int:
@@ -211,14 +211,14 @@ class LossyStudy(Study["LossyMeasured"]):
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """A kind of hardware.
+    """A simulated set of ranks with or without faults.
 
     Attributes:
-        name: name for the record.
+        name: name in the record.
         faulty: the rank with faults, or None.
-        spike: probability that a step is hit at all.
+        spike: probability that a step is hit.
         once: whether only one step is hit.
-        spares: ranks to spare.
+        spares: number of spare ranks.
     """
 
     name: str
@@ -228,7 +228,7 @@ class Hardware:
     spares: int = 1
 
 
-# Of five ranks: four that work and one to spare.
+# Five ranks: four workers and one spare.
 KINDS = (
     Hardware("healthy", None),
     Hardware("always wrong", 2),
@@ -243,12 +243,12 @@ KINDS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShadowStudy(Study["ShadowMeasured"]):
-    """Which faulty ranks a shadow replica finds, how soon, and whom it names.
+    """Detection of faulty ranks by a shadow replica: which it finds, after how many steps, and which rank it names.
 
     Attributes:
-        workers: ranks, one of them to spare; with two spares there is one rank more.
+        workers: number of ranks, including one spare; with two spares there is one more rank.
         kinds: kinds of hardware.
-        rate: share of the elements of a gradient that a fault hits, in a step that is hit: so many that it hits one.
+        rate: fraction of a gradient's elements that a fault hits in an affected step; high enough to hit at least one.
     """
 
     name: ClassVar[str] = "shadow"
@@ -270,8 +270,8 @@ def finish(parts: Generator[str, None, Found], progress: Callable[[str], object]
     """Runs an experiment to its end.
 
     Args:
-        parts: yields what has just been done, and returns what was measured.
-        progress: told of each part.
+        parts: yields a description of each completed part, and returns the measurements.
+        progress: called with each description.
 
     Returns:
         What was measured.
@@ -305,20 +305,20 @@ def study(
     progress: Callable[[str], object] | None = None,
     **settings: Any,
 ) -> Any:
-    """Runs a study of a method of robust aggregation, on one device.
+    """Runs a study of a robust aggregation method on one device.
 
     Args:
-        which: `paft`, `dropcompute`, `lossy` or `shadow`; or a study with settings of its own.
-        workloads: what is trained, such as `convnet(read_images())`, `transformer(("python",))` or `linear()`.
-        progress: told of each part that is done; `Study.count` says how many there are.
-        settings: settings for a study given by its name, fields of its class, such as `steps` and `seed`.
+        which: `paft`, `dropcompute`, `lossy` or `shadow`; or a study with custom settings.
+        workloads: workloads to train, such as `convnet(read_images())`, `transformer(("python",))` or `linear()`.
+        progress: called after each part; `Study.count` returns the number of parts.
+        settings: fields of the study's class, such as `steps` and `seed`, if `which` is a name.
 
     Returns:
-        What was measured: `PaftMeasured`, `DropComputeMeasured`, `LossyMeasured` or `ShadowMeasured`.
-        `sdc.analysis.studies.findings_of` makes tables, figures and claims of it.
+        The measurements: `PaftMeasured`, `DropComputeMeasured`, `LossyMeasured` or `ShadowMeasured`.
+            `sdc.analysis.studies.findings_of` makes tables, figures and claims from them.
 
     Raises:
-        SettingError: there is no such study, or a setting makes no sense.
+        SettingError: the study does not exist, or a setting is invalid.
     """
     if isinstance(which, str):
         if which not in STUDIES:
@@ -329,51 +329,51 @@ def study(
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """Where data come from."""
+    """Sources of the training data."""
 
     images: str = "auto"
     """Images: fashion-mnist, digits, auto (fashion-mnist if installed, else digits), or a folder of idx files."""
     table: Path | None = None
-    """A CSV file of numbers, the class last (CoverType's, for instance), for the regression in the place of images."""
+    """CSV file of numbers with the class last (such as CoverType), to train the regression on instead of images."""
     ratings: Annotated[str | Path, Flag(type=str)] = "movielens-100k"
-    """Ratings: movielens-100k, or a file of users, items and ratings, or of a matrix as Jester's."""
+    """Ratings: movielens-100k, or a file of users, items and ratings, or a matrix as in Jester."""
     documents: Annotated[str | Path, Flag(type=str)] = "reuters"
-    """Documents: reuters, plays, or a folder of texts, such as that of the 20 Newsgroups."""
+    """Documents: reuters, plays, or a folder of texts, such as 20 Newsgroups."""
     corpus: tuple[str, ...] = ("python",)
-    """Text: python (the standard library's source), or files and folders of text or JSONL."""
+    """Training text: python (the source of the standard library), or files and folders of text or JSONL."""
     archives: Path | None = None
-    """Folder of the archives that movielens-100k, reuters and plays are read from; by default one in the cache."""
+    """Folder with the archives of movielens-100k, reuters and plays (default: one in the cache)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScarStudy:
-    """Figures 3 and 5 to 9 of Qiao et al., ICML 2019, with so many perturbations of a quadratic program."""
+    """Reproduces figures 3 and 5 to 9 of Qiao et al., ICML 2019."""
 
     trials: int = 100
-    """Failures of each training and case, a multiple of the starts."""
+    """Number of failures per training and case; a multiple of the starts."""
     starts: int = 20
-    """First states of each training, at least 5: intervals are over them."""
+    """Number of initial states of each training, at least 5; intervals are over them."""
     seed: Annotated[int, Within(0, LARGEST_SEED)] = 0
-    """Seed of first states, data and everything simulated."""
+    """Seed for initial states, data and all simulations."""
     perturbations: int = 1000
 
     def check(self) -> None:
         """Checks the settings, and raises a SettingError that names the wrong one."""
         check_fields(self)
         if self.starts < 5:
-            raise SettingError("starts", self.starts, "expected at least 5, of which an interval can be told")
+            raise SettingError("starts", self.starts, "expected at least 5, which an interval needs")
         if self.trials > MOST_TRIALS:
-            problem = f"expected at most {MOST_TRIALS:,}, since the outcome of each is kept"
+            problem = f"expected at most {MOST_TRIALS:,}, since the outcome of each trial is kept"
             raise SettingError("trials", self.trials, problem)
         if self.trials < self.starts or self.trials % self.starts:
             raise SettingError("trials", self.trials, f"expected a multiple of the {self.starts} starts")
 
     def parts(self, subjects: Sequence[Subject]) -> list[Part]:
-        """The parts, in their order.
+        """Returns the parts in the order in which they run.
 
         Raises:
-            SettingError: there are too few trials for an interval, or the seed is none.
-            ValueError: a training is put together wrongly, see `Iterative.check`.
+            SettingError: there are too few trials for an interval, or the seed is invalid.
+            ValueError: a training is invalid, see `Iterative.check`.
         """
         from ._scar import parts_of
 
@@ -383,38 +383,41 @@ class ScarStudy:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodesStudy:
-    """Each simulated node beside each published figure of the real one; the noise model is fitted to all fifteen."""
+    """Compares each simulated node with the published figures of the real one; the noise model is fitted to all
+    fifteen."""
 
     name: ClassVar[str] = "nodes"
     nodes: tuple[str, ...] = NODES
-    """Nodes to compare, node1 to node15; by default all."""
+    """Nodes to compare, node1 to node15 (default: all)."""
     runs: int = 100
-    """Simulated runs of each node at the study's size, at least 20: intervals are over them."""
+    """Number of simulated runs of each node at the size of the study, at least 20; intervals are over them."""
     steps: int = 80
-    """Steps of the small models, at least 40."""
+    """Number of steps of the small models, at least 40."""
     seed: Annotated[int, Within(0, LARGEST_SEED)] = 0
-    """Seed of everything simulated."""
+    """Seed for all simulations."""
 
     def check(self) -> None:
         """Checks the settings, and raises a SettingError that names the wrong one."""
         check_fields(self)
         if unknown := [node for node in self.nodes or (None,) if node not in NODES]:
-            raise SettingError("nodes", unknown[0], f"expected one or several of {NODES[0]} ... {NODES[-1]}")
+            raise SettingError("nodes", unknown[0], f"expected one or more of {NODES[0]} ... {NODES[-1]}")
         if not 20 <= self.runs <= MOST_NODES:
-            raise SettingError("runs", self.runs, f"expected 20 to {MOST_NODES:,}; fewer are too few for an interval")
+            raise SettingError(
+                "runs", self.runs, f"expected 20 to {MOST_NODES:,}; fewer do not suffice for an interval"
+            )
         if not WINDOW * 5 <= self.steps <= MOST_NODES:
-            problem = f"expected {WINDOW * 5} to {MOST_NODES:,}; fewer are too short for a statement"
+            problem = f"expected {WINDOW * 5} to {MOST_NODES:,}; fewer do not suffice for a conclusion"
             raise SettingError("steps", self.steps, problem)
 
     def count(self) -> int:
-        """How many parts `run` yields."""
+        """Returns the number of parts that `run` yields."""
         return len(NODES) + 2 * len(self.nodes) + len(SIZES) + 1
 
     def run(self) -> Generator[str, None, NodesMeasured]:
-        """Runs the study: yields what has just been done, and returns what was found.
+        """Runs the study: yields a description of each completed part, and returns the findings.
 
         Raises:
-            SettingError: a node that does not exist, or too few runs or steps.
+            SettingError: a node does not exist, or there are too few runs or steps.
         """
         from ._nodes import experiment
 
@@ -424,16 +427,18 @@ class NodesStudy:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductsStudy:
-    """What each scheme of checking finds and what it flags by mistake, on the products of real training."""
+    """Measures the errors found and the false alarms raised by each checksum scheme on the products of real
+    training."""
 
     dtypes: tuple[DType, ...] = ("float32", "bfloat16")
-    """Types of activations and compute parameters to study."""
+    """Data types of activations and compute parameters to study."""
     steps: int = 20
-    """Optimizer steps; every scheme judges every product of every step, and those of the first and last get errors."""
+    """Number of optimizer steps. Every scheme checks every product of every step; errors are injected in the first and
+    last."""
     where: str = "products"
-    """Which matrix products to study, a selector such as 'scope("*/ffn/*")'."""
+    """Selector of the matrix products to study, such as 'scope("*/ffn/*")'."""
     seed: int = 0
-    """Seed of the parameters and the errors."""
+    """Seed for the parameters and the errors."""
 
     def check(self) -> None:
         """Checks the settings, and raises a SettingError that names the wrong one."""
@@ -442,28 +447,28 @@ class ProductsStudy:
 
     @property
     def marked(self) -> tuple[int, ...]:
-        """The steps whose products get errors: the first and the last."""
+        """Returns the steps in whose products errors are injected: the first and the last."""
         return tuple(sorted({0, self.steps - 1}))
 
     def count(self) -> int:
-        """How many parts `run` yields."""
+        """Returns the number of parts that `run` yields."""
         return (self.steps + len(self.marked)) * len(self.dtypes)
 
     def run(
         self, config: TrainConfig, dataset: Dataset, profile: Profile | None = None
     ) -> Generator[str, None, ProductsMeasured]:
-        """Runs the study on this machine's first device: yields what has just been done.
+        """Runs the study on the first device of this host: yields a description of each completed part.
 
         Args:
-            config: what is trained; its type is replaced by each of `dtypes`.
-            dataset: its text.
-            profile: profile of the device, for thresholds; by default what is assumed of the platform.
+            config: the configuration to train; each of `dtypes` in turn replaces its type.
+            dataset: the training text.
+            profile: profile of the device, which sets the thresholds (default: assumptions about the platform).
 
         Returns:
-            Counts by variant and scheme; `sdc.analysis.studies.write_products_study` makes a report of them.
+            Counts by variant and scheme; `sdc.analysis.studies.write_products_study` writes a report of them.
 
         Raises:
-            SettingError: there is no step or no type, or `where` is no selector or selects no product.
+            SettingError: there are no steps or no types, or `where` is not a selector or selects no product.
             ValueError: the configuration or the data set does not fit.
         """
         from .products import experiment
@@ -477,26 +482,26 @@ class Calibration:
     """Measures how a device rounds."""
 
     dtypes: tuple[DType, ...] = ("float32", "bfloat16")
-    """Types to measure."""
+    """Data types to measure."""
     steps: int = 5
-    """Optimizer steps of the configuration, for each type, whose products are checked by what was measured."""
+    """Number of optimizer steps for each type whose products are checked with the measured profile."""
     seed: int = 0
-    """Seed of the parameters and the synthetic factors."""
+    """Seed for the parameters and the synthetic factors."""
 
     def check(self) -> None:
         """Checks the settings, and raises a SettingError that names the wrong one."""
         check_measurement(self.steps, self.dtypes)
 
     def count(self) -> int:
-        """How many parts `run` yields."""
+        """Returns the number of parts that `run` yields."""
         return 1 + 2 * len(self.dtypes)
 
     def run(self, config: TrainConfig, dataset: Dataset) -> Generator[str, None, Profile]:
-        """Measures this machine's first device: yields what has just been done.
+        """Measures the first device of this host: yields a description of each completed part.
 
         Args:
-            config: whose step is measured; its type is replaced by each of `dtypes`.
-            dataset: its text.
+            config: the configuration whose step is measured; each of `dtypes` in turn replaces its type.
+            dataset: the training text.
 
         Returns:
             The profile, for `sdc.abft(step, profile=...)`.
@@ -504,7 +509,7 @@ class Calibration:
         Raises:
             CalibrationError: errors are too large to be rounding, or real products are flagged: this device may compute
                 wrong numbers.
-            SettingError: there is no step or no type.
+            SettingError: there are no steps or no types.
             ValueError: the configuration or the data set does not fit.
         """
         from .products import calibrate
