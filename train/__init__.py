@@ -1,4 +1,4 @@
-"""The reference workload: a Llama-style decoder on real text, and runs of it. Knows no flags and prints nothing."""
+"""The reference workload, a Llama-style decoder on real text, and runs of it. Parses no flags and prints nothing."""
 
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .cluster import Incomparable as Incomparable
     from .checkpoints import CheckpointError as CheckpointError, Checkpoints as Checkpoints
 
-    # What it would cost elsewhere.
+    # Estimating its cost on other chips.
     from .estimates import Subject as Subject, estimate_subject as estimate_subject
 
 if TYPE_CHECKING:  # for the other packages of this project

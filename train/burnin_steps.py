@@ -1,4 +1,4 @@
-"""Training steps as workloads of a burn-in: forward, backward and optimizer of the reference decoder, at full load."""
+"""Training steps as burn-in workloads: forward, backward and optimizer of the reference decoder at full load."""
 
 import dataclasses
 import functools
@@ -15,13 +15,13 @@ from sdc.burnin.workloads import BurninWorkload, FamilyRequest, families, make_f
 
 from .programs import DATA, MODEL, ModelConfig, OptimizerConfig, TrainConfig, TrainState, abstract_state, device_step
 
-BURNIN_STEPS = 4  # optimizer steps of a run; an error of one of them spreads over the parameters in those after it
+BURNIN_STEPS = 4  # optimizer steps of a run; an error in one step spreads over the parameters in later ones
 HEAD = 64  # width of an attention head
 FAMILY = "training"
 
 
 def configuration(side: int, dtype: str) -> TrainConfig:
-    """A decoder for a level's sizes: from 8 positions for rehearsals to 4,096, for which it has 320 M parameters."""
+    """Returns a decoder for a level's sizes, from 8 positions (rehearsals) to 4,096 (320 M parameters)."""
     width = max(16, side // 2)
     heads = max(2, width // HEAD)
     return TrainConfig(
@@ -44,15 +44,15 @@ def configuration(side: int, dtype: str) -> TrainConfig:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TrainingSteps(BurninWorkload):
-    """Some steps on one device, and the loss of each."""
+    """Runs a few training steps on one device and returns the loss of each."""
 
     config: TrainConfig
 
     def inputs(self) -> tuple[TrainState, Int[np.ndarray, "steps microsteps batch length"]]:
-        """State and tokens with the same bits on every host: no library of functions has a part in them."""
+        """Returns state and tokens with the same bits on every host, without using any math library."""
         config = self.config
         state = abstract_state(config)
-        # A power of two scales without rounding; it is that next to the deviation that the decoder starts with.
+        # A power of two scales without rounding; this is the one nearest to the decoder's initial deviation.
         scale = np.float32(2.0 ** round(math.log2(config.model.width**-0.5)))
         params = [
             make_floats("normal", leaf.shape, "float32", self.seed + number) * scale
@@ -102,6 +102,6 @@ def build(request: FamilyRequest) -> Iterator[BurninWorkload]:
 
 
 def register_training() -> None:
-    """Adds the family to those of `sdc.burnin`, unless it is there."""
+    """Registers the family with `sdc.burnin` unless it is already registered."""
     if FAMILY not in families():
         register(FAMILY, build)

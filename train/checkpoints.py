@@ -1,7 +1,7 @@
 """Checkpoints of a run: Orbax's, written in the background and certified by `sdc.certify`.
 
-FOLDER/STEP/state/, FOLDER/STEP/position/   the arrays, and where the data iterator stands, as Orbax writes trees
-FOLDER/certificates/STEP/                   what they must restore to, and whether the step is protected
+FOLDER/STEP/state/, FOLDER/STEP/position/   the arrays and the position of the data iterator, as Orbax trees
+FOLDER/certificates/STEP/                   the expected content, and whether the step is protected
 """
 
 import contextlib
@@ -23,24 +23,24 @@ from sdc.settings import SettingError
 
 State = TypeVar("State")  # a pytree of arrays
 
-# A part of a state: a path such as `params/layers`, several, or what says yes to the paths of its arrays.
+# A part of a state: a path such as `params/layers`, several paths, or a predicate on the paths of arrays.
 Only = str | Iterable[str] | Callable[[str], bool]
 
 STATE, POSITION = "state", "position"  # Orbax's names of the two trees
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be written or read; the message says which and how to go on."""
+    """A checkpoint cannot be written or read; the message names it and the remedy."""
 
 
 class NotWritten(CheckpointError):
-    """A checkpoint that cannot be written, as on a full disk; the run can go on from the one before."""
+    """A checkpoint cannot be written, as on a full disk; the run can resume from the previous one."""
 
 
 class Checkpoints:
-    """The checkpoints of one run. In a run of several processes, all call every method, on storage that they share.
+    """The checkpoints of one run. In a run with several processes, all call every method, on shared storage.
 
-    Close it, or use it as a context: a program that ends without loses the checkpoint that is being written.
+    Close it, or use it as a context manager: otherwise a checkpoint that is still being written at exit is lost.
 
     Example:
         >>> import tempfile
@@ -62,23 +62,25 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, every: int, keep: int = 2) -> None:
-        """Reads and writes below `folder`, which need not exist.
+        """Opens `folder` for reading and writing; it need not exist.
 
         Args:
-            folder: holds one folder a checkpoint; `gs://` as well.
-            every: steps from one checkpoint to the next.
-            keep: checkpoints kept, at least 1, besides those that are protected and the newest that was restored; older
-                ones are deleted after a new one is complete.
+            folder: parent of one folder per checkpoint; may be on `gs://`.
+            every: number of steps between checkpoints.
+            keep: number of checkpoints to keep, at least 1, in addition to protected ones and the newest restored one;
+                older ones are deleted once a new one is complete.
 
         Raises:
-            SettingError: a number is below 1, or Orbax cannot write to such a folder.
+            SettingError: a number is below 1, or Orbax cannot write to this kind of folder.
         """
         for setting, given in (("every", every), ("keep", keep)):
             if given < 1:
                 raise SettingError(setting, given, "expected at least 1")
         where = os.fspath(folder)
         if where.startswith("s3://"):
-            raise SettingError("folder", where, "Orbax writes arrays to local disks, NFS and gs://, not to s3://")
+            raise SettingError(
+                "folder", where, "Orbax cannot write to s3://; give a folder on a local disk, NFS or gs://"
+            )
         self.folder = epath.Path(where if "://" in where else Path(where).absolute())
         self.every = every
         self._newest = _Newest(self.folder, keep)
@@ -103,27 +105,27 @@ class Checkpoints:
             return frozenset(step for step in self.steps if orbax.is_protected(step))
 
     def due(self, step: int) -> bool:
-        """Whether `save` saves a checkpoint of so many steps without being forced."""
+        """Whether `save` saves a checkpoint at this step without `force`."""
         return step % self.every == 0
 
     def save(self, step: int, state: Any, position: Mapping[str, Any], *, force: bool = False) -> bool:
         """Saves a checkpoint if one is due. It is written in the background; `state` may be donated at once.
 
-        Waits for the save before this one. Checkpoints of later steps, which a run leaves behind when it goes back, are
-        deleted once this one is complete, unless they are protected.
+        Waits for the save before this one. Checkpoints of later steps, which remain after a rollback, are deleted once
+        this one is complete, unless they are protected.
 
         Args:
             step: steps done.
-            state: pytree of JAX arrays of any sharding and dtype, PRNG keys included. Where devices hold replicas, the
-                first one's is saved.
-            position: position of the data iterator, in JSON's types.
-            force: save although none is due (the last step).
+            state: pytree of JAX arrays of any sharding and dtype, PRNG keys included. The first of several replicas is
+                saved.
+            position: position of the data iterator, JSON-serializable.
+            force: save even if no checkpoint is due (the last step).
 
         Returns:
             Whether a checkpoint is being saved.
 
         Raises:
-            CheckpointError: this one or the one before cannot be written.
+            CheckpointError: this checkpoint or the previous one cannot be written.
         """
         if not (force or self.due(step)):
             return False
@@ -132,16 +134,16 @@ class Checkpoints:
         text = np.frombuffer(json.dumps(to_json(position)).encode(), np.uint8)
         trees = {STATE: state, POSITION: {"json": text}}
         with self._writing(step):
-            self._writer = self._writer or self._opened(cleanup_tmp_directories=True)  # of saves that were cut off
-            # Orbax would not save again what a run that went back has saved before, unless it is forced.
+            self._writer = self._writer or self._opened(cleanup_tmp_directories=True)  # left by interrupted saves
+            # After a rollback, Orbax saves a step again only if forced.
             self._writer.save_checkpointables_async(step, trees, force=True, overwrite=True)
         return True
 
     def wait(self) -> None:
-        """Waits until the checkpoint that is being written is complete, and the ones that it replaces are deleted.
+        """Waits until the pending checkpoint is complete and the checkpoints that it replaces are deleted.
 
         Raises:
-            CheckpointError: it cannot be written. The error comes once.
+            CheckpointError: it cannot be written. The error is raised once.
         """
         step, self._saving = self._saving, None
         if step is not None and self._writer is not None:
@@ -149,7 +151,7 @@ class Checkpoints:
                 self._writer.wait()
 
     def close(self) -> None:
-        """Waits as `wait` does, and lets go of Orbax's threads. A later save takes them up again.
+        """Waits as `wait` does and stops Orbax's threads. A later save restarts them.
 
         Raises:
             CheckpointError: the last checkpoint cannot be written.
@@ -161,11 +163,11 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with contextlib.suppress(*[CheckpointError] if kind else ()):  # what went wrong first is what to say
+        with contextlib.suppress(*[CheckpointError] if kind else ()):  # the first error takes precedence
             self.close()
 
     def protect(self, step: int) -> None:
-        """Keeps a checkpoint until it is released, in this run and when the run is continued.
+        """Keeps a checkpoint until it is released, also when the run is resumed.
 
         Raises:
             CheckpointError: there is no complete checkpoint of that step, or the folder cannot be written.
@@ -176,32 +178,32 @@ class Checkpoints:
         """Ends the protection of a checkpoint; the next save deletes it if it is old enough.
 
         Raises:
-            CheckpointError: as of `protect`.
+            CheckpointError: as in `protect`.
         """
         self._protect(step, False)
 
     def restore(
         self, abstract: State, *, step: int | None = None, only: Only | None = None
     ) -> tuple[State, dict[str, Any]]:
-        """Restores a checkpoint, and compares what was restored with its certificate.
+        """Restores a checkpoint and compares the result with its certificate.
 
         Args:
             abstract: shapes and types (`jax.ShapeDtypeStruct`) with the shardings to restore into; they may
                 differ from the saved ones.
-            step: step of the checkpoint; the newest complete one by default.
-            only: read only this part of the state. All else comes back as it stands in `abstract`, and is not compared
-                with the checkpoint.
+            step: step of the checkpoint (default: the newest complete one).
+            only: read only this part of the state. Everything else is returned as in `abstract` and not compared with
+                the checkpoint.
 
         Returns:
-            The state, bit for bit, and the data iterator's position.
+            The bit-identical state, and the position of the data iterator.
 
         Raises:
-            CheckpointError: there is none, it is damaged, or it holds another state than `abstract` describes.
-            SettingError: `only` names nothing in the state.
+            CheckpointError: the checkpoint does not exist, is damaged, or differs in structure from `abstract`.
+            SettingError: `only` matches nothing in the state.
         """
         steps = json.loads(everyone(json.dumps(self.steps))[0])  # storage may show the processes different lists
         if step is None and not steps:
-            raise CheckpointError(f"no complete checkpoint in {self.folder}; start the run anew")
+            raise CheckpointError(f"no complete checkpoint in {self.folder}; start a new run")
         step = self._exists(steps, steps[-1] if step is None else step)
         chosen = _chosen(abstract, only)
 
@@ -216,7 +218,7 @@ class Checkpoints:
         except CheckpointError:
             raise
         except OtherState as error:
-            raise CheckpointError(f"{error}; continue with the configuration that the run was started with") from None
+            raise CheckpointError(f"{error}; resume with the original configuration of the run") from None
         except (CertificateError, LookupError, ValueError) as error:
             others = [other for other in steps if other != step]
             fallback = f"delete that folder to fall back on {f'step {others[-1]}' if others else 'a new run'}"
@@ -228,7 +230,7 @@ class Checkpoints:
     def _exists(self, steps: Sequence[int], step: int) -> int:
         if step not in steps:
             there = ", ".join(map(str, steps)) or "none"
-            raise CheckpointError(f"no complete checkpoint of step {step} in {self.folder}; those of {there} are there")
+            raise CheckpointError(f"no complete checkpoint of step {step} in {self.folder}; available steps: {there}")
         return step
 
     def _protect(self, step: int, protected: bool) -> None:
@@ -237,21 +239,22 @@ class Checkpoints:
             with self._reader() as orbax:
                 orbax.protect(step, protected)
         except CertificateError as error:
-            raise CheckpointError(f"{error}; protect it anew") from error
+            raise CheckpointError(f"{error}; protect it again") from error
 
     def _opened(self, **options: Any) -> Certified:
-        for path in self.folder.glob("*/_CHECKPOINT_METADATA"):  # of all steps, which Orbax reads here
+        for path in self.folder.glob("*/_CHECKPOINT_METADATA"):  # of all steps; Orbax reads these files here
             if what := endless(path):
                 raise CheckpointError(f"{path} is {what}, not a file; delete {path.parent}")
         context = ocp.Context()
-        # By default Orbax takes a slice from each replica, which may differ where memory is bad: what is saved is one.
+        # By default Orbax takes a slice from each replica, which may differ if memory is faulty; here a single replica
+        # is saved.
         context.array.saving.use_replica_parallel = False
         orbax = ocp.training.Checkpointer(self.folder, context=context, preservation_policy=self._newest, **options)
-        return Certified(orbax, lock=False)  # the record of the run has one
+        return Certified(orbax, lock=False)  # the record of the run has its own
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[Certified]:
-        """The checkpointer that writes; where none does, one that touches nothing that another process is writing."""
+        """Returns the checkpointer that writes; if there is none, one that leaves files of other writers alone."""
         if self._writer is not None:
             yield self._writer
             return
@@ -268,28 +271,27 @@ class Checkpoints:
             why = error.__cause__ if isinstance(error.__cause__, OSError) else error
             raise NotWritten(
                 f"cannot write checkpoint {self.folder / str(step)} ({first_line(why)}); "
-                "make room or name another folder, then continue the run"
+                "free some space or give another folder, then resume the run"
             ) from error
 
     def _abandon(self) -> None:
         writer, self._writer = self._writer, None
-        with contextlib.suppress(OSError, RuntimeError, ValueError):  # said already
+        with contextlib.suppress(OSError, RuntimeError, ValueError):  # already reported
             if writer is not None:
                 writer.close()
 
 
 class Unsaved(Checkpoints):
-    """Of a run that nobody will continue: nothing is saved."""
+    """Stand-in for runs that are never resumed: saves nothing."""
 
     def save(self, step: int, state: Any, position: Mapping[str, Any], *, force: bool = False) -> bool:
         return False
 
 
 class _Newest:
-    """Orbax's preservation policy of a run: the newest checkpoints of its course that can be restored.
+    """Orbax's preservation policy for a run: keeps the newest checkpoints of its current course.
 
-    Later steps than that which is saved belong to a course that was given up, and a run that is started again would go
-    on from them.
+    Steps later than the one being saved belong to an abandoned course; a restarted run would resume from them.
     """
 
     def __init__(self, folder: epath.Path, keep: int) -> None:
@@ -297,14 +299,14 @@ class _Newest:
         self.saving = 0
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Orbax's question before it deletes, once the new checkpoint is complete."""
+        """Returns what Orbax keeps; called before it deletes, once the new checkpoint is complete."""
         past = {step for step in certified_steps(self._folder) if step < self.saving}
         stays = sorted(past | {self.saving})[-self._keep :]
         return [one.step in stays for one in checkpoints]
 
 
 def _chosen(abstract: Any, only: Only | None) -> Any:
-    """For each leaf, whether it is wanted."""
+    """Returns for each leaf whether it is selected."""
     if only is None:
         return jax.tree.map(lambda _: True, abstract)
     parts = (only,) if isinstance(only, str) else () if callable(only) else tuple(only)
@@ -313,5 +315,5 @@ def _chosen(abstract: Any, only: Only | None) -> Any:
     chosen = jax.tree.map(lambda name: bool(hit(name)), names)
     if not any(jax.tree.leaves(chosen)):
         some = ", ".join(jax.tree.leaves(names)[:8])
-        raise SettingError("only", only, f"the state has no such part; it has {some}")
+        raise SettingError("only", only, f"not found in the state; it has {some}")
     return chosen

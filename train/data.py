@@ -1,10 +1,9 @@
-"""Text to train on: documents, their tokens, chunks in a fixed order, and batches from a position that can be saved.
+"""Training text: documents, tokens, chunks in a fixed order, and batches from a position that can be saved.
 
-Twins on two hosts must train on the same text. Documents therefore come in an order that depends on nothing but the
-names of the files, as bytes decoded without any translation of line ends; the digest of the data set covers what is in
-them. As in the SDC study (appendix B.1), text is tokenized, joined, cut into chunks of the sequence length, and
-shuffled once with a fixed seed. Every epoch has that same order, so the batch of a step depends on nothing but the data
-set and the number of the step.
+Twins on two hosts must train on the same text. The order of documents therefore depends only on the file names, and
+bytes are decoded without translating line ends; the digest of the data set covers their contents. As in the SDC study
+(appendix B.1), text is tokenized, joined, cut into chunks of the sequence length, and shuffled once with a fixed seed.
+Every epoch has the same order, so the batch of a step depends only on the data set and the step number.
 """
 
 import dataclasses
@@ -28,18 +27,19 @@ if TYPE_CHECKING:
 
 PYTHON = "python"  # name of the default corpus, the standard library
 
-# Files that are read from a folder; a file named by itself is read whatever its suffix.
+# Suffixes of the files that are read from a folder; a file given explicitly may have any suffix.
 TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst", ".py", ".jsonl"})
 
-# Distributions package these apart (Debian: python3-tk, python3-venv, idle, ...), so one of two twins might lack them.
-# sys.stdlib_module_names already leaves out what a build or a host writes for itself (_sysconfigdata, sitecustomize).
+# Distributions package these separately (Debian: python3-tk, python3-venv, idle, ...), so one of two twins might lack
+# them. sys.stdlib_module_names already excludes files that a build or a host generates (_sysconfigdata,
+# sitecustomize).
 _OPTIONAL_MODULES = frozenset(
     {"distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtle", "turtledemo", "venv"}
 )
 
 
 class DataError(SettingError):
-    """Data that are missing or damaged; the message says which and how to mend it."""
+    """Data are missing or damaged; the message names them and the remedy."""
 
     of: ClassVar[str] = "data"
 
@@ -48,18 +48,18 @@ class DataError(SettingError):
 
     @classmethod
     def unreadable(cls, path: str | Path, error: OSError) -> "DataError":
-        """What the operating system says of a file."""
+        """Makes the error for a file that the operating system cannot read."""
         return cls(path, f"cannot be read ({error.strerror}); check the path and its permissions")
 
 
 class CorpusError(DataError):
-    """A corpus that is missing, empty, unreadable or too short."""
+    """A corpus is missing, empty, unreadable or too short."""
 
     of = "corpus"
 
 
 class TokenizerError(DataError):
-    """A tokenizer that cannot be loaded or used."""
+    """A tokenizer cannot be loaded or used."""
 
     of = "tokenizer"
 
@@ -68,7 +68,7 @@ class TokenizerError(DataError):
 class Corpus:
     """Text to train on."""
 
-    documents: tuple[str, ...]  # the texts in a fixed order, none of them empty
+    documents: tuple[str, ...]  # the nonempty texts in a fixed order
     source: str  # where they come from, for the run record
 
 
@@ -90,7 +90,7 @@ def read_corpus(source: str | Path | Sequence[str | Path] = PYTHON) -> Corpus:
 
 
 def files_below(folder: Path, error_of: type[DataError]) -> list[Path]:
-    """All files below a folder, if there is one, that are not hidden; folders behind symbolic links are not entered.
+    """Returns all files below a folder that are not hidden; does not follow symbolic links to folders.
 
     They are sorted by relative path, compared as strings of code points: the same on every host, whatever its locale.
     """
@@ -118,7 +118,7 @@ def _standard_library() -> list[Path]:
         file for file in files if file.suffix == ".py" and {"test", "tests"}.isdisjoint(file.relative_to(root).parts)
     ]
     if not files:
-        raise CorpusError(PYTHON, f"no source text of the standard library in {root}; give files of your own")
+        raise CorpusError(PYTHON, f"finds no source text of the standard library in {root}; give your own files")
     return sorted(files, key=lambda file: file.relative_to(root).as_posix())
 
 
@@ -138,7 +138,7 @@ def _text_files(path: Path) -> list[Path]:
     files = [file for file in files_below(path, CorpusError) if file.suffix.lower() in TEXT_SUFFIXES]
     if not files:
         suffixes = " ".join(sorted(TEXT_SUFFIXES))
-        raise CorpusError(path, f"has no file ending in {suffixes}; name other files of text one by one")
+        raise CorpusError(path, f"has no file ending in {suffixes}; give text files with other suffixes one by one")
     return files
 
 
@@ -150,7 +150,7 @@ def _documents(path: Path) -> Iterator[str]:
     except OSError as error:
         raise CorpusError.unreadable(path, error) from error
     except MemoryError as error:
-        raise CorpusError(path, "does not fit into memory; give a part of it") from error
+        raise CorpusError(path, "does not fit into memory; give only a part of it") from error
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -161,11 +161,11 @@ def _documents(path: Path) -> Iterator[str]:
         ) from error
     if "\0" in text:
         raise CorpusError(path, f"is binary (zero byte at offset {data.index(0)}); leave it out")
-    text = text.removeprefix("\ufeff")  # a byte order mark is no part of the text
+    text = text.removeprefix("\ufeff")  # a byte order mark is not part of the text
     if path.suffix.lower() != ".jsonl":
         yield text
         return
-    # JSON strings may hold U+2028 and the like, at which splitlines() would cut.
+    # JSON strings may hold U+2028 and the like, where splitlines() would split.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield _text_field(line, f"{path} line {number}")
@@ -175,7 +175,7 @@ def _text_field(line: str, place: str) -> str:
     try:
         row = parse_json(line)
     except ValueError as error:
-        raise CorpusError(place, f"is not valid JSON ({error}); mend or remove that line") from error
+        raise CorpusError(place, f"is not valid JSON ({error}); correct or remove that line") from error
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise CorpusError(
             place, 'has no text; expected a JSON object whose field \'text\' is a string: {"text": "..."}'
@@ -185,21 +185,21 @@ def _text_field(line: str, place: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise CorpusError(
-            place, f"has half a surrogate pair in its text (character {error.start}); mend or remove that line"
+            place, f"has an unpaired surrogate in its text (character {error.start}); correct or remove that line"
         ) from error
     return text
 
 
 BYTES = "bytes"  # name of the default tokenizer
 
-# Names under which tokenizers of different families know the token between documents, tried in this order.
+# Names of the token between documents in different tokenizer families, tried in this order.
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 _EXPECTED = "expected the tokenizer.json that the Hugging Face tokenizers package saves"
 
 
 class Tokenizer(Protocol):
-    """What the data pipeline needs of a tokenizer."""
+    """Interface of a tokenizer for the data pipeline."""
 
     @property
     def vocab_size(self) -> int: ...  # tokens are 0 to `vocab_size - 1`
@@ -208,10 +208,10 @@ class Tokenizer(Protocol):
     def end_of_text(self) -> int: ...  # the token between documents
 
     def encode(self, text: str) -> Int32[np.ndarray, "tokens"]:
-        """The tokens of a text, without any added at its ends."""
+        """Returns the tokens of a text, without special tokens at its ends."""
 
     def decode(self, tokens: Sequence[int] | Int32[np.ndarray, "tokens"]) -> str:
-        """The text of tokens; `end_of_text` has none."""
+        """Returns the text of tokens; `end_of_text` has no text."""
 
 
 class ByteTokenizer:
@@ -230,15 +230,15 @@ class ByteTokenizer:
         return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32)
 
     def decode(self, tokens: Sequence[int] | Int32[np.ndarray, "tokens"]) -> str:
-        """The text of bytes; those that are no UTF-8, as a model may write them, become U+FFFD."""
+        """Returns the text of bytes; bytes that are not valid UTF-8, which a model may generate, become U+FFFD."""
         return bytes(int(token) for token in tokens if token < self.end_of_text).decode("utf-8", errors="replace")
 
 
 class HuggingFaceTokenizer:
-    """A `tokenizers.Tokenizer`; an end of text spelled out in a text counts as one, so that files keep separators."""
+    """A `tokenizers.Tokenizer`; the end-of-text token in a text counts as one, so files keep separators."""
 
     def __init__(self, tokenizer: Any, source: Path) -> None:
-        # Files often keep the settings of the model they were made for; a document must come whole and bare.
+        # Files often keep settings of their original model; a document must be neither truncated nor extended.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
@@ -249,7 +249,7 @@ class HuggingFaceTokenizer:
             )
         self._tokenizer, self._source = tokenizer, source
         self.end_of_text = known[0]
-        self.vocab_size = max(vocabulary.values()) + 1  # not their number: identifiers may have gaps
+        self.vocab_size = max(vocabulary.values()) + 1  # not the number of tokens, since identifiers may have gaps
 
     def encode(self, text: str) -> Int32[np.ndarray, "tokens"]:
         try:
@@ -260,7 +260,7 @@ class HuggingFaceTokenizer:
             ) from error
 
     def decode(self, tokens: Sequence[int] | Int32[np.ndarray, "tokens"]) -> str:
-        """The text of tokens, special ones left out."""
+        """Returns the text of tokens without special tokens."""
         text: str = self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=True)
         return text
 
@@ -271,7 +271,7 @@ def load_tokenizer(spec: str | Path = BYTES) -> Tokenizer:
         return ByteTokenizer()
     path = Path(spec)
     if path.is_dir():
-        raise TokenizerError(path, "is a folder; name the tokenizer.json in it")
+        raise TokenizerError(path, "is a folder; give the path of the tokenizer.json in it")
     try:
         if found := endless(path):
             raise TokenizerError(path, f"is {found}, not a file; {_EXPECTED}")
@@ -281,29 +281,29 @@ def load_tokenizer(spec: str | Path = BYTES) -> Tokenizer:
     except OSError as error:
         raise TokenizerError.unreadable(path, error) from error
     except UnicodeDecodeError as error:
-        raise TokenizerError(path, f"is no tokenizer.json (not UTF-8 text); {_EXPECTED}") from error
+        raise TokenizerError(path, f"is not a tokenizer.json (not UTF-8 text); {_EXPECTED}") from error
     try:
         fields = parse_json(text)
     except ValueError as error:
-        raise TokenizerError(path, f"is no tokenizer.json (invalid JSON: {error}); {_EXPECTED}") from error
+        raise TokenizerError(path, f"is not a tokenizer.json (invalid JSON: {error}); {_EXPECTED}") from error
     if not isinstance(fields, dict) or "model" not in fields:
-        raise TokenizerError(path, f"is no tokenizer.json (it has no field 'model'); {_EXPECTED}")
+        raise TokenizerError(path, f"is not a tokenizer.json (it has no field 'model'); {_EXPECTED}")
     try:
         import tokenizers
     except ImportError as error:
         raise TokenizerError(
             path,
-            f'needs the tokenizers package, which is not installed; run pip install "jax-sdc[text]", or take {BYTES}',
+            f'needs the tokenizers package, which is not installed; run pip install "jax-sdc[text]", or use {BYTES}',
         ) from error
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the package raises Exception itself
-        raise TokenizerError(path, f"is no tokenizer.json ({_one_line(error)}); {_EXPECTED}") from error
+        raise TokenizerError(path, f"is not a tokenizer.json ({_one_line(error)}); {_EXPECTED}") from error
     return HuggingFaceTokenizer(tokenizer, path)
 
 
 def padded_vocab(tokenizer: Tokenizer) -> int:
-    """Rows of an embedding for a tokenizer: a multiple of 64, so that it divides over a mesh."""
+    """Returns the number of embedding rows for a tokenizer: a multiple of 64, so that it divides over a mesh."""
     return -(-tokenizer.vocab_size // 64) * 64
 
 
@@ -316,24 +316,24 @@ class Dataset:
     """A tokenized, chunked and shuffled corpus."""
 
     # int32 [chunks, length + 1], read-only, in training order. Inputs are `chunk[:-1]`, targets `chunk[1:]`: each chunk
-    # begins with the last token of the one before it in the text, so that every token is predicted once. What is left
-    # over at the end of the text, less than a chunk, is dropped.
+    # begins with the last token of the one before it in the text, so that every token is predicted once. A remainder
+    # shorter than a chunk is dropped at the end of the text.
     chunks: Int32[np.ndarray, "chunks length+1"]
-    # SHA-256 (hexadecimal) of the chunks in their order, and so of text, tokenizer, length and seed: twins with equal
+    # SHA-256 (hexadecimal) of the chunks in order, which depends on text, tokenizer, length and seed: twins with equal
     # digests train on the same data
     digest: str
-    tokens: int  # tokens of the whole corpus, with an end of text after each document
-    documents: int  # documents of the corpus
-    source: str  # where the text comes from
+    tokens: int  # number of tokens in the corpus, with an end of text after each document
+    documents: int  # number of documents in the corpus
+    source: str  # description of the text's origin
 
     def describe(self) -> dict[str, Any]:
-        """What a manifest says of it."""
+        """Returns the manifest fields of the data set."""
         return {
             "source": self.source, "documents": self.documents, "tokens": self.tokens, "digest": self.digest,
         }  # fmt: skip
 
     def require(self, *, batch_size: int, microsteps: int) -> None:
-        """Checks that the data set makes at least one batch, of which `batches` tells more."""
+        """Checks that the data set suffices for at least one batch; see `batches`."""
         chunks, length = batch_size * microsteps, int(self.chunks.shape[1]) - 1
         if len(self.chunks) < chunks:
             raise CorpusError(
@@ -347,12 +347,12 @@ class Dataset:
 def make_dataset(corpus: Corpus, tokenizer: Tokenizer, sequence_length: int, *, seed: int) -> Dataset:
     """Tokenizes a corpus, joins its documents, cuts them into chunks and shuffles these once.
 
-    A document is followed by the end of text. A corpus shorter than a chunk makes a data set without one, which
-    `batches` reports.
+    Each document is followed by the end-of-text token. A corpus shorter than a chunk gives a data set without chunks,
+    which `batches` reports.
     """
     assert sequence_length >= 1, sequence_length
     if seed < 0:
-        raise SettingError("seed", seed, "expected a whole number of at least 0")
+        raise SettingError("seed", seed, "expected an integer of at least 0")
     end = np.array([tokenizer.end_of_text], np.int32)
     tokens = np.concatenate(
         [part for document in corpus.documents for part in (tokenizer.encode(document), end)], dtype=np.int32
@@ -361,7 +361,7 @@ def make_dataset(corpus: Corpus, tokenizer: Tokenizer, sequence_length: int, *, 
         windows = np.lib.stride_tricks.sliding_window_view(tokens, sequence_length + 1)[::sequence_length]
     else:
         windows = np.zeros((0, sequence_length + 1), np.int32)
-    # NumPy promises the same draw only for one version of itself; another order is another digest.
+    # NumPy guarantees the same draw only within one version; another order gives another digest.
     chunks = windows[np.random.default_rng(seed).permutation(len(windows))]
     chunks.flags.writeable = False
     digest = hashlib.sha256(f"int32 {chunks.shape}".encode())
@@ -370,16 +370,17 @@ def make_dataset(corpus: Corpus, tokenizer: Tokenizer, sequence_length: int, *, 
 
 
 def batches(dataset: Dataset, *, batch_size: int, microsteps: int) -> "grain.DatasetIterator":
-    """Iterates over global batches without end, the same in every process: int32 [microsteps, batch_size, length + 1].
+    """Returns an endless iterator over global batches, the same in every process: int32 [microsteps, batch_size, length
+    + 1].
 
     Chunks left over at the end of an epoch are dropped; the next one has the same order. The state of the iterator is
-    the number of batches handed out, and `set_state()` goes there, also backwards, at no cost.
+    the number of batches returned; `set_state()` moves to any position, also backwards, at no cost.
     """
     assert min(batch_size, microsteps) >= 1, (batch_size, microsteps)
     dataset.require(batch_size=batch_size, microsteps=microsteps)
-    import grain  # It imports JAX, without which a data set can be made and checked.
+    import grain  # Imported here since it imports JAX, which is not needed to make and check a data set.
 
-    # Batches are cut in the caller's thread: worker processes would fork a process in which JAX runs threads.
+    # Batches are made in the caller's thread: worker processes would fork a process in which JAX runs threads.
     return iter(
         grain.MapDataset.source(dataset.chunks)
         .batch(batch_size, drop_remainder=True)

@@ -1,6 +1,7 @@
-"""Runs and campaigns of the reference workload, into a record that can be resumed.
+"""Runs and campaigns of the reference workload, written to a record that can be resumed.
 
-`run` is the training loop: batches in, steps out, a line of the record for each, checkpoints, and policies asked.
+`run` is the training loop: for each batch it runs a step, writes a line of the record, saves checkpoints and applies
+    policies.
 """
 
 import dataclasses
@@ -55,12 +56,12 @@ from .programs import (
 )
 from .specs import CampaignJob, Job, Loaded, Planned
 
-# A run is resumed only with the settings that it was started with.
+# A run is resumed only with its original settings.
 SETTINGS = (
     "kind", "config", "seed", "sync", "compare", "exchange", "placement", "mesh", "twins", "suspect", "data", "where",
     "abft", "aggregate", "against", "compiler_options", "running",
 )  # fmt: skip
-# A campaign is resumed only as it was started; it may be made longer.
+# A campaign is resumed only with its original settings, except that it may be extended.
 CAMPAIGN_SETTINGS = (
     "config", "seed", "steps", "follow", "where", "faults", "mesh", "data", "batch", "environment", "detectors",
 )  # fmt: skip
@@ -78,25 +79,25 @@ def run(
 ) -> Contents | None:
     """Executes a job. It neither prints nor ends the process.
 
-    In a run of several processes all of them call this with the same job, after `jax.distributed.initialize`.
+    In a run with several processes, all call this with the same job, after `jax.distributed.initialize`.
 
     Args:
-        job: what to run: `Training`, `Twins` or `Tracing`, with the folder of its record.
-        loaded: what `job.load()` returned, where it was called before.
-        policy: asked after each step how to go on.
+        job: `Training`, `Twins` or `Tracing`, with the folder of its record.
+        loaded: the result of `job.load()`, if it was already called.
+        policy: called after each step; decides how the run continues.
         on_step: called with each line of `steps.jsonl`.
-        devices: the devices to use, all of them; by default as many as are needed of one process, and all of several.
-        command: the command line that asks for the run, for the record.
-        stop: asked after each step whether to end early; all processes must answer alike (`sdc.train.stopping.Stop`). A
-            run that ends early has saved a checkpoint, and its record has not ended: it can be resumed.
+        devices: the devices to use (default: as many as needed in one process, all with several processes).
+        command: the command line of the run, for the record.
+        stop: called after each step; returns whether to end early, alike in all processes (`sdc.train.stopping.Stop`).
+            A run that ends early has saved a checkpoint and an unfinished record, so it can be resumed.
 
     Returns:
-        The record, in process 0; `sdc.analysis.conclude` says what follows from it. None in other processes.
+        The record in process 0, from which `sdc.analysis.conclude` derives the verdict; None in other processes.
 
     Raises:
-        ValueError: a setting makes no sense, the data cannot be read, the record or a checkpoint is damaged, or a GPU
-            was started without what makes it repeat itself (`sdc.records.prepare`).
-        Incomparable: processes, or a run and its resumption, differ in what decides what they compute.
+        ValueError: a setting is invalid, the data cannot be read, the record or a checkpoint is damaged, or a GPU was
+            started without the settings for determinism (`sdc.records.prepare`).
+        Incomparable: processes, or a run and its resumption, differ in something that affects what they compute.
 
     Example:
         >>> import tempfile
@@ -106,11 +107,11 @@ def run(
         [0, 1]
     """
     if policy is not None and not callable(policy):
-        raise SettingError("policy", policy, "expected a function that is given an Attempt and returns a Decision")
+        raise SettingError("policy", policy, "expected a function from an Attempt to a Decision")
     loaded = loaded or job.load()
     config, dataset = loaded
     if job.folder is None:
-        raise SettingError("folder", None, "a run needs a folder for its record; name a new one")
+        raise SettingError("folder", None, "a run needs a folder for its record; give a new one")
     folder, start = Path(job.folder).absolute(), 0
     if job.resume:
         read_manifest(folder, job.kind)
@@ -129,7 +130,7 @@ def run(
     policies = [each for each in (job.policy(), policy) if each is not None]
     goldens = [each for each in policies if isinstance(each, Golden)]
     program = described = job.program(config, placement, donate=True)
-    if policy is not None:  # the same program, which keeps the state that it is given
+    if policy is not None:  # the same program without donation of the state
         program = job.program(config, placement, donate=False)
     source = batches(dataset, batch_size=config.batch_size, microsteps=config.microsteps)
     manifest = {
@@ -139,7 +140,7 @@ def run(
         "placement": job.layout,
         "twins": job.number,
         "processes": jax.process_count(),
-        "program": None,  # found below, since it takes longest
+        "program": None,  # computed below, since it takes longest
         **({"compiler_options": options} if options else {}),
         **job.manifest(config),
     }
@@ -149,7 +150,7 @@ def run(
         if changed := changes(then, manifest, SETTINGS, ("the run has", "asked is")):
             raise RecordError(
                 f"{folder} is a run of another configuration ({'; '.join(changed)}); "
-                "resume it with its own settings, or name another folder"
+                "resume it with the same settings, or give another folder"
             )
     elif first:
         check_free(folder)
@@ -159,12 +160,12 @@ def run(
     check_comparable(manifest)
     for golden in goldens:
         golden.check(as_read(manifest))
-    manifest |= evidence  # which may differ between processes
+    manifest |= evidence  # these may differ between processes
     if job.resume and (
         changed := changes(then, manifest, ("program", "environment", "digests"), ("the run had", "now"))
     ):
         raise Incomparable(
-            f"{folder} was run by another program, so that its steps could not be compared ({'; '.join(changed)}); "
+            f"{folder} was run by another program, so its steps are not comparable ({'; '.join(changed)}); "
             "restore that environment, or start a new run"
         )
     for golden in goldens if start else ():
@@ -175,7 +176,7 @@ def run(
     finished = False
     try:
         if job.keeping is not None and job.resume:
-            # Before the record loses lines: a running checkpoint of later steps goes back first.
+            # Roll back a running checkpoint of later steps before lines are removed from the record.
             keeper, state = _keeper(job, job.keeping, folder, str(then.get("created")), program)
             state, start = _restarted(job, folder, program, checkpoints, source, keeper, state)
         if first:
@@ -227,7 +228,7 @@ def run(
 
 
 def planned(job: Planned, loaded: Loaded, placement: Placement, command: Sequence[str]) -> dict[str, Any]:
-    """What the manifests of runs and of campaigns have alike."""
+    """Returns the fields common to the manifests of runs and campaigns."""
     config, dataset = loaded
     return {
         "kind": job.kind,
@@ -244,7 +245,7 @@ def planned(job: Planned, loaded: Loaded, placement: Placement, command: Sequenc
 
 
 def _keeper(job: Job, settings: Running, folder: Path, created: str, program: Program) -> tuple[Keeper, Any]:
-    """The running checkpoint with the copies on each host, and the state at the start."""
+    """Opens the running checkpoint and the copies on each host, and returns them with the initial state."""
     run = everyone(identity(folder, created), at="which run it is")[0]
     again = functools.partial(program.init, job.workload.seed)
     state = again()
@@ -254,7 +255,7 @@ def _keeper(job: Job, settings: Running, folder: Path, created: str, program: Pr
 def _restarted(
     job: Job, folder: Path, program: Program, checkpoints: Checkpoints, source: Any, keeper: Keeper, state: Any
 ) -> tuple[Any, int]:
-    """The state from which a run with a running checkpoint goes on, and the steps done until there."""
+    """Returns the state from which a run with a running checkpoint resumes, and the number of steps done."""
     lines = len(read_record(folder).lines) if jax.process_index() == 0 else 0
     words = everyone(json.dumps([checkpoints.latest or 0, lines]), at="what the record has")
     full, lines = json.loads(words[0])
@@ -267,7 +268,7 @@ def _restarted(
 
 
 def _state(job: Job, program: Program, checkpoints: Checkpoints, source: Any, start: int) -> Any:
-    """The state from which a run goes on: that of its newest checkpoint, or the first."""
+    """Returns the state from which a run resumes: that of its newest checkpoint, or the initial one."""
     if not start:
         return program.init(job.workload.seed)
     state, position = checkpoints.restore(program.abstract())
@@ -276,7 +277,7 @@ def _state(job: Job, program: Program, checkpoints: Checkpoints, source: Any, st
 
 
 def _check_intents(job: Job, folder: Path, start: int) -> None:
-    """What the processes are about to do is compared before the first of them waits for another one on a device."""
+    """Compares what the processes are about to do before any of them waits for another on a device."""
     intent = {
         "kind": job.kind, "run": str(folder), "resume": job.resume, "from step": start, "steps": job.steps,
         "checkpoint_every": job.checkpoint_every,
@@ -285,18 +286,18 @@ def _check_intents(job: Job, folder: Path, start: int) -> None:
     if lines := differences([json.loads(text) for text in said]):
         raise Incomparable(
             f"the processes are about to do different things ({'; '.join(line.describe() for line in lines)}); start "
-            "all of them with the same flags, and with a folder that they share"
+            "all of them with the same flags, and with a shared folder"
         )
     _check_start(folder, start, job.steps)
 
 
 def _check_start(folder: Path, start: int, steps: int) -> None:
     if start > steps:
-        raise SettingError("steps", steps, f"{folder} holds {start} steps already; give {start} or more")
+        raise SettingError("steps", steps, f"{folder} already holds {start} steps; give at least {start}")
 
 
 def _evidence(mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """The hardware that the run is on: its devices, and how many hosts they are of."""
+    """Returns the hardware of the run: its devices, and the number of hosts."""
     host = identify()
     mine = {"host": host.boot or f"{host.name} {host.machine}", "devices": describe_devices()}
     said = [json.loads(text) for text in everyone(json.dumps(mine), at="which devices each has")]
@@ -304,20 +305,20 @@ def _evidence(mesh: jax.sharding.Mesh) -> dict[str, Any]:
     return {"devices": on_mesh(devices, mesh), "hosts": len({each["host"] for each in said})}
 
 
-# How the runtime's own errors begin
+# Prefixes of the runtime's own errors
 FAILURE = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|CANCELLED|ABORTED|DEADLINE_EXCEEDED): ")
 
 
 class StepFailed(RuntimeError):
-    """A step that raised an error: a fault of the program, and not of what it was given."""
+    """A step raised an error that is a fault of the program, not of its input."""
 
 
 class Done(NamedTuple):
     state: Any  # the last one
-    steps: int  # number of steps on record, those of an earlier part of the run among them
-    reruns: int  # steps that a policy had run again, counted
-    rollbacks: list[tuple[int, int]]  # steps after which the run went back, and the steps it went back to
-    stopped: bool  # whether it was asked to end before it was done
+    steps: int  # number of recorded steps, including those before a resumption
+    reruns: int  # number of times that a policy repeated a step
+    rollbacks: list[tuple[int, int]]  # pairs: the step after which the run rolled back, and the step to which it did
+    stopped: bool  # whether it was stopped early
 
 
 def run_steps(
@@ -333,7 +334,7 @@ def run_steps(
     on_step: Callable[[Mapping[str, Any]], None] = lambda row: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Done:
-    """Runs the steps of a run; the position in `batches`, an endless iterator of global batches, can be saved."""
+    """Runs the steps of a run. `batches` is an endless iterator of global batches whose position can be saved."""
     number, reruns, impatient, stopped = steps.start, 0, 0, False
     rollbacks: list[tuple[int, int]] = []
     while number < steps.stop:
@@ -347,11 +348,14 @@ def run_steps(
                 record.discard([rows.row], rows.details)
             attempt, impatient = attempt + 1, 0 if decision in (Decision.CONTINUE, Decision.STOP) else impatient + 1
             if impatient > PATIENCE:
-                raise PolicyError(f"the policy kept the run from going on at step {number} for {PATIENCE} times")
+                raise PolicyError(
+                    f"the policy kept the run from continuing after step {number} {PATIENCE} times in a row; correct "
+                    "the policy"
+                )
         reruns += attempt - 1
         if decision is Decision.ROLL_BACK:
             if checkpoints.latest is None:
-                raise PolicyError(f"the policy rolled the run back at step {number}, but there is no checkpoint yet")
+                raise PolicyError(f"the policy rolled the run back at step {number}, before the first checkpoint")
             state, position = checkpoints.restore(program.abstract())
             batches.set_state(position)
             rollbacks.append((number, checkpoints.latest))
@@ -370,7 +374,7 @@ def run_steps(
         last = stopped or decision is Decision.STOP or number + 1 == steps.stop
         due = (checkpoints if keeper is None else keeper).due(number + 1)
         if record is not None and (last or due):
-            record.sync()  # a run that goes on from the checkpoint needs the lines before it
+            record.sync()  # a run that resumes from the checkpoint needs the lines before it
         if keeper is not None and due:
             keeper.save(state, number + 1, batches.get_state())
         if keeper is None or last:
@@ -383,7 +387,7 @@ def run_steps(
 
 
 def _advance(program: Program, state: Any, tokens: Array, number: int, attempt: int) -> tuple[Any, StepRows]:
-    """One step, and what the record has of it."""
+    """Runs one step and returns its lines for the record."""
     started = time.perf_counter()
     try:
         new, out = program.step(state, tokens, number)
@@ -391,7 +395,7 @@ def _advance(program: Program, state: Any, tokens: Array, number: int, attempt: 
         row, details = program.rows(number, out, seen)
     except ValueError as error:
         if jax.process_count() > 1 and FAILURE.match(str(error)):
-            # Some calls of the runtime report a lost peer so; `joined` finds out which it was.
+            # Some runtime calls report a lost peer like this; `joined` finds out which one.
             raise jax.errors.JaxRuntimeError(str(error)) from error
         raise StepFailed(f"step {number} failed: {error}") from error
     again = {"attempts": attempt + 1} if attempt else {}
@@ -399,7 +403,7 @@ def _advance(program: Program, state: Any, tokens: Array, number: int, attempt: 
 
 
 def _decide(policies: Sequence[StepPolicy], attempt: Attempt) -> Decision:
-    """The first decision other than to continue: that of the first process, in all processes."""
+    """Returns the first decision other than to continue; all processes use that of process 0."""
     if not policies:
         return Decision.CONTINUE
     decisions = [policy(attempt) for policy in policies]
@@ -422,22 +426,22 @@ def run_campaign(
 
     Args:
         job: what to run.
-        loaded: what `job.load()` returned, where it was called before.
+        loaded: the result of `job.load()`, if it was already called.
         on_row: called with each line of `injections.jsonl`.
-        devices: the devices to use, all of them; by default as many as are needed.
-        command: the command line that asks for the campaign, for the record.
+        devices: the devices to use (default: as many as needed).
+        command: the command line of the campaign, for the record.
 
     Returns:
-        The record; `sdc.analysis.conclude` says what follows from it.
+        The record, from which `sdc.analysis.conclude` derives the verdict.
 
     Raises:
-        ValueError: a setting makes no sense, or the record is damaged or of another campaign.
-        NotDeterministic: the clean run does not repeat itself.
-        Incomparable: the campaign is resumed where its clean run gives other numbers.
+        ValueError: a setting is invalid, or the record is damaged or of another campaign.
+        NotDeterministic: two clean runs give different results.
+        Incomparable: the campaign is resumed in an environment where its clean run gives different results.
     """
     loaded = loaded or job.load()
     if job.folder is None:
-        raise SettingError("folder", None, "a campaign needs a folder for its record; name a new one")
+        raise SettingError("folder", None, "a campaign needs a folder for its record; give a new one")
     folder = Path(job.folder).absolute()
     done = rows_done(job, folder)
     devices = jax.devices()[: math.prod(job.axes.values())] if devices is None else devices
@@ -468,8 +472,8 @@ def run_campaign(
         check_resumed(folder, job.kind, old, manifest, CAMPAIGN_SETTINGS)
         if changes(old, manifest, ["digests", "clean"]):
             raise Incomparable(
-                f"the clean run of {folder} gives other numbers here, so that injections before and after could not be "
-                "compared; resume it on the machine and with the versions that it was started with"
+                f"the clean run of {folder} gives different results here, so earlier and later injections would not be "
+                "comparable; resume it on the original machine with the original versions"
             )
     with Record.resume(folder, manifest, at=done) if job.resume else Record.create(folder, manifest) as record:
         for row in runner.run(range(done, job.injections)):
@@ -480,18 +484,18 @@ def run_campaign(
 
 
 def rows_done(job: CampaignJob, folder: Path) -> int:
-    """Injections on record, from the first on without a gap; looked at before anything is compiled."""
+    """Returns the recorded injections up to the first gap; called before anything is compiled."""
     if not job.resume:
         return 0
     done = len(rows_in_order(folder, job.kind, "injection"))
     if done > job.injections:
-        problem = f"{folder} holds {done} injections already; give {done} or more"
+        problem = f"{folder} already holds {done} injections; give at least {done}"
         raise SettingError("injections", job.injections, problem)
     return done
 
 
 def make_campaign(job: CampaignJob, loaded: Loaded, placement: Placement) -> Campaign:
-    """The campaign, compiled, with the clean run done."""
+    """Compiles the campaign and performs its clean run."""
     config, dataset = loaded
     work = sharded(config)
     source = batches(dataset, batch_size=config.batch_size, microsteps=config.microsteps)

@@ -1,4 +1,4 @@
-"""Where the processes of a run find one another."""
+"""How the processes of a run find one another."""
 
 import dataclasses
 import ipaddress
@@ -9,35 +9,35 @@ from typing import NamedTuple, TypeAlias
 
 from sdc.settings import SettingError
 
-# The addresses of a host by its name; an OSError where it has none
+# Resolves the name of a host to its addresses; raises OSError if it has none
 Resolver: TypeAlias = Callable[[str], Sequence[str]]
-# Seconds to wait for the others: timers cannot count to any number, and nobody waits longer than a week
+# Maximum seconds to wait for the others, one week: timers overflow at some point
 LONGEST = 7 * 86_400
-REMEDY = "give the address that the others reach, as in --coordinator 10.0.0.1:4321"
+REMEDY = "give an address that the other processes can reach, as in --coordinator 10.0.0.1:4321"
 
 
 def resolved(host: str) -> Sequence[str]:
-    """The addresses of a host by its name, as this host looks it up, in the order in which they are tried."""
+    """Returns the addresses to which this host resolves a name, in the order in which they are tried."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except UnicodeError as error:
-        raise OSError(f"no name of a host: {error}") from error
+        raise OSError(f"not a host name: {error}") from error
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 class Route(NamedTuple):
-    """How the coordinator is reached, and what may be wrong with that."""
+    """The route to the coordinator, and a possible problem with it."""
 
-    address: str | None  # the address that is tried, with the port; None for a name that has none
-    hint: str | None  # what to mend; None if nothing is known to be wrong
+    address: str | None  # the address that is tried, with the port; None if the name has none
+    hint: str | None  # a remedy; None if no problem is known
 
 
 def route(coordinator: str, *, own: str | None = None, resolve: Resolver = resolved) -> Route:
-    """What is tried where the coordinator is named, and what to say if it is not reached.
+    """Returns the address that is tried for a coordinator, and a hint for the case that it is unreachable.
 
-    Debian gives every host's own name an address that leads back to that host (127.0.1.1). Named as coordinator, such a
-    host is sought by every process on its own host; and CPU processes tell the others to reach them by the address of
-    their own name. On one host this is as it should be: a hint is no error.
+    Debian gives every host's own name an address that leads back to that host (127.0.1.1). If such a name is given as
+    the coordinator, every process looks for it on its own host; and CPU processes advertise the address of their own
+    name to the others. On a single host both are correct, so a hint is not an error.
     """
     host, _, port = coordinator.rpartition(":")
     bare = _bare(host)
@@ -56,13 +56,13 @@ def route(coordinator: str, *, own: str | None = None, resolve: Resolver = resol
         return Route(tried, None)
     return Route(
         tried,
-        f"this host's own name {own} resolves to {mine}, by which CPU processes of other hosts cannot reach it; "
-        "give the name the host's address in /etc/hosts",
+        f"this host's own name {own} resolves to {mine}, at which CPU processes of other hosts cannot reach it; map "
+        "the name to the host's address in /etc/hosts",
     )
 
 
 def _bare(host: str) -> str:
-    """An address of the sixth version stands in brackets before a port."""
+    """Strips the brackets that enclose an IPv6 address before a port."""
     return host.removeprefix("[").removesuffix("]")
 
 
@@ -79,23 +79,23 @@ class Peers:
     """The processes of a run."""
 
     coordinator: str | None = None
-    """HOST:PORT of process 0, for a run of several processes; by default what JAX detects of the cluster."""
+    """HOST:PORT of process 0, for a run with several processes (default: detected by JAX from the cluster)."""
     processes: int | None = None
-    """Number of processes, as a rule one for each host."""
+    """Number of processes, usually one per host."""
     process: int | None = None
     """Number of this process, from 0."""
     timeout: float = 300.0
-    """Seconds to wait for the other processes at the start."""
+    """Seconds to wait at the start for the other processes."""
 
     def check(self) -> None:
-        """Checks what is said of the processes; a SettingError where it makes no sense."""
+        """Checks the settings; raises SettingError if they are invalid."""
         given = {name: getattr(self, name) for name in ("coordinator", "processes", "process")}
         missing = [name for name, value in given.items() if value is None]
         if 0 < len(missing) < len(given):
             name, value = next((name, value) for name, value in given.items() if value is not None)
-            raise SettingError(name, value, f"goes with {' and '.join(missing)}; give all three or none")
+            raise SettingError(name, value, f"also needs {' and '.join(missing)}; give all three or none")
         if self.processes is not None and self.processes < 1:
-            raise SettingError("processes", self.processes, "expected a number of at least 1")
+            raise SettingError("processes", self.processes, "expected at least 1")
         if self.process is not None and self.processes is not None and not 0 <= self.process < self.processes:
             raise SettingError("process", self.process, f"expected a number from 0 to {self.processes - 1}")
         host, _, port = ("a:1" if self.coordinator is None else self.coordinator).rpartition(":")
@@ -109,11 +109,11 @@ class Peers:
             raise SettingError("coordinator", self.coordinator, _unknown(host, error)) from error
 
     def known(self) -> bool:
-        """Whether the name of the coordinator has an address: where a cluster is just starting it may have none yet."""
+        """Whether the coordinator's name resolves; in a cluster that is just starting it may not yet."""
         return self.coordinator is None or route(self.coordinator).address is not None
 
     def tried(self, *, resolve: Resolver = resolved) -> str:
-        """The address of the coordinator, and what may be wrong with it; empty where none is named."""
+        """Describes the coordinator's address and a possible problem with it; empty without a coordinator."""
         if self.coordinator is None:
             return ""
         found = route(self.coordinator, resolve=resolve)

@@ -1,7 +1,7 @@
-"""Policies: asked after each step of a run, they decide how it goes on. `Golden` compares with a recorded trace.
+"""Policies, which decide after each step how a run continues. `Golden` compares it with a recorded trace.
 
-A step is run again, or the run rolled back, only where a policy asks for it. The state is then kept until the policy
-has decided, which costs the memory of a second state; without a policy it is given away to the step.
+Only a policy repeats a step or rolls a run back. With a policy, the previous state is kept until the policy has
+decided, which takes the memory of a second state; without a policy the state is donated to the step.
 """
 
 import dataclasses
@@ -13,29 +13,28 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sdc import twins
 
-PATIENCE = 10  # decisions in a row that keep a run from going on, after which it gives up
+PATIENCE = 10  # consecutive decisions against continuing after which a run gives up
 
 
 class Decision(enum.Enum):
-    """How a run goes on."""
+    """How a run continues."""
 
     CONTINUE = "continue"
-    """Record the step, and do the next one."""
+    """Record the step, and run the next one."""
     RERUN = "rerun"
-    """Run the same step again, from the same state and on the same batch. Its line of this time goes to
-    `discarded.jsonl`."""
+    """Repeat the step from the same state on the same batch. The line of this attempt goes to `discarded.jsonl`."""
     ROLL_BACK = "roll back"
-    """Go back to the newest checkpoint; the lines of the steps since then go to `discarded.jsonl`."""
+    """Roll back to the newest checkpoint; the lines of later steps go to `discarded.jsonl`."""
     STOP = "stop"
     """Record the step, save a checkpoint, and end the run."""
 
 
 class Attempt(NamedTuple):
-    """A step that was run, as a policy sees it.
+    """One attempt at a step, the input of a policy.
 
     Attributes:
         step: number of the step.
-        number: how often it has been run again before.
+        number: number of earlier attempts at the step.
         row: its line in `steps.jsonl`.
         details: its lines in the file beside that.
     """
@@ -46,16 +45,16 @@ class Attempt(NamedTuple):
     details: Sequence[Mapping[str, Any]]
 
 
-# In a run of several processes all are asked, and all do what the first one's says
+# In a run with several processes all policies are called, and the decision of process 0 applies
 StepPolicy: TypeAlias = Callable[[Attempt], Decision]
 
 
 class PolicyError(RuntimeError):
-    """A policy that does not let a run go on."""
+    """A policy prevents a run from continuing."""
 
 
 class Golden:
-    """Stops a traced run where it parts from a recorded trace."""
+    """Stops a traced run at the first difference from a recorded trace."""
 
     def __init__(self, folder: str | PathLike[str]) -> None:
         self.trace = twins.read_trace(Path(folder))
@@ -63,11 +62,11 @@ class Golden:
         self.found: tuple[int, twins.FirstDifference] | None = None
 
     def check(self, manifest: Mapping[str, Any]) -> None:
-        """Refuses to compare with a run whose difference would mean nothing."""
+        """Raises an error if a difference from the recorded run would be meaningless."""
         twins.check_comparable(self.trace.manifest, manifest)
 
     def recall(self, folder: Path, *, before: int) -> None:
-        """Compares the steps that a resumed run has on record already."""
+        """Compares the steps that a resumed run has already recorded."""
         for step, line in twins.read_trace(folder).lines.items():
             if step < before:
                 self(Attempt(step, 0, {}, [line]))
@@ -93,9 +92,9 @@ class Golden:
         path = self.trace.path
         if self.found is not None:
             step, place = self.found
-            reason = f"it parts from {path} at step {step}: {place}"
+            reason = f"it first differs from {path} at step {step}: {place}"
             return {"verdict": "corrupt", "reason": reason, "first_difference": place.describe(step)}
         if not self.compared:
-            return {"verdict": "inconclusive", "reason": f"{path} has none of its steps"}
-        more = f"; {self.unmatched:,} more steps are not in it, and were not compared" if self.unmatched else ""
+            return {"verdict": "inconclusive", "reason": f"{path} and this run have no step in common"}
+        more = f"; {self.unmatched:,} more steps are not in it and were not compared" if self.unmatched else ""
         return {"verdict": "clean", "reason": f"{self.compared:,} steps agree with {path} in every digest{more}"}

@@ -1,4 +1,4 @@
-"""The fixed escalation by which hosts are compared: at full load, and where they differ ever closer."""
+"""The fixed escalation that compares hosts: at full load, then in increasing detail if they differ."""
 
 import contextlib
 import dataclasses
@@ -26,24 +26,24 @@ def _unwatched(stage: Stage) -> AbstractContextManager[OnStep]:
 
 
 def escalate(
-    job: FullLoad,  # the first stage, whose folder is that of the comparison: each stage has one below it
+    job: FullLoad,  # the first stage; its folder is that of the comparison, with a subfolder for each stage
     *,
-    differs: Callable[[Path], bool],  # whether the record in the folder of a stage shows a difference
-    loaded: Loaded | None = None,  # what `job.load()` returned, where it was called before
+    differs: Callable[[Path], bool],  # whether the record of a stage shows a difference
+    loaded: Loaded | None = None,  # the result of `job.load()`, if already called
     devices: Sequence[jax.Device] | None = None,
     command: Sequence[str] = (),
     stop: Callable[[], bool] = lambda: False,
-    watched: Callable[[Stage], AbstractContextManager[OnStep]] = _unwatched,  # shows the lines of a stage
+    watched: Callable[[Stage], AbstractContextManager[OnStep]] = _unwatched,  # context that shows the lines of a stage
 ) -> list[Path]:
-    """Compares twins at full load; if they differ, at each submodule, and operation by operation.
+    """Compares twins at full load and, if they differ, at each submodule and operation by operation.
 
-    The later stages run whenever the first one saw a difference, also if it does not come again. Of several processes
-    all call this alike, and go on as the first one says. Returns the folders of the stages that were run.
+    The later stages run whenever the first one found a difference, even if it does not recur. All processes make the
+    same call and follow the decision of process 0. Returns the folders of the stages that ran.
     """
     if job.folder is None:
-        raise SettingError("folder", None, "a comparison needs a folder for its stages; name a new one")
+        raise SettingError("folder", None, "a comparison needs a folder for its stages; give a new one")
     whole, done = Path(job.folder).absolute(), list[Path]()
-    # What tells the stages apart is the kind's own.
+    # Each kind has its own fields that distinguish the stages.
     names = {field.name for field in dataclasses.fields(ComparedTwins)} - {"sync", "exchange", "folder"}
     shared = {name: getattr(job, name) for name in names}
     loaded = loaded or job.load()

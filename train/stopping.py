@@ -1,8 +1,8 @@
-"""An early end that all processes of a run take after the same step, though only one of them was asked.
+"""Early stopping of all processes of a run after the same step, although only one received the request.
 
-Between steps the processes do not talk, so that one which is asked cannot just stop: the others would wait for it in
-the next step. It tells them through the runtime's store; each then holds its main thread at the next step's end until
-all have said how far they are; and all stop one step after the one that is farthest.
+Processes do not communicate between steps, so a single process cannot simply stop: the others would wait for it in the
+    next step. It publishes the request in the runtime's store; each process then blocks its main thread at the end of
+    its step until all have published their step; and all stop one step after the most advanced one.
 """
 
 import threading
@@ -13,11 +13,13 @@ from typing import Any
 from jax._src import distributed
 
 PREFIX = "sdc/stop"
-PATIENCE = 10.0  # seconds until a run that was asked to end, and has not come to the end of a step, is ended at once
+PATIENCE = (
+    10.0  # seconds after a request to stop at which a run that has not reached the end of a step is ended at once
+)
 
 
 class Stop:
-    """Whether a run is to end early, and after which step.
+    """A request to end a run early, and the agreement on the last step.
 
     Example:
         >>> from sdc.train.stopping import Stop
@@ -32,7 +34,7 @@ class Stop:
     patience = PATIENCE
 
     def __init__(self, too_late: Callable[[], None] = lambda: None) -> None:
-        """Begins without a wish to stop."""
+        """Starts without a request to stop."""
         self.asked: str | None = None
         self._too_late = too_late
         self._passed = 0
@@ -43,11 +45,11 @@ class Stop:
         self._timer: threading.Timer | None = None
 
     def among(self, several: bool) -> None:
-        """Says whether there are peers, with whom the step is agreed."""
+        """Sets whether there are peers with which to agree on the step."""
         self._several = several
 
     def ask(self, why: str) -> None:
-        """Asks for an early end; from any thread, once or several times."""
+        """Requests an early end; may be called from any thread and repeatedly."""
         with self._lock:
             if self.asked is not None:
                 return
@@ -59,7 +61,7 @@ class Stop:
         self._timer.start()
 
     def reached(self) -> bool:
-        """Whether to end now. The main thread asks after each step."""
+        """Returns whether to end now; the main thread calls this after each step."""
         with self._lock:
             self._passed += 1
             end = self._last is not None and self._passed >= self._last
@@ -68,12 +70,12 @@ class Stop:
         return end
 
     def over(self) -> None:
-        """The run ends by itself: nothing is too late any more."""
+        """Marks the run as ended by itself, so that requests no longer time out."""
         if self._timer is not None:
             self._timer.cancel()
 
     def agree(self, client: Any, said: dict[str, str], patience: float) -> None:
-        """Agrees with all processes on the last step, where any of them wants to stop."""
+        """Agrees with all processes on the last step if any of them has a request to stop."""
         if self._agreed or not (said or self.asked):
             return
         me = distributed.global_state.process_id
@@ -81,7 +83,7 @@ class Stop:
             client.key_value_set(f"{PREFIX}/why", str(self.asked), allow_overwrite=True)
         self.ask(said.get(f"{PREFIX}/why", str(self.asked)))
         self._agreed = True
-        with self._lock:  # the main thread does not pass the end of a step meanwhile
+        with self._lock:  # keeps the main thread from passing the end of a step meanwhile
             client.key_value_set(f"{PREFIX}/passed/{me}", str(self._passed), allow_overwrite=True)
             deadline = time.monotonic() + patience
             passed = [

@@ -1,10 +1,10 @@
-"""Is this environment fit for bitwise comparison? The same operations again, in other processes, caches and orders.
+"""Checks whether an environment suits bitwise comparison: repeats operations in other processes, caches and orders.
 
-diagnosis        all checks, what explains a difference, the same on another host, and the verdict
-operations       what is run
-laboratory       child processes that measure, each in an environment of its own
-surroundings     what can be seen without running anything
-results          what the doctor writes
+diagnosis        all checks, explanations of differences, comparison with another host, and the verdict
+operations       the operations that are run
+laboratory       child processes that measure, each in its own environment
+surroundings     checks that run nothing
+results          the format of the results
 """
 
 from typing import TYPE_CHECKING

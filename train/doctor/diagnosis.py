@@ -1,5 +1,5 @@
-"""All checks: the same operations in other processes, caches, orders and thread pools; what explains a difference; the
-same on another host; and the verdict."""
+"""All checks: the same operations in other processes, caches, orders and thread pools; explanations of differences;
+comparison with another host; and the verdict."""
 
 import dataclasses
 import datetime
@@ -25,27 +25,28 @@ from .surroundings import PLACES, Scene, candidates, changed, describe_host, lin
 REPEAT, PROCESS, CACHE, ORDER = "twice in one process", "in two processes", "compilation cache", "order of devices"
 THREAD_POOL, DECIDING = "other thread pool", "settings here"
 ENVIRONMENTS, BITS = "environments of both hosts", "bits of both hosts"
-FAULTY = "A faulty device is one of the explanations: run sdc burnin"
+FAULTY = "A faulty device is a possible explanation: run sdc burnin"
 TIMES = 3  # runs of each operation in a process
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Examination:
-    """What `sdc doctor` is asked for."""
+    """Settings of `sdc doctor`."""
 
     config: str | None = None
-    """Configuration of the training step: tiny, bench, smollm2_135m, ...; by default one that compiles in seconds."""
+    """Model configuration of the training step: tiny, bench, smollm2_135m, ... (default: one that compiles in
+    seconds)."""
     devices: Annotated[int | None, Within(1, MOST_DEVICES)] = None
-    """Simulate this many CPU devices; by default what there is."""
+    """Number of CPU devices to simulate (default: use the existing devices)."""
     prepared: bool = False
-    """Look at the environment as the commands of sdc set it up (flags of GPUs, NPROC), instead of as it is."""
+    """Examine the environment as the commands of sdc set it up (GPU flags, NPROC) instead of as it is."""
     against: Path | None = None
-    """What sdc doctor --json wrote on another host: says what differs between the two, operation by operation."""
+    """Output of sdc doctor --json on another host, to compare with, operation by operation."""
     seconds: Annotated[float, Within(0, 86_400, above=True)] = 300.0
-    """How long it may take; what was not found out until then is told as such."""
+    """Time limit in seconds; checks that are not complete by then are reported as such."""
 
     def check(self) -> Examined | None:
-        """Checks everything that needs no device, and reads what was written on the other host."""
+        """Checks every setting that can be checked without a device, and reads the other host's file."""
         check_fields(self)
         if self.config is not None:
             check(get_config(self.config), 1, 1)
@@ -67,14 +68,14 @@ def examine(
     command: Sequence[str] = CHILD,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Examined:
-    """Finds out whether an environment is fit for bitwise comparison. Everything runs in processes of its own."""
+    """Determines whether an environment suits bitwise comparison. Everything runs in separate processes."""
     other = asked.check()
     began, created = time.monotonic(), datetime.datetime.now(datetime.UTC)
     machine = describe_host()
     surroundings = dict(os.environ if environ is None else environ)
     if asked.prepared:
         needed = {name: value for name, _, value in (flag.partition("=") for flag in GPU_FLAGS)}
-        threads = max(machine.cores, 4, asked.devices or 0)  # as for a run on one device of each twin
+        threads = max(machine.cores, 4, asked.devices or 0)  # as in a run with one device per twin
         surroundings = changed(surroundings, {**needed, THREADS: str(threads)})
     request = Request(suite=suite, options={"config": asked.config}, devices=asked.devices, runs=TIMES)
     lab = Laboratory(surroundings, request, asked.seconds, tell=tell, command=command)
@@ -99,7 +100,7 @@ def examine(
 
 
 def decide(checks: Sequence[Check]) -> tuple[Verdict, str]:
-    """The verdict: a difference weighs more than what could not be found out, and that more than what was equal."""
+    """Returns the verdict: a difference outweighs failed checks, which outweigh equal bits."""
 
     def named(outcome: str) -> str:
         return ", ".join(check.name for check in checks if check.outcome == outcome)
@@ -107,17 +108,20 @@ def decide(checks: Sequence[Check]) -> tuple[Verdict, str]:
     if apart := named("differs"):
         return Verdict.CORRUPT, f"bits differ: {apart}"
     if failed := named("could not be run"):
-        return Verdict.INCONCLUSIVE, f"could not be found out: {failed}"
+        return Verdict.INCONCLUSIVE, f"these checks could not be run: {failed}"
     if risks := named("risk"):
-        return Verdict.INCONCLUSIVE, f"no bit differed here, but others may on another host or day: {risks}"
+        return (
+            Verdict.INCONCLUSIVE,
+            f"no bit differed here, but bits may differ on another host or in another run: {risks}",
+        )
     if not any(check.kind == "run" and check.outcome == "ok" for check in checks):
         return Verdict.INCONCLUSIVE, "nothing was compared"
     equal = named("information")
-    return Verdict.CLEAN, "no bit differed" + (f"; between hosts keep equal: {equal}" if equal else "")
+    return Verdict.CLEAN, "no bit differed" + (f"; keep equal between hosts: {equal}" if equal else "")
 
 
 def examine_runs(lab: Laboratory, machine: HostPart) -> tuple[list[Check], Answer | None]:
-    """Runs everything, and narrows down what differs."""
+    """Runs everything and narrows down the causes of differences."""
     with tempfile.TemporaryDirectory(prefix="sdc-doctor-") as folder:
         try:
             first = lab.ask("first process, empty cache", {}, cache=folder)
@@ -128,13 +132,13 @@ def examine_runs(lab: Laboratory, machine: HostPart) -> tuple[list[Check], Answe
         ran = by_name(first)
         small = [name for name, row in ran.items() if row.devices == 1 and name != TRAINING]
         size = scene.pool
-        # Another number of threads, with which matrix products are known to be split otherwise.
+        # A number of threads with which matrix products are known to be split differently.
         threads = 1 if scene.devices == 1 and size > 1 else 2 * size
         jobs: list[Callable[[], Answer]] = [
             lambda: lab.ask("second process, without a cache", {}),
             lambda: lab.ask("third process, warm cache", {}, cache=folder),
         ]
-        if scene.platform == "cpu":  # other devices belong to one process at a time
+        if scene.platform == "cpu":  # other devices allow one process at a time
             lab.workers = 2
             if small:
                 jobs.append(lambda: lab.ask(f"with {THREADS}={threads}", {THREADS: str(threads)}, only=small))
@@ -149,7 +153,7 @@ def examine_runs(lab: Laboratory, machine: HostPart) -> tuple[list[Check], Answe
         if not operations:
             return Check(name, "run", "ok", same)
         said, causes, to_set = explain(operations)
-        sentence = f"{', '.join(operations)} gave other bits. {said}"
+        sentence = f"{', '.join(operations)} gave different bits. {said}"
         return Check(name, "run", "differs", sentence, operations, causes, to_set)
 
     same = f"{len(ran)} operations gave the same bits in"
@@ -160,13 +164,18 @@ def examine_runs(lab: Laboratory, machine: HostPart) -> tuple[list[Check], Answe
         checks.append(judged(PROCESS, apart, f"{same} another process"))
     if isinstance(warm, ChildFailed) or not warm.hits:
         what = (
-            warm if isinstance(warm, ChildFailed) else "nothing was read from the cache that the first process filled"
+            warm
+            if isinstance(warm, ChildFailed)
+            else "no program was read from the cache that the first process filled"
         )
         checks.append(Check(CACHE, "run", "could not be run", str(what)))
     elif stale := [name for name in different(first, warm) if name not in apart]:
-        said = f"{', '.join(stale)}: what was read from the cache gave other bits than what was compiled. Clear it, or "
+        said = (
+            f"{', '.join(stale)}: programs read from the cache gave different bits from compiled ones. Clear the "
+            "cache, or "
+        )
         mend = lines({}, {"JAX_ENABLE_COMPILATION_CACHE": "false"})
-        sentence, causes = f"{said}do without. {FAULTY}", ["the persistent compilation cache"]
+        sentence, causes = f"{said}do not use it. {FAULTY}", ["the persistent compilation cache"]
         checks.append(Check(CACHE, "run", "differs", sentence, stale, causes, mend))
     else:
         said = f"the same bits from an empty cache and from a warm one ({warm.hits} programs read)"
@@ -175,7 +184,7 @@ def examine_runs(lab: Laboratory, machine: HostPart) -> tuple[list[Check], Answe
         said = f"{len(several)} operations on {max(several)} devices gave the same bits in the opposite order"
         checks.append(judged(ORDER, turned, said))
     else:
-        checks.append(Check(ORDER, "run", "not applicable", "there is one device; --devices 2 simulates more"))
+        checks.append(Check(ORDER, "run", "not applicable", "there is only one device; --devices 2 simulates two"))
     checks += [_pool(first, pool[0] if pool else None, size, threads), _deciding(lab, first, small)]
     broken = {row.operation: row.problem for row in first.operations if row.problem or not row.digests}
     if broken or not first.operations:
@@ -185,25 +194,25 @@ def examine_runs(lab: Laboratory, machine: HostPart) -> tuple[list[Check], Answe
 
 
 def _pool(first: Answer, answer: Answer | ChildFailed | None, size: int, other: int) -> Check:
-    """Whether another size of the thread pool gives other bits."""
+    """Checks whether another size of the thread pool gives different bits."""
     if answer is None:
         return Check(THREAD_POOL, "run", "not applicable", "the devices are not CPUs")
     if isinstance(answer, ChildFailed):
         return Check(THREAD_POOL, "run", "could not be run", str(answer))
     if not (apart := different(first, answer)):
         same = f"{len(by_name(answer))} operations gave the same bits with {other} threads as with {size}"
-        return Check(THREAD_POOL, "run", "information", f"{same}; larger ones may not")
-    said = f"thread pool size decides the bits of {', '.join(apart)} ({size} threads, and {other})"
+        return Check(THREAD_POOL, "run", "information", f"{same}; larger operations may differ")
+    said = f"the size of the thread pool decides the bits of {', '.join(apart)} ({size} threads, and {other})"
     sentence, mend = f"{said}: compare only hosts with equal {THREADS}", lines({}, {THREADS: str(size)})
     return Check(THREAD_POOL, "run", "information", sentence, apart, [THREADS], mend)
 
 
 def _deciding(lab: Laboratory, first: Answer, names: Sequence[str]) -> Check:
-    """Which of the settings that are set change bits here, by taking them away."""
+    """Finds the settings that change bits on this host, by removing them."""
     values = settings_of(lab.environ)
     given = [name for name in values if name not in PLACES and name != THREADS]
     if not given or not names:
-        return Check(DECIDING, "run", "not applicable", "no variable or flag is set that could decide bits")
+        return Check(DECIDING, "run", "not applicable", "no variable or flag that could affect bits is set")
 
     def other_without(some: frozenset[str]) -> frozenset[str]:
         what = f"without {len(some)} of the settings"
@@ -219,22 +228,23 @@ def _deciding(lab: Laboratory, first: Answer, names: Sequence[str]) -> Check:
     except ChildFailed as failed:
         return Check(DECIDING, "run", "could not be run", str(failed))
     if not causes:
-        return Check(DECIDING, "run", "ok", f"{', '.join(given)}: without them the bits are the same")
+        return Check(DECIDING, "run", "ok", f"{', '.join(given)}: the bits are the same without them")
     said = ", ".join(shown(name, values[name]) for name in causes)
-    sentence = f"{said}: without, {', '.join(operations)} gives other bits. Compare only hosts where this is equal"
+    sentence = f"{said}: without it, {', '.join(operations)} gives different bits. Compare only hosts where it is equal"
     return Check(DECIDING, "run", "information", sentence, operations, causes)
 
 
-# Settings that are tried one by one first, if there are no more: mostly it is one, and a trial tells of all operations
+# Maximum number of settings to try one by one first: mostly one setting is the cause, and a trial tests all operations
 FEW = 8
-# The operations of which something holds with some of the settings
+# Returns the operations for which a property holds with some of the settings
 Holding: TypeAlias = Callable[[frozenset[str]], frozenset[str]]
 
 
 def minimal(names: Sequence[str], holds: Callable[[frozenset[str]], bool]) -> list[str]:
-    """The fewest of some settings with which something holds: none of them can be left out.
+    """Returns a minimal subset of settings for which a property holds: no setting can be omitted.
 
-    It holds with all of them, and what holds with some is taken to hold with more. By halving: U. Junker, QuickXplain:
+    The property holds for all settings, and is assumed to be monotonic. The method is bisection: U. Junker,
+        QuickXplain:
     Preferred explanations and relaxations for over-constrained problems, AAAI 2004.
 
     Example:
@@ -256,7 +266,7 @@ def minimal(names: Sequence[str], holds: Callable[[frozenset[str]], bool]) -> li
 
 
 def explanations(names: Sequence[str], operations: Sequence[str], holding: Holding) -> dict[str, list[str]]:
-    """For each operation the settings that explain it."""
+    """Returns the settings that explain each operation."""
     ask = functools.cache(holding)
     alone = [[name] for name in names] if len(names) <= FEW else []
     found: dict[str, list[str]] = {}
@@ -274,9 +284,9 @@ def explanations(names: Sequence[str], operations: Sequence[str], holding: Holdi
 def narrow_down(
     lab: Laboratory, scene: Scene, names: Sequence[str]
 ) -> Callable[[Sequence[str]], tuple[str, list[str], list[str]]]:
-    """Runs what differed again, two processes at a time, with settings that may make it repeat itself.
+    """Reruns operations that differed, two processes at a time, with settings that may make them deterministic.
 
-    What it returns gives sentences on some of the operations, the settings that decide, and what to set.
+    Returns sentences about the operations, the settings that matter, and the lines to set.
     """
     tried = candidates(scene)
     again: list[str] = []
@@ -313,11 +323,11 @@ def narrow_down(
             causes |= dict.fromkeys(settings)
             to_set |= dict.fromkeys(lines(lab.environ, changes))
         if once := [name for name in names if name not in again]:
-            said.append(f"{', '.join(once)}: it did not come again in two more processes. {FAULTY}")
+            said.append(f"{', '.join(once)}: the difference did not recur in two more processes. {FAULTY}")
         if rest := [name for name in names if name in again and name not in found]:
             said.append(
-                f"{', '.join(rest)}: none of the {len(tried)} settings that were tried explains it. The program "
-                f"itself may be another each time (counters, clocks, callbacks), or a library. {FAULTY}"
+                f"{', '.join(rest)}: the {len(tried)} settings tried do not explain it. The program itself may change "
+                f"each time (counters, clocks, callbacks), or a library may be nondeterministic. {FAULTY}"
             )
         return ". ".join(said), list(causes), list(to_set)
 
@@ -325,12 +335,12 @@ def narrow_down(
 
 
 WORDS = ("here", "there")
-# What no setting changes
+# Properties that no setting changes
 FIXED = ("python", "packages", "platform_version", "device_kind", "machine", "processor", "features")
 
 
 def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machine: HostPart) -> list[Check]:
-    """Compares what was measured here with what the doctor wrote on another host."""
+    """Compares the measurements of this host with the doctor's results from another host."""
     if first is None:
         said = "nothing could be run here"
         return [Check(name, "host", "could not be run", said) for name in (ENVIRONMENTS, BITS)]
@@ -340,7 +350,7 @@ def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machin
     apart = differences([_described(here, own), _described(there, other.settings)])
     said = "; ".join(each.describe(WORDS) for each in apart)
     environments = Check(
-        ENVIRONMENTS, "host", "information" if said else "ok", said or "equal in everything that is known"
+        ENVIRONMENTS, "host", "information" if said else "ok", said or "equal in all recorded properties"
     )
 
     mine, theirs = by_name(first), by_name(other)
@@ -348,15 +358,15 @@ def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machin
     alone = [name for name in both if mine[name].devices != theirs[name].devices]
     comparable = [name for name in both if name not in alone]
     if not comparable:
-        said = "no operation ran on both hosts on equally many devices"
+        said = "no operation ran on the same number of devices on both hosts"
         return [environments, Check(BITS, "host", "could not be run", said)]
     operations = [name for name in different(first, other) if name in comparable]
-    aside = f" ({', '.join(alone)}: not compared, on other numbers of devices)" if alone else ""
+    aside = f" ({', '.join(alone)}: not compared, since the numbers of devices differ)" if alone else ""
     if not operations:
         said = f"{len(comparable)} operations gave the same bits on {other.host.name}{aside}"
         return [environments, Check(BITS, "host", "ok", said)]
 
-    # Settings of the other host that differ from those here, so that they can be tried.
+    # Settings of the other host that differ from those here and can be tried.
     adopt = {
         name: other.settings.get(name)
         for name in sorted({*own, *other.settings} - {*PLACES, THREADS})
@@ -378,10 +388,10 @@ def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machin
 
         return explanations(names, operations, equal_with)
 
-    whole = f"{', '.join(operations)} gave other bits on {other.host.name}{aside}"
+    whole = f"{', '.join(operations)} gave different bits on {other.host.name}{aside}"
     check = Check(BITS, "host", "differs", whole, operations)
     try:
-        # The training step takes longest: it is tried with what decides the bits of others.
+        # The training step takes longest, so it is only tried with settings that affect other operations.
         reasons = reasons_of([name for name in operations if name != TRAINING], list(adopt))
         if TRAINING in operations:
             found = [name for name in adopt if any(name in each for each in reasons.values())]
@@ -400,11 +410,14 @@ def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machin
         fixed = [each.describe(WORDS) for each in apart if each.key.partition(".")[0] in FIXED]
         programs = [name for name in rest if mine[name].program != theirs[name].program]
         what = " (the programs differ)" if len(programs) == len(rest) else "" if programs else " (of the same program)"
-        why = f"no setting explains it{what}, and libraries and processors are the same. {FAULTY}"
+        why = f"no setting explains it{what}, and libraries and processors are equal. {FAULTY}"
         if any(mine[name].inputs != theirs[name].inputs for name in rest):
-            why = "not even the inputs are the same: NumPy, or the processor, computes otherwise"
+            why = "even the inputs differ: NumPy or the processor computes differently"
         elif fixed:
-            why = f"no setting explains it{what}; what no setting changes differs: {'; '.join(fixed[:6])}. Make that "
+            why = (
+                f"no setting explains it{what}; the hosts differ in properties that no setting changes: "
+                f"{'; '.join(fixed[:6])}. Make that "
+            )
             why += "equal first"
         check.sentence += f". {', '.join(rest)}: {why}"
     return [environments, check]
@@ -414,6 +427,6 @@ def _described(scene: Scene, settings: Mapping[str, str]) -> Mapping[str, object
     found = msgspec.to_builtins(scene.environment)
     found = {name: found.get(name) for name in (*FIXED[:-1], "platform", "local_devices", "options")}
     pool = scene.pool if found["platform"] == "cpu" else None
-    # A feature that one of them lacks is told by itself.
+    # A feature that one host lacks is reported separately.
     features = dict.fromkeys(scene.machine.features, "yes")
     return {**found, "settings": dict(settings), "features": features, "threads of the pool": pool}

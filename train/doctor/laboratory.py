@@ -1,7 +1,7 @@
-"""Child processes that measure, each in an environment of its own, within a limit of time.
+"""Child processes that measure, each in its own environment and within a time limit.
 
 A child (`python -m sdc.train.doctor.laboratory`) reads a request as JSON from standard input, and writes one line of
-JSON to standard output. Whatever else writes there meanwhile, Gloo or an operation, is sent to standard error.
+JSON to standard output. Other output to it, such as from Gloo or an operation, is redirected to standard error.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ from .surroundings import changed
 
 CHILD = (sys.executable, "-m", "sdc.train.doctor.laboratory")
 SUITE = "sdc.train.doctor.operations:standard"
-LAST = 300  # characters of a child's last words
+LAST = 300  # characters of a child's last output
 
 
 class ChildFailed(RuntimeError):
-    """A child gave no answer; `unknown` are flags that its XLA does not know, and therefore ended it."""
+    """A child gave no answer. `unknown` lists flags that its XLA rejected."""
 
     def __init__(self, reason: str, unknown: Sequence[str] = ()) -> None:
         super().__init__(reason)
@@ -40,17 +40,17 @@ class ChildFailed(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a child is asked to measure."""
+    """A request for a child to measure."""
 
     suite: str = SUITE  # `MODULE:FUNCTION`, a function of `options` that returns operations
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     only: Sequence[str] | None = None  # names of the operations to run; None for all
-    runs: int = 3  # of each operation
-    devices: int | None = None  # CPU devices to simulate; None for what there is
+    runs: int = 3  # number of runs of each operation
+    devices: int | None = None  # CPU devices to simulate; None for the existing devices
 
 
 def ask(request: Request, environ: Mapping[str, str], *, limit: float, command: Sequence[str] = CHILD) -> Answer:
-    """Starts a process that measures, and waits for what it says."""
+    """Starts a process that measures, and waits for its answer."""
     with tempfile.TemporaryFile() as said:
         try:
             process = subprocess.Popen(
@@ -59,7 +59,7 @@ def ask(request: Request, environ: Mapping[str, str], *, limit: float, command: 
                 stdout=subprocess.PIPE,
                 stderr=said,
                 env=dict(environ),
-                start_new_session=True,  # so that what it starts is killed with it
+                start_new_session=True,  # so that its children are killed with it
             )
         except OSError as error:
             raise ChildFailed(f"a process could not be started ({error.strerror})") from error
@@ -68,7 +68,9 @@ def ask(request: Request, environ: Mapping[str, str], *, limit: float, command: 
         except BaseException as ended:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # one that a driver holds dies when that lets it
+            with contextlib.suppress(
+                subprocess.TimeoutExpired
+            ):  # a process blocked in a driver dies only when the driver returns
                 process.wait(5.0)
             for pipe in filter(None, (process.stdin, process.stdout)):
                 with contextlib.suppress(BrokenPipeError):
@@ -85,17 +87,17 @@ def ask(request: Request, environ: Mapping[str, str], *, limit: float, command: 
     try:
         return msgspec.json.decode(out, type=Answer)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ChildFailed(f"a process answered {out[:40]!r}, which is no result ({error})") from error
+        raise ChildFailed(f"a process answered {out[:40]!r}, which is not a result ({error})") from error
 
 
 def unknown_flags(words: str) -> tuple[str, ...]:
-    """Flags that XLA complains of, from a process's last words."""
+    """Returns the flags that XLA rejected, from a process's last output."""
     found = re.search(r"Unknown flags? in XLA_FLAGS: (.*)", words)
     return tuple(word.partition("=")[0] for word in found[1].split() if word.startswith("--")) if found else ()
 
 
 def _last_words(said: Any) -> str:
-    """The last line that says something; a crash of the runtime has its reason above the addresses."""
+    """Returns the last informative line; a crash of the runtime states its reason above the addresses."""
     said.seek(0, os.SEEK_END)
     said.seek(max(0, said.tell() - 20_000))
     lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
@@ -109,19 +111,19 @@ CACHED = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
-LONGEST = 150.0  # seconds that one process may take
+LONGEST = 150.0  # maximum seconds per process
 
 
 @dataclasses.dataclass
 class Laboratory:
-    """Starts processes, and knows how much time is left."""
+    """Starts processes and keeps track of the remaining time."""
 
-    environ: Mapping[str, str]  # the environment that is examined
+    environ: Mapping[str, str]  # the examined environment
     request: Request
-    seconds: float  # all that may be taken, from now on
-    workers: int = 1  # processes at a time: one where devices cannot be shared
-    tell: Callable[[str], None] = lambda text: None  # hears what is done next
-    command: Sequence[str] = CHILD  # what is started
+    seconds: float  # time limit in total, from construction
+    workers: int = 1  # processes at a time: one if devices cannot be shared
+    tell: Callable[[str], None] = lambda text: None  # receives a description of the next measurement
+    command: Sequence[str] = CHILD  # command of the child process
 
     def __post_init__(self) -> None:
         self._ends = time.monotonic() + self.seconds
@@ -134,13 +136,13 @@ class Laboratory:
         only: Sequence[str] | None = None,
         cache: str | None = None,
     ) -> Answer:
-        """Measures in a process of its own; with `cache`, a folder, everything that is compiled is kept there."""
+        """Measures in a separate process; `cache` is a folder that keeps every compiled program."""
         asked = dict(changes)
         compiling = UNCACHED if cache is None else {**CACHED, "JAX_COMPILATION_CACHE_DIR": cache}
         while True:
             left = self._ends - time.monotonic()
             if left <= 0:
-                raise ChildFailed(f"the limit of {self.seconds:g} s is over")
+                raise ChildFailed(f"the time limit of {self.seconds:g} s has passed")
             self.tell(what)
             environ = changed(self.environ, {**compiling, **asked})
             request = dataclasses.replace(self.request, only=only)
@@ -153,7 +155,7 @@ class Laboratory:
                 asked = {name: value for name, value in asked.items() if name not in unknown}
 
     def together(self, jobs: Sequence[Callable[[], Answer]]) -> list[Answer | ChildFailed]:
-        """Answers of several processes, or how they failed; as many at a time as devices allow."""
+        """Returns answers or failures of several processes, run concurrently as far as devices allow."""
 
         def run(job: Callable[[], Answer]) -> Answer | ChildFailed:
             try:
@@ -166,10 +168,10 @@ class Laboratory:
 
 
 def main() -> None:
-    """What a child does: measures what it is asked for."""
+    """Runs a child: measures what the request asks for."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    # A parent that is killed leaves nobody who wants to know (PR_SET_PDEATHSIG).
+    # End if the parent is killed, since then no process reads the result (PR_SET_PDEATHSIG).
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     request = Request(**json.loads(sys.stdin.buffer.read()))
     began, hits = time.monotonic(), 0
@@ -203,7 +205,7 @@ def main() -> None:
     answers.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # the runtime's farewell can hang, and there is nothing left to do
+    os._exit(0)  # shutdown of the runtime can hang, and no work is left
 
 
 if __name__ == "__main__":

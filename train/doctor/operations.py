@@ -1,4 +1,4 @@
-"""What the doctor runs, and its digests: a small training step, and operations that are known for other bits."""
+"""The doctor's operations and their digests: a small training step, and operations known to give different bits."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ AXIS = "devices"
 
 
 class Built(NamedTuple):
-    """A function of arrays that can be jitted, and where its arguments are."""
+    """A jittable function of arrays, and the placement of its arguments."""
 
     fn: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -31,10 +31,10 @@ class Built(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """Something to run."""
+    """An operation to run."""
 
     name: str
-    # makes the function and its arguments for devices in an order; one that runs on a single device takes the first
+    # makes the function and its arguments for devices in a given order; a single-device operation uses the first
     build: Callable[[Sequence[jax.Device]], Built]
     several: bool = False  # whether it runs on all devices
 
@@ -44,7 +44,7 @@ def single(name: str, fn: Callable[..., Any], *inputs: Callable[[], np.ndarray])
 
 
 def collective(name: str, fn: Callable[..., Any], elements: int) -> Operation:
-    """An operation over all devices, each of which holds a row of so many numbers; `fn` gets a row, bound to `AXIS`."""
+    """Makes an operation over all devices, each with a row of `width` numbers; `fn` receives a row, bound to `AXIS`."""
 
     def build(devices: Sequence[jax.Device]) -> Built:
         mesh = Mesh(np.asarray(devices), (AXIS,), axis_types=(AxisType.Auto,))
@@ -70,7 +70,8 @@ SMALL = TrainConfig(
 
 
 def training(config: TrainConfig) -> Operation:
-    """A few steps of the reference trainer from its first state, data-parallel over as many devices as divide it."""
+    """Makes a few steps of the reference trainer from its initial state, data-parallel over as many devices as divide
+    it."""
 
     def build(devices: Sequence[jax.Device]) -> Built:
         ranks = math.gcd(len(devices), config.batch_size, config.model.width)
@@ -108,7 +109,7 @@ def standard(options: Mapping[str, Any]) -> list[Operation]:
     return [
         single("matmul", jnp.matmul, left, right),
         single("matmul bfloat16", narrow, left, right),
-        # Few outputs and a long sum: what libraries split over threads or blocks (split-k).
+        # Few outputs with long sums, which libraries split over threads or blocks (split-k).
         single("matmul split-k", lambda x, g: jnp.matmul(x.T, g), floats(4096, 64, seed=3), floats(4096, 64, seed=4)),
         single("reductions", _reductions, floats(257, 513, seed=6)),
         single("scatter-add", _scatter_add, floats(20_000, seed=7), words(64, 20_000, 8, np.int32)),
@@ -137,7 +138,7 @@ def _scatter_add(x: Any, at: Any) -> Any:
 
 
 def _sorted(x: Any) -> Any:
-    """An unstable sort may order equal keys otherwise."""
+    """Sorts with equal keys, which an unstable sort may order differently."""
     return {"order": jnp.argsort(x, stable=False), "largest": lax.top_k(x, 16)}
 
 
@@ -147,7 +148,7 @@ def _attention(q: Any, k: Any, v: Any) -> Any:
 
 
 def _convolution(x: Any, w: Any) -> Any:
-    """Forward, and the gradient of the weights, for which libraries have the most algorithms."""
+    """Computes a convolution and the gradient of its weights, for which libraries have the most algorithms."""
 
     def convolve(w: Any) -> Any:
         return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -170,20 +171,20 @@ def _special(x: Any) -> Any:
 
 
 def _chain(x: Any) -> Any:
-    """Compilers may leave out the roundings in between."""
+    """Chains operations whose intermediate rounding compilers may omit."""
     y = x.astype(jnp.bfloat16)
     return ((y * jnp.bfloat16(1.1) + jnp.bfloat16(0.3)) * jnp.bfloat16(0.7)).astype(jnp.float32)
 
 
 def _associations(x: Any, y: Any) -> Any:
-    """Compilers that take sums and products for associative find shorter ways, and NaN impossible."""
+    """Computes expressions that compilers simplify if they assume associativity or exclude NaN."""
     far = x * np.float32(1e3)
     return [(far + y) - far, x * np.float32(0.1) * np.float32(0.3) / np.float32(7), jnp.isnan(y / (x - x))]
 
 
 def _random(words: Any) -> Any:
     key = jax.random.wrap_key_data(words, impl="threefry2x32")
-    own = jax.random.key(0)  # of the kind that the options of JAX name
+    own = jax.random.key(0)  # of the kind that JAX's options select
     return {
         "bits": jax.random.bits(key, (1001,)),
         "normal": jax.random.normal(key, (1001,), np.float32),
@@ -197,7 +198,7 @@ def _types(x: Any) -> Any:
 
 
 def _scattered(row: Any) -> Any:
-    """A device's share of the sum; the rest of the row is cut off where it does not divide."""
+    """Returns a device's share of the sum; a remainder of the row that does not divide is cut off."""
     count = lax.axis_size(AXIS)
     return lax.psum_scatter(row[: row.shape[0] // count * count], AXIS, tiled=True)
 
@@ -206,7 +207,7 @@ DIGITS = 16
 
 
 def measure(operations: Sequence[Operation], devices: Sequence[jax.Device], *, runs: int) -> list[Measured]:
-    """Runs each operation several times, and once with the devices in the opposite order."""
+    """Runs each operation several times, and once with the devices in reverse order."""
     rows = []
     for operation in operations:
         row = Measured(operation=operation.name, devices=len(devices) if operation.several else 1)
@@ -221,13 +222,13 @@ def measure(operations: Sequence[Operation], devices: Sequence[jax.Device], *, r
             if row.devices > 1:
                 turned, placed = operation.build(devices[::-1])
                 row.permuted = digest_of(jax.jit(turned)(*placed))
-        except Exception as error:  # whatever an operation throws is told; the others are run
+        except Exception as error:  # report any exception of an operation and run the others
             row.problem = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
     return rows
 
 
 def digest_of(tree: Any) -> str:
-    """The first digits of a SHA-256 over types, shapes and bytes, computed by the host."""
+    """Returns the first digits of a SHA-256 over types, shapes and bytes, computed by the host."""
     total = hashlib.sha256()
     for leaf in jax.tree.leaves(tree):
         array = np.ascontiguousarray(jax.device_get(leaf))

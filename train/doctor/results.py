@@ -1,4 +1,4 @@
-"""What the doctor writes, `sdc doctor --json`, as types. Reading and checking it needs no JAX."""
+"""The output of `sdc doctor --json`, as types. Reading and checking it does not import JAX."""
 
 import os
 from collections.abc import Sequence
@@ -37,12 +37,12 @@ class Answer(Fields, kw_only=True):
     environment: Environment
     operations: list[Measured]
     hits: int
-    """Programs that were read from the persistent compilation cache."""
+    """Number of programs read from the persistent compilation cache."""
     seconds: float
 
 
 class HostPart(Fields, kw_only=True):
-    """Of the host what may decide bits, and is no library."""
+    """Properties of the host, apart from libraries, that may affect bits."""
 
     cores: Annotated[int, about("logical processors")]
     allowed: Annotated[int, about("those that this process may use (affinity)")]
@@ -88,7 +88,7 @@ class Asked(Fields, kw_only=True):
 
 
 class Examined(Header, kw_only=True, tag="jax-sdc doctor"):
-    """All that the doctor has to say of a host."""
+    """The doctor's results for a host."""
 
     created: Annotated[str, about("when, UTC")]
     seconds: Annotated[float, about("how long it took")]
@@ -110,7 +110,7 @@ DOCTOR = Format(
 
 
 def read_examined(path: AnyPath) -> Examined:
-    """Reads what the doctor printed on another host."""
+    """Reads the doctor's results from another host."""
     read = DOCTOR.read(path)
     if not any(each.digests for each in read.operations) or read.environment is None:
         raise RecordError(f"{os.fspath(path)} holds no digests, since nothing could be run there; {DOCTOR.remedy}")
@@ -118,18 +118,18 @@ def read_examined(path: AnyPath) -> Examined:
 
 
 def by_name(answer: Answer | Examined) -> dict[str, Measured]:
-    """What was measured of each operation that could be run."""
+    """Returns the measurements of each operation that ran, by name."""
     return {row.operation: row for row in answer.operations if row.digests and row.problem is None}
 
 
 def different(one: Answer, other: Answer | Examined) -> list[str]:
-    """Operations that both ran, and whose first runs differ."""
+    """Returns the operations that both ran and whose first runs differ."""
     here, there = by_name(one), by_name(other)
     return [name for name in here if name in there and here[name].digests[0] != there[name].digests[0]]
 
 
 def steady(answers: Sequence[Answer], *, order: bool) -> frozenset[str]:
-    """Operations of which all runs of all answers, with `order` also those in the opposite order, gave one digest."""
+    """Returns the operations with equal digests in all runs of all answers, with `order` also in reverse order."""
     digests: dict[str, set[str]] = {}
     for row in (row for each in answers for row in by_name(each).values()):
         digests.setdefault(row.operation, set()).update(

@@ -1,4 +1,4 @@
-"""What of an environment may decide bits: processors, settings, libraries; checks that run nothing."""
+"""Properties of an environment that may affect bits: processors, settings, libraries; checks that run nothing."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from sdc.schema import Environment
 
 from .results import Check, HostPart, Outcome
 
-# What compilers choose instructions by
+# Properties by which compilers choose instructions
 _FEATURES = re.compile(r"sse4_[12]|ssse3|avx\w*|fma|f16c|bmi[12]|amx_\w+|asimd\w*|sve\w*|sme\w*|bf16|i8mm|fphp")
 CPUINFO, SIBLINGS = "/proc/cpuinfo", "/sys/devices/system/cpu/smt/active"
 QUOTAS = (
@@ -30,7 +30,7 @@ def _read(path: str) -> str | None:
 
 
 def describe_host(read: Callable[[str], str | None] = _read) -> HostPart:
-    """What is known of the host's processors; time of the control group by either version of the kernel's interface."""
+    """Describes the host's processors; reads the control group's time limit from either version of the interface."""
     found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", read(CPUINFO) or "", re.MULTILINE)
     times = (read(QUOTAS[0]) or "").split()
     if len(times) != 2 or not all(map(str.isdecimal, times)):
@@ -51,26 +51,26 @@ _DECIDE = re.compile(
     r"NPROC|LIBTPU_INIT_ARGS|LD_PRELOAD|GLIBC_TUNABLES|NVIDIA_TF32_OVERRIDE|"
     r"(JAX|XLA|NCCL|RCCL|CUBLAS|CUBLASLT|CUDNN|CUDA|TF|TSL|OMP|ROCBLAS|HIPBLASLT|MIOPEN)_\w+"
 )
-# Those of them that say where things are, or what is told, and decide no bits
+# Variables among these that set locations or logging and do not affect bits
 _ASIDE = re.compile(
     r"XLA_FLAGS|\w*_(DIR|PATH|FILE|HOME|LOG_LEVEL|MIN_VLOG_LEVEL|VISIBLE_DEVICES|IFNAME)|NCCL_DEBUG\w*|NCCL_SOCKET\w*|"
     r"JAX_(COORDINATOR|COMPILATION_CACHE|PERSISTENT_CACHE|ENABLE_COMPILATION_CACHE|LOG|DUMP|TRACEBACK)\w*|XLA_PYTHON_CLIENT_\w+|"
     r"CUDA_(VERSION|PKG)\w*|NCCL_VERSION|TF_(ENABLE_ONEDNN_OPTS)|JAX_SDC_\w+"
 )
-# Those that say which devices there are: with others it would be another question
+# Variables that select devices: changing them would change the question
 PLACES = frozenset(
     {"--xla_force_host_platform_device_count", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS", "JAX_PLATFORM_NAME"}
 )
 
 
 def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """The settings that may decide bits, sorted by name; a flag without a value has an empty one."""
+    """Returns the settings that may affect bits, sorted by name; a flag without a value has an empty one."""
     found = {name: value for name, value in environ.items() if _DECIDE.fullmatch(name) and not _ASIDE.fullmatch(name)}
     return dict(sorted({**found, **_flags(environ)}.items()))
 
 
 def changed(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """An environment with some settings changed; None takes a setting away."""
+    """Returns an environment with some settings changed; None removes a setting."""
     flags, found = _flags(environ), dict(environ)
     for name, value in changes.items():
         place = flags if name.startswith("--") else found
@@ -85,7 +85,7 @@ def changed(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> di
 
 
 def lines(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> list[str]:
-    """The same changes as lines for a shell, with the whole of `XLA_FLAGS`."""
+    """Returns the changes as shell lines, with the complete `XLA_FLAGS`."""
     found = []
     if any(name.startswith("--") for name in changes):
         text = changed(environ, changes)[FLAGS]
@@ -110,9 +110,9 @@ SET_FOR_GPUS: Mapping[str, str] = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVIDIA_TF32_OVERRIDE": "0",
 }  # fmt: skip
 SET_FOR_SEVERAL_GPUS: Mapping[str, str] = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0"}
-# Flags that let collectives run beside other work, and so in another order
+# Flags that let collectives overlap other work, and so run in another order
 SCHEDULED = ("--xla_gpu_enable_latency_hiding_scheduler", "--xla_gpu_enable_highest_priority_async_stream")
-# Options of JAX that change results, as they are if nobody sets them
+# Defaults of JAX's options that change results
 PLAIN = {
     "jax_default_matmul_precision": "None", "jax_default_prng_impl": "threefry2x32", "jax_enable_x64": "False",
     "jax_threefry_partitionable": "True",
@@ -120,10 +120,10 @@ PLAIN = {
 
 
 class Scene(NamedTuple):
-    """What is looked at."""
+    """The environment under examination."""
 
     environ: Mapping[str, str]
-    environment: Environment | None  # what the first process computed with; None if it could not be run
+    environment: Environment | None  # environment of the first process; None if it could not be run
     machine: HostPart
 
     @property
@@ -136,7 +136,7 @@ class Scene(NamedTuple):
 
     @property
     def pool(self) -> int:
-        """Threads of XLA's pool on a CPU: what NPROC says, else the processors it may use, at least one a device."""
+        """Number of threads of XLA's pool on a CPU: NPROC, or the available processors; at least one per device."""
         given = self.environ.get(THREADS, "")
         return max(int(given) if given.isdecimal() and int(given) > 0 else self.machine.allowed, self.devices)
 
@@ -145,8 +145,8 @@ GPU_SETTINGS = {name: value for name, _, value in (flag.partition("=") for flag 
 
 
 def candidates(scene: Scene) -> dict[str, str | None]:
-    """Settings that may make an operation repeat itself which does not: those known for the platform, and the absence
-    of each other one that is set."""
+    """Returns changes that may make an operation deterministic: the settings known for the platform, and the removal of
+    each other setting."""
     needed: dict[str, str | None] = {}
     if scene.platform == "gpu":
         needed = {**GPU_SETTINGS, **SET_FOR_GPUS, **dict.fromkeys(SCHEDULED, "false")}
@@ -159,7 +159,7 @@ def candidates(scene: Scene) -> dict[str, str | None]:
 
 
 def look(scene: Scene) -> Iterator[Check]:
-    """All checks of an environment that need no run."""
+    """Returns all checks of an environment that run nothing."""
     environ, environment, machine, platform = scene.environ, scene.environment, scene.machine, scene.platform
     given = settings_of(environ)
 
@@ -169,8 +169,14 @@ def look(scene: Scene) -> Iterator[Check]:
         return Check(name, "environment", outcome, sentence, [], list(causes), list(to_set))
 
     kernels = {
-        "deterministic operations": (GPU_FLAGS[:2], "kernels that add in any order may be used (scatter, cuDNN)"),
-        "autotuning": (GPU_FLAGS[2:], "kernels are picked by measured time: two hosts, or two runs, may pick others"),
+        "deterministic operations": (
+            GPU_FLAGS[:2],
+            "kernels with nondeterministic summation order may be used (scatter, cuDNN)",
+        ),
+        "autotuning": (
+            GPU_FLAGS[2:],
+            "kernels are chosen by measured time, so two hosts or two runs may choose different ones",
+        ),
     }
     for name, (flags, what) in kernels.items():
         wanted = {flag: GPU_SETTINGS[flag] for flag in (each.partition("=")[0] for each in flags)}
@@ -178,7 +184,7 @@ def look(scene: Scene) -> Iterator[Check]:
         if platform != "gpu":
             yield check(name, "not applicable", "there is no GPU")
         elif lacking:
-            sentence = f"{what}; the commands of sdc set this themselves, a program of your own has to"
+            sentence = f"{what}; the commands of sdc set this themselves; your own program must set it"
             yield check(name, "risk", sentence, lacking, lines(environ, lacking))
         else:
             yield check(name, "ok", f"{' and '.join(flags)} {'is' if len(flags) == 1 else 'are'} set")
@@ -190,18 +196,18 @@ def look(scene: Scene) -> Iterator[Check]:
         sentence, outcome = f"{values}: keep these equal on all hosts", _noted(lacking)
         yield check("cuBLAS and TF32", outcome, sentence, (), lines(environ, lacking))
     if platform != "gpu" or scene.devices < 2:
-        yield check("NCCL", "not applicable", "there are not several GPUs")
+        yield check("NCCL", "not applicable", "there is only one GPU")
     else:
         lacking = {key: value for key, value in SET_FOR_SEVERAL_GPUS.items() if key not in given}
         sentence = (
-            "NCCL chooses algorithm, protocol and rings by topology and size: hosts that are wired otherwise add in "
+            "NCCL chooses algorithm, protocol and rings by topology and size: differently wired hosts add in "
             "another order"
             if lacking
-            else "algorithm and protocol of NCCL are set; rings follow the topology still"
+            else "algorithm and protocol of NCCL are set; rings still depend on the topology"
         )
         yield check("NCCL", _noted(lacking), sentence, lacking, lines(environ, lacking))
         set_so = [shown(name, given[name]) for name in SCHEDULED if name in given]
-        said = "left to XLA's defaults, which are those of its version"
+        said = "left to XLA's defaults, which depend on its version"
         said = f"{', '.join(set_so)}: keep equal" if set_so else said
         yield check("asynchronous collectives", _noted(set_so), said, set_so)
 
@@ -209,30 +215,34 @@ def look(scene: Scene) -> Iterator[Check]:
     if platform != "cpu":
         yield check(pool, "not applicable", "the devices are not CPUs")
     elif environ.get(THREADS):
-        yield check(pool, "ok", f"{THREADS}={environ[THREADS]}: {scene.pool} threads, whatever the host has")
+        yield check(pool, "ok", f"{THREADS}={environ[THREADS]}: {scene.pool} threads on any host")
     else:
         why = f"{machine.cores} processors"
         if machine.allowed != machine.cores:
             why += f" of which this process may use {machine.allowed} (affinity)"
         if machine.quota is not None and machine.quota < machine.allowed:
-            why += f" and time for {machine.quota:g} (control group, which XLA does not look at)"
+            why += f" and the time of {machine.quota:g} (control group, which XLA ignores)"
         sentence = (
-            f"{THREADS} is not set, so the pool has {scene.pool} threads after {why}: it differs on hosts, and under "
-            f"affinity masks, that have others; the commands of sdc set {THREADS} themselves"
+            f"{THREADS} is not set, so the pool has {scene.pool} threads after {why}: it differs between hosts and "
+            f"affinity masks with different numbers; the commands of sdc set {THREADS} themselves"
         )
         yield check(pool, "information", sentence, [THREADS], lines({}, {THREADS: str(scene.pool)}))
 
     if environment is None:
         for name in ("options of JAX", "libraries"):
-            yield check(name, "could not be run", "no process told what it computes with")
+            yield check(name, "could not be run", "no process reported its environment")
     else:
         options = {key: value for key, value in environment.options.items() if PLAIN.get(key, value) != value}
         said = ", ".join(f"{key}={value}" for key, value in options.items())
-        said = f"{said}: not the defaults; keep them equal" if options else "those that change results are the defaults"
+        said = (
+            f"{said}: not the defaults; keep these equal on all hosts"
+            if options
+            else "all options that change results have their defaults"
+        )
         yield check("options of JAX", _noted(options), said, options)
         packages = environment.packages
         if len({packages.get(name, "").rpartition(".")[0] for name in ("jax", "jaxlib")}) > 1:
-            said = f"jax {packages.get('jax')} with jaxlib {packages.get('jaxlib')}: keep both equal"
+            said = f"jax {packages.get('jax')} with jaxlib {packages.get('jaxlib')}: keep both equal on all hosts"
             yield check("libraries", "information", said, ["jax", "jaxlib"])
         else:
             there = (f"{name} {version}" for name, version in packages.items() if version != "not installed")
@@ -240,35 +250,31 @@ def look(scene: Scene) -> Iterator[Check]:
             yield check("libraries", "ok", said[:300].replace("\n", " "))
     known = {THREADS, *SET_FOR_GPUS, *SET_FOR_SEVERAL_GPUS, *SCHEDULED, *GPU_SETTINGS}
     others = {name: value for name, value in given.items() if name not in known}
-    said = f"{', '.join(shown(*each) for each in others.items())}: keep them equal"
-    said = said if others else "no other variable or flag that may decide bits is set"
+    said = f"{', '.join(shown(*each) for each in others.items())}: keep these equal on all hosts"
+    said = said if others else "no other variable or flag that may affect bits is set"
     yield check("other settings", _noted(others), said, others)
     cache, place = "shared compilation cache", environ.get(CACHE)
     if place:
-        said = (
-            f"{CACHE}={place}: programs that another kind of host compiled may be used here. Give each kind of host a"
-        )
-        yield check(
-            cache, "information", f"{said} folder of its own", [CACHE], [f'export {CACHE}="{place}/KIND-OF-HOST"']
-        )
+        said = f"{CACHE}={place}: programs compiled on another kind of host may be used here. Give each kind of host"
+        yield check(cache, "information", f"{said} its own folder", [CACHE], [f'export {CACHE}="{place}/KIND-OF-HOST"'])
     else:
-        yield check(cache, "ok", f"{CACHE} is not set: nothing compiled elsewhere is used")
+        yield check(cache, "ok", f"{CACHE} is not set: no program compiled elsewhere is used")
     if platform == "cpu":
         vectors = ("avx512f", "avx2", "avx", "sve", "asimd")
         widest = next((name for name in vectors if name in machine.features), "unknown")
         said = (
             f"programs are compiled for this processor (widest vectors: {widest}): hosts that lack one of its "
-            f"{len(machine.features)} features get other programs, with other last bits"
+            f"{len(machine.features)} features run different programs, with different low-order bits"
         )
         yield check("processor features", "information", said)
     else:
         yield check("processor features", "not applicable", "the devices are not CPUs")
     threading = "simultaneous multithreading"
     if machine.siblings is None:
-        yield check(threading, "not applicable", "the kernel does not tell")
+        yield check(threading, "not applicable", "the kernel does not report it")
     else:
-        said = "on: two logical processors are one core, and share its faults" if machine.siblings else "off"
-        yield check(threading, "ok", f"{said}; it decides no bits")
+        said = "on: two logical processors share a core and its faults" if machine.siblings else "off"
+        yield check(threading, "ok", f"{said}; it does not affect bits")
 
 
 def _noted(what: Collection[str]) -> Outcome:

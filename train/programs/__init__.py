@@ -1,11 +1,11 @@
-"""Programs: what a run executes at each step, and what it writes down of it.
+"""Programs: the computation of a run at each step, and what it records of it.
 
-- `config`: the configuration of a training, and presets.
+- `config`: the configuration of a training run, and presets.
 - `model`: the decoder and its collectives. `step`: its optimizer step on one device, sharded by ZeRO-1.
 - `replicas`: the step in which each data rank has its own parameters, for the methods of `sdc.aggregation`.
-- `placement`: where twins and ranks live.
+- `placement`: the layout of twins and ranks over devices.
 - `device`: the base class of programs, and the step of one device. `instrumented`: the programs.
-- `tallies`: from reports to lines of the record.
+- `tallies`: the conversion of reports to lines of the record.
 """
 
 from typing import TYPE_CHECKING
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from sdc._lazy import facade
 
 if TYPE_CHECKING:
-    # What every program can do.
+    # The interface of programs.
     from .device import Program as Program, StepRows as StepRows
 
-    # What one device computes: parameters sharded over all ranks, or each data rank with its own.
+    # The computation of one device: parameters sharded over all ranks, or a copy per data rank.
     from .device import DeviceStep as DeviceStep, Transform as Transform, sharded as sharded
     from .replicas import make_replicas as make_replicas, replicated as replicated
 
-    # One copy; a trace; twins; workers that each watch a real clock.
+    # One copy; a trace; twins; workers with real clocks.
     from .instrumented import SingleProgram as SingleProgram, TraceProgram as TraceProgram, TwinProgram as TwinProgram
     from .replicas import ClockedProgram as ClockedProgram
 

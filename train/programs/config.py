@@ -1,6 +1,6 @@
 """Training configurations: frozen dataclasses, and presets as functions that return them.
 
-A preset's docstring gives the command, the time it takes and the result to expect.
+The docstring of a preset states the command, its run time and the expected result.
 """
 
 import dataclasses
@@ -11,10 +11,10 @@ from typing import Literal, TypeAlias
 from sdc.settings import SettingError
 
 DType: TypeAlias = Literal["float32", "bfloat16"]
-# Bytes that a parameter takes at least: its value, and the means of its gradient and of its square, in float32
+# Minimum bytes per parameter: its value, and the means of its gradient and squared gradient, in float32
 STATE_BYTES = 12
-MANY = 1024  # ranks up to which a message says which numbers divide
-# Bytes of state on a device, more than any has: such a size is a mistake, and would be asked of the memory
+MANY = 1024  # maximum number of ranks for which a message lists the divisors
+# Bytes of state on a device, more than any device has: a larger size is a mistake, and allocation would be attempted
 LARGEST_STATE = 1 << 44
 
 
@@ -59,13 +59,13 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """Everything that decides what a training step computes.
+    """All settings that determine the computation of a training step.
 
     Attributes:
         name: name of the preset.
         model: the decoder.
         optimizer: the optimizer.
-        sequence_length: tokens of a sequence that are predicted.
+        sequence_length: number of predicted tokens per sequence.
         batch_size: sequences in one microstep, over all data ranks.
         microsteps: microsteps whose gradients one step accumulates.
     """
@@ -78,15 +78,15 @@ class TrainConfig:
     microsteps: int = 1
 
     def of_type(self, dtype: DType) -> "TrainConfig":
-        """The same with activations and compute parameters of a type."""
+        """Returns the configuration with activations and compute parameters of the given type."""
         return dataclasses.replace(self, model=dataclasses.replace(self.model, dtype=dtype))
 
 
 def tiny() -> TrainConfig:
-    """Shows everything within a minute on two CPU cores; the default. 0.2 M parameters, byte vocabulary.
+    """The default, which demonstrates everything within a minute on two CPU cores. 0.2 M parameters, byte vocabulary.
 
     Command: `sdc train --config tiny --steps 20`
-    Time: about 0.1 s a step on two cores, as much again for each further twin.
+    Time: about 0.1 s per step on two cores, and as much for each additional twin.
     Expected: the loss falls from 6.0, a little above ln(320) = 5.77, to 3.5 or less in 20 steps.
     """
     return TrainConfig(
@@ -103,7 +103,7 @@ def bench() -> TrainConfig:
     """The workload of `sdc bench`: matrices large enough that arithmetic dominates, small enough for a CPU.
 
     Command: `sdc bench lockstep`
-    Time: about 0.7 s a step on one CPU core, in float32 and in bfloat16. 12.9 M parameters.
+    Time: about 0.7 s per step on one CPU core, in float32 and in bfloat16. 12.9 M parameters.
     Expected: ratios of step times within the limits that BENCHMARKS.md states.
     """
     return TrainConfig(
@@ -119,8 +119,8 @@ def smollm2_135m() -> TrainConfig:
     """The shape of SmolLM2-135M (134,515,008 parameters, tied head), trained from scratch.
 
     Command: `sdc train --config smollm2_135m --tokenizer tokenizer.json --corpus FOLDER`
-    Time: meant for an accelerator; 32,768 tokens a step.
-    Expected: a first loss near ln(49152) = 10.8, falling from the first steps on.
+    Time: meant for an accelerator; 32,768 tokens per step.
+    Expected: an initial loss near ln(49152) = 10.8, which falls from the first steps on.
     """
     return TrainConfig(
         name="smollm2_135m",
@@ -149,7 +149,7 @@ def llama3_8b_16l() -> TrainConfig:
     4,943,122,432 parameters.
 
     Command: `sdc twin --config llama3_8b_16l --sync compute --model 8 --tokenizer tokenizer.json --corpus FOLDER`
-    Time: meant for two nodes of eight accelerators (lowered for them in the tests); 65,536 tokens a step.
+    Time: meant for two nodes of eight accelerators (lowered for them in the tests); 65,536 tokens per step.
     Expected: `clean` on healthy nodes; on corrupting ones the frequencies of the study's table 1.
     """
     return _llama3("llama3_8b_16l", layers=16, global_batch=16)
@@ -158,10 +158,10 @@ def llama3_8b_16l() -> TrainConfig:
 def llama3_8b() -> TrainConfig:
     """The SDC study's model for the gradient and training questions: 32 layers, global batch 256 (appendix B).
 
-    8,835,567,616 parameters: more than Llama 3 8B, whose feed-forward is narrower (14,336).
+    8,835,567,616 parameters: more than Llama 3 8B, which has a narrower feed-forward network (14,336).
 
     Command: `sdc twin --config llama3_8b --sync params --model 8 --tokenizer tokenizer.json --corpus FOLDER`
-    Time: meant for two nodes of eight accelerators (lowered for them in the tests); 1,048,576 tokens a step.
+    Time: meant for two nodes of eight accelerators (lowered for them in the tests); 1,048,576 tokens per step.
     Expected: `clean` on healthy nodes; on corrupting ones noise-to-signal ratios as in the study's figure 5.
     """
     return _llama3("llama3_8b", layers=32, global_batch=256)
@@ -180,7 +180,7 @@ def _llama3(name: str, *, layers: int, global_batch: int) -> TrainConfig:
             ffn_width=16_384,
             dtype="bfloat16",
         ),
-        # The study does not print its learning rate; this is that of Llama 3 8B (Llama Team, 2024, table 3).
+        # The study does not state its learning rate; this is the one of Llama 3 8B (Llama Team, 2024, table 3).
         optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=2_000, total_steps=100_000),
         sequence_length=4_096,
         batch_size=1,
@@ -194,10 +194,10 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
 
 
 def get_config(name: str) -> TrainConfig:
-    """Returns the preset of that name.
+    """Returns the preset with the given name.
 
     Raises:
-        SettingError: there is none.
+        SettingError: the name is unknown.
     """
     if name not in PRESETS:
         raise SettingError("config", name, f"unknown; choose one of {', '.join(PRESETS)}")
@@ -205,24 +205,24 @@ def get_config(name: str) -> TrainConfig:
 
 
 def check(config: TrainConfig, data: int, model: int, *, copies: int = 1) -> None:
-    """Checks that a configuration divides over a mesh, and that what it keeps could lie in a memory.
+    """Checks that a configuration divides over a mesh, and that its state could fit into memory.
 
-    `copies` are states that lie on the same devices, such as those of twins under `vmap`. A SettingError says which
-    size is not positive, does not divide, or is absurd.
+    `copies` is the number of states on the same devices, such as those of twins under `vmap`. Raises SettingError for a
+    size that is not positive, does not divide, or is too large.
     """
     model_names = ("vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "ffn_width")
     sizes = {name: getattr(config.model, name) for name in model_names}
     sizes |= {name: getattr(config, name) for name in ("sequence_length", "batch_size", "microsteps")}
     for name, size in sizes.items():
         if not isinstance(size, int) or size < 1:
-            raise SettingError("config", config.name, f"{name} is {size}; expected a whole number of at least 1")
+            raise SettingError("config", config.name, f"{name} is {size}; expected an integer of at least 1")
     divided = {
         "model": (model, ("heads", "kv_heads", "ffn_width", "vocab_size", "sequence_length")),
         "data": (data, ("width", "batch_size")),
     }
     for axis, (ranks, names) in divided.items():
         if ranks < 1:
-            raise SettingError(axis, ranks, "expected a number of ranks of at least 1")
+            raise SettingError(axis, ranks, "expected at least 1 rank")
         for name in names:
             if sizes[name] % ranks:
                 common = math.gcd(*(sizes[each] for each in names))
@@ -230,14 +230,14 @@ def check(config: TrainConfig, data: int, model: int, *, copies: int = 1) -> Non
                 problem = f"{name} {sizes[name]} of config {config.name} is not divisible by it; choose"
                 raise SettingError(axis, ranks, f"{problem} {' or '.join(choices)}")
     if sizes["heads"] % sizes["kv_heads"]:
-        problem = f"heads {sizes['heads']} is not divisible by kv_heads {sizes['kv_heads']}"
+        problem = f"heads {sizes['heads']} are not divisible by kv_heads {sizes['kv_heads']}"
         raise SettingError("config", config.name, f"{problem}; choose kv_heads that divide heads")
     needed = STATE_BYTES * config.model.parameters * copies // (data * model)
     if needed > LARGEST_STATE:
         raise SettingError(
             "config",
             config.name,
-            f"{config.model.parameters:,} parameters and their optimizer's state, {copies:,} times, would take "
-            f"{needed / 2**40:,.0f} TiB on a device, of which none has more than {LARGEST_STATE >> 40} TiB; "
+            f"{config.model.parameters:,} parameters and their optimizer state, {copies:,} times, would take "
+            f"{needed / 2**40:,.0f} TiB per device; expected at most {LARGEST_STATE >> 40} TiB; "
             "choose a smaller model, fewer copies or more ranks",
         )

@@ -1,4 +1,4 @@
-"""What every program of a run can do, what one device computes in a step, and the tools around it."""
+"""The interface of all programs of a run, the step of one device, and the tools around it."""
 
 import abc
 import dataclasses
@@ -22,33 +22,33 @@ from .step import BATCH_SPEC, device_step, init_state, metrics_specs, state_spec
 
 
 class StepRows(NamedTuple):
-    """What the record has of a step.
+    """The record of one step.
 
     Attributes:
-        row: the line in `steps.jsonl`, but for the number of the step.
-        details: lines in the file beside it.
+        row: the line in `steps.jsonl`, without the step number.
+        details: lines in the accompanying file.
     """
 
     row: Mapping[str, Any]
     details: Sequence[Mapping[str, Any]] = ()
 
 
-# A transformation of a step into one that returns `(out, reports)` too
+# A transformation of a step into one that also returns reports, as `(out, reports)`
 Transform: TypeAlias = Callable[[Callable[..., Any]], Callable[..., tuple[Any, Reports]]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DeviceStep:
-    """A training step of one device under bound mesh axes, and how its arrays are cut for the devices.
+    """A training step of one device under bound mesh axes, and the partition of its arrays over devices.
 
     Attributes:
-        config: what is trained.
-        fn: `(state, tokens) -> (state, metrics)` on one device; the state has a number `step`.
+        config: the configuration.
+        fn: `(state, tokens) -> (state, metrics)` on one device; the state has a field `step`.
         state_specs: partition of the state.
         metrics_specs: partition of the metrics.
-        init: the state of global shape from a random key, traceable.
-        describe: what the line of a step says of the metrics, besides the scalars that all runs have.
-        conclude: what the last state adds to the summary.
+        init: makes the state of global shape from a random key; traceable.
+        describe: makes the fields of a step's line from the metrics, besides the scalars common to all runs.
+        conclude: makes the fields that the last state adds to the summary.
     """
 
     config: TrainConfig
@@ -64,7 +64,7 @@ class DeviceStep:
 
 
 def sharded(config: TrainConfig) -> DeviceStep:
-    """The reference step, whose parameters are sharded over all ranks (ZeRO-1).
+    """Returns the reference step, with parameters sharded over all ranks (ZeRO-1).
 
     Example:
         >>> from sdc.train import get_config
@@ -82,13 +82,13 @@ def sharded(config: TrainConfig) -> DeviceStep:
 
 
 def plain(work: DeviceStep, placement: Placement) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """`(state, tokens) -> (state, metrics)` on global arrays, without any tool."""
+    """Returns `(state, tokens) -> (state, metrics)` on global arrays, without any tool."""
     specs = work.state_specs
     return placement.map(work.fn, stacked=specs, shared=BATCH_SPEC, out=(specs, work.metrics_specs))
 
 
 def initial_state(work: DeviceStep, placement: Placement, seed: int) -> Any:
-    """The state before the first step, the same for every twin and mesh."""
+    """Returns the state before the first step, the same for every twin and mesh."""
     shardings = placement.sharding(placement.spec(work.state_specs))
     init = jax.jit(lambda key: placement.stack(work.init(key)), out_shardings=shardings)
     return init(jax.random.key(seed))
@@ -104,22 +104,22 @@ def described_batch(config: TrainConfig, placement: Placement) -> jax.ShapeDtype
 
 
 def place_batch(tokens: Int[np.ndarray, "microsteps batch length"], placement: Placement) -> Array:
-    """A global batch on the mesh; each process takes its part of the batch that all of them hold."""
+    """Places a global batch on the mesh; every process has the whole batch and places its part."""
     sharding = NamedSharding(placement.mesh, BATCH_SPEC)
     return jax.make_array_from_callback(tokens.shape, sharding, lambda index: tokens[index])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program(abc.ABC):
-    """What a run executes. Steps are numbered from 0; every process calls every method.
+    """The computation of a run. Steps are numbered from 0; every process calls every method.
 
-    A program is made for a placement and compiled at its first step. `step` and `observe` take the state over and
-    return the next one.
+    A program is made for a placement and compiled at its first step. `step` and `observe` consume the state and return
+    the next one.
 
     Attributes:
         work: the step of one copy.
-        placement: where it runs.
-        donate: whether a step takes the memory of the state that it is given, which cannot be used afterwards.
+        placement: the layout over devices.
+        donate: whether a step reuses the memory of its input state, which cannot be used afterwards.
     """
 
     work: DeviceStep
@@ -130,47 +130,47 @@ class Program(abc.ABC):
     @functools.cached_property
     @abc.abstractmethod
     def compiled(self) -> jax.stages.Wrapped:
-        """`(state, (tokens, beside)) -> (state, metrics, ...)`, jitted."""
+        """Jitted `(state, (tokens, beside)) -> (state, metrics, ...)`."""
 
     @abc.abstractmethod
     def beside(self) -> Any:
-        """Shapes and types of what a step takes beside the tokens."""
+        """Shapes and types of the inputs of a step besides the tokens."""
 
     @abc.abstractmethod
     def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
-        """Runs a step. Returns the next state, and what the step says of itself: arrays on the devices."""
+        """Runs a step. Returns the next state and the output of the step, as arrays on the devices."""
 
     def observe(self, state: Any, out: Any) -> tuple[Any, Any]:
-        """Compares, and perhaps repairs, the state after a step. Returns the state and what was seen."""
+        """Compares, and possibly repairs, the state after a step. Returns the state and the observations."""
         return state, None
 
     @abc.abstractmethod
     def rows(self, number: int, out: Any, seen: Any) -> StepRows:
-        """What the record has of a step, from what `step` and `observe` said."""
+        """Makes the record of a step from the outputs of `step` and `observe`."""
 
     def init(self, seed: int) -> Any:
         return initial_state(self.work, self.placement, seed)
 
     def abstract(self) -> Any:
-        """Shapes, types and shardings of the state, to restore one into."""
+        """Returns the shapes, types and shardings of the state, for restoring one."""
         stacked = jax.eval_shape(self.placement.stack, self.work.abstract())
         return described(stacked, self.placement.sharding(self.placement.spec(self.work.state_specs)))
 
     def fingerprint(self) -> dict[str, str]:
-        """SHA-256 of the StableHLO of what runs; nothing is compiled or run."""
+        """Returns the SHA-256 of the StableHLO of the program, without compiling or running it."""
         return {"step": program_fingerprint(self.compiled.lower(*self.inputs))}
 
     def digest(self, state: Any) -> list[str]:
-        """64-bit digests of the state in hexadecimal, one for each twin: equal for equal bits, on any mesh."""
+        """Returns 64-bit digests of the state in hexadecimal, one for each twin: equal for equal bits, on any mesh."""
         rows = np.atleast_2d(fetch((_digest if self.placement.twins is None else _digest_of_each)(state)))
         return [f"{int(a):08x}{int(b):08x}" for a, b in rows]
 
     def files(self) -> Mapping[str, Any]:
-        """Further files of the record by name, written before the first step."""
+        """Returns additional files of the record by name, to write before the first step."""
         return {}
 
     def conclude(self, state: Any) -> Mapping[str, Any]:
-        """What the last state adds to the summary."""
+        """Returns the fields that the last state adds to the summary."""
         return self.work.conclude(state)
 
     @property
@@ -179,11 +179,12 @@ class Program(abc.ABC):
 
     @property
     def inputs(self) -> tuple[Any, tuple[Any, Any]]:
-        """Shapes, types and shardings of what `compiled` takes."""
+        """Returns the shapes, types and shardings of the inputs of `compiled`."""
         return self.abstract(), (self.batch, self.beside())
 
     def jitted(self, fn: Callable[[Any, Any], Any], shared: Any, *reports: Any) -> jax.stages.Wrapped:
-        """Places a per-device function of `(state, (tokens, shared))` that returns state, metrics and reports."""
+        """Places and jits a per-device function of `(state, (tokens, shared))` that returns state, metrics and
+        reports."""
         specs = self.work.state_specs
         out = (specs, self.work.metrics_specs, *reports)
         mapped = self.placement.map(fn, stacked=specs, shared=(BATCH_SPEC, shared), out=out)
@@ -194,7 +195,7 @@ _digest, _digest_of_each = jax.jit(tree_digest), jax.jit(jax.vmap(tree_digest))
 
 
 def scalar_row(metrics: Any) -> dict[str, Any]:
-    """The scalars of a step, one number per twin, as a line of `steps.jsonl` has them."""
+    """Returns the scalars of a step, one number per twin, as in a line of `steps.jsonl`."""
     return {
         "loss": np.atleast_1d(metrics.loss),
         "gradient_norm": np.atleast_1d(metrics.gradient_norm),

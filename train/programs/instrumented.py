@@ -1,6 +1,6 @@
-"""Programs whose steps are transformed: of one copy, a trace, and twins, with what is compared between them.
+"""Programs with transformed steps: of one copy, of a trace, and of twins, including their comparison.
 
-Twins run in lock-step, free, or with digests of every operation.
+Twins run in lock-step, freely, or with digests of every operation.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from .model import DATA, MODEL
 from .placement import RANKS, TWIN, fetch
 from .tallies import tally, tally_flags, total
 
-NONE = Reports((), ())  # the reports of a tool that is not at work
+NONE = Reports((), ())  # the reports of an inactive tool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,22 +46,22 @@ class Instrumented(Program):
 
     _: dataclasses.KW_ONLY
     faults: tuple[sdc.Fault, ...] = ()
-    checks: Transform | None = None  # how products are checked; None not to check them
-    seed: int = 0  # of the run; the faults draw from the next one
+    checks: Transform | None = None  # transformation that checks products; None for no checks
+    seed: int = 0  # seed of the run; the faults use the next one
 
     def around(self, step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports]]:
-        """The transformation around the instrumented step; by default none."""
+        """Returns the transformation around the instrumented step (default: None)."""
         return lambda *args: (step(*args), NONE)
 
     @functools.cached_property
     def compiled(self) -> jax.stages.Wrapped:
-        """`(state, (tokens, key)) -> (state, metrics, (reports of what is around, events, flags))`, jitted."""
-        # Faults are those of the hardware: where products are checked, they strike the sums before rounding.
+        """Jitted `(state, (tokens, key)) -> (state, metrics, (reports of the outer transformation, events, flags))`."""
+        # Faults simulate hardware: if products are checked, faults strike the sums before rounding.
         wide = self.work.fn if self.checks is None else accumulators(self.work.fn)
         faulty = sdc.inject(wide, self.faults) if self.faults else lambda _, *args: (wide(*args), NONE)
         checked = (lambda *args: (faulty(*args), NONE)) if self.checks is None else self.checks(faulty)
 
-        # What goes in and comes out has sites too, which are named by their places here.
+        # Inputs and outputs have sites too, which are named by their positions here.
         def instrumented(moment: sdc.Moment, state: Any, tokens: Any) -> tuple[Any, Reports, Reports]:
             (out, events), flags = checked(moment, state, tokens)
             return out, events, flags
@@ -94,7 +94,7 @@ class SingleProgram(Instrumented):
 
     def rows(self, number: int, out: Any, seen: Any) -> StepRows:
         metrics, (_, events, flags) = fetch(out)
-        # There is one copy, where a tally expects twins.
+        # Adds the twin axis, which a tally expects, to the single copy.
         sites, rows = tally(NONE, jax.tree.map(lambda x: x[None], events), step=number)
         row = scalar_row(metrics) | ({"sites": sites} if sites else {}) | dict(self.work.describe(metrics))
         return StepRows(row | ({} if self.checks is None else {"abft": tally_flags(flags, twins=False)}), rows)
@@ -102,14 +102,14 @@ class SingleProgram(Instrumented):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TraceProgram(Program):
-    """Trains one copy and takes the digests of selected values at every step.
+    """Trains one copy and computes digests of selected values at every step.
 
     Attributes:
         work: the step.
-        placement: where the program runs, without twins.
+        placement: the layout over devices, without twins.
         where: the values whose digests each step returns.
-        struck: what is struck at a step of a program with these sites; None for a program in which nothing can be.
-        donate: whether a step takes the memory of the state that it is given.
+        struck: returns the strike at a step, given the program's sites; None for a program without injection.
+        donate: whether a step reuses the memory of its input state.
     """
 
     where: Selector
@@ -125,7 +125,7 @@ class TraceProgram(Program):
 
     @functools.cached_property
     def compiled(self) -> jax.stages.Wrapped:
-        """`(state, (tokens, strike)) -> (state, metrics, digests)`, jitted."""
+        """Jitted `(state, (tokens, strike)) -> (state, metrics, digests)`."""
 
         def fn(state: Any, shared: tuple[Any, Any]) -> Any:
             tokens, strike = shared
@@ -155,7 +155,7 @@ class TraceProgram(Program):
         return {SITES: sites_table(digests)}
 
     def conclude(self, state: Any) -> Mapping[str, Any]:
-        return {"verdict": None, "reason": "a trace by itself compares nothing; compare it with sdc diff"}
+        return {"verdict": None, "reason": "a single trace compares nothing; compare it with sdc diff"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -164,7 +164,7 @@ class TwinProgram(Instrumented):
 
     Attributes:
         work: the step of one twin, which returns the gradient in its metrics.
-        placement: where the program runs, with twins.
+        placement: the layout over devices, with twins.
         donate, faults, checks, seed: see `Instrumented`.
         sync: `compute` compares and repairs at every probe and after the step, `params` after the step, `none` only
             compares.
@@ -183,7 +183,8 @@ class TwinProgram(Instrumented):
 
     @functools.cached_property
     def compiled_observation(self) -> jax.stages.Wrapped:
-        """`(state, gradient) -> (state, reports)`, jitted: twins compared after the step, and the suspect repaired."""
+        """Jitted `(state, gradient) -> (state, reports)`, which compares twins after the step and repairs the
+        suspect."""
         specs, gradient_specs = self.work.state_specs, self.work.metrics_specs.gradient
         model = self.placement.mesh.shape[MODEL]
         replicas = [1 if MODEL in spec else model for spec in jax.tree.leaves(gradient_specs)]
@@ -215,7 +216,7 @@ class TwinProgram(Instrumented):
             return state, {"squares": squares, "gradient": gradient_mismatch, "state": mismatch}
 
         mapped = self.placement.map(fn, stacked=(specs, gradient_specs), shared=None, out=(specs, RANKS))
-        # What the step returned belongs to nobody else.
+        # The outputs of the step have no other user, so they are donated.
         return self.placement.jit(lambda state, gradient: mapped((state, gradient), None), donate=True)
 
     def observe(self, state: Any, out: Any) -> tuple[Any, Any]:
@@ -227,14 +228,14 @@ class TwinProgram(Instrumented):
         sites, rows = tally(mismatches, events, step=number)
         squares = {name: np.sqrt(value[:, 0, 0].astype(np.float64)) for name, value in seen["squares"].items()}
         difference, norms = squares["gradient_difference"][0], metrics.gradient_norm.astype(np.float64)
-        signal = norms[int(np.argmin(difference))]  # the reference differs by nothing from itself
+        signal = norms[int(np.argmin(difference))]  # the reference has a difference of zero from itself
         row = {
             **scalar_row(metrics),
             "sites": sites,
             "state": total(seen["state"]),
             "gradient": total(seen["gradient"]),
             "gradient_difference": difference,
-            # Equation (5) of the study is the largest of these over the steps.
+            # Equation (5) of the study is the maximum of these over the steps.
             "noise_to_signal": np.where(difference == 0, 0.0, difference / signal if signal else np.inf),
             "parameter_difference": squares["parameter_difference"][0],
             "parameter_norm": squares["parameter_norm"],
@@ -253,10 +254,10 @@ class TwinProgram(Instrumented):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OperationsProgram(TwinProgram):
-    """Trains twins that start each step from the same state, and compares the digests of what each operation gave.
+    """Trains twins that start each step from the same state, and compares digests of the result of every operation.
 
-    Nothing is exchanged inside of a step, so that devices wait for nobody; digests are compared after it, by the
-    processes. `sync` is `params`, since that is when twins are compared and repaired.
+    Nothing is exchanged inside a step, so devices do not wait; the processes compare the digests after it. `sync` is
+    `params`, since twins are compared and repaired after the step.
     """
 
     _: dataclasses.KW_ONLY
@@ -274,14 +275,14 @@ class OperationsProgram(TwinProgram):
 
 
 def first_operation(digests: Reports) -> dict[str, Any] | None:
-    """The first operation whose digests differ between twins, as JSON; None where all agree."""
+    """Returns the first operation whose digests differ between twins, as JSON; None if all agree."""
     values = [np.asarray(value) for value in digests.values()]
     copies = [Reports(digests.sites, [value[twin] for value in values]) for twin in range(len(values[0]))]
     whole = [b"".join(value[twin].tobytes() for value in values) for twin in range(len(copies))]
     groups = Counter(whole)
     if len(groups) == 1:
         return None
-    # The first of two twins; of more, one of the largest group that agrees.
+    # The reference: the first of two twins; of more, one of the largest group that agrees.
     largest, size = groups.most_common(1)[0]
     reference = 0 if len(copies) == 2 else whole.index(largest)
     apart = {
@@ -292,7 +293,7 @@ def first_operation(digests: Reports) -> dict[str, Any] | None:
     when = {twin: place_of(found.site, found.iteration) for twin, found in apart.items()}
     early = {twin: found for twin, found in apart.items() if when[twin] == min(when.values())}
     first = next(iter(early.values()))
-    names = {"axis0": DATA, "axis1": MODEL}  # of the leading axes of digests
+    names = {"axis0": DATA, "axis1": MODEL}  # names of the leading axes of digests
     return {
         **msgspec.structs.asdict(describe_place(first.site, first.iteration)),
         "mismatched": sum(int((value != value[reference]).any(-1).sum()) for value in values),

@@ -3,12 +3,12 @@
 Everything here runs per device with the axes `data` and `model` bound, by `shard_map` or by `vmap` (where they have
 size 1). Gradients are those of `check_vma=False`: the transpose of `psum` is `psum`, and `all_gather` and
 `psum_scatter` are each other's transpose. A rank therefore differentiates its *share* of the loss, such that the shares
-of all ranks add up to the loss, and collects what the other ranks found afterwards.
+of all ranks add up to the loss, and adds up the gradients of the other ranks afterwards.
 
 The modules define parameters of global shape, each beside its partition over the mesh, and are called on one device
 with that device's parameters: its part of heads, feed-forward and vocabulary, in full width. Between submodules the
 residual stream is sharded over the sequence; a submodule gathers the sequence before and reduce-scatters it after. The
-probes stand where the SDC study looks (section 4): at a submodule's output before the reduce-scatter, and at the
+probes are where the SDC study compares (section 4): at a submodule's output before the reduce-scatter, and at the
 gradient of its input before the reduce-scatter of the backward pass.
 
 Letters of shapes, sizes on one device:
@@ -18,8 +18,9 @@ Letters of shapes, sizes on one device:
     T  sequence (keys)       K  key and value heads      L  layers
     P  part of the sequence  G  query heads of one key   C  width of one head
 
-A deviation: the study's description of its decoder (appendix B) has a layer normalization after the residual
-connection. Here it is RMSNorm before each submodule, as in Llama 3, whose style the study says its model has.
+One deviation: the study's description of its decoder (appendix B) has a layer normalization after the residual
+connection. This model has RMSNorm before each submodule, as in Llama 3, whose style the study's model is said to
+follow.
 """
 
 import functools
@@ -43,17 +44,17 @@ Tree = Any  # a pytree of arrays; the pytrees of one function have one structure
 
 
 def gather_sequence(x_BPD: Float[Array, "B P D"]) -> Float[Array, "B S D"]:
-    """Gives every model rank the whole sequence. Backward: adds up the ranks' cotangents and leaves each its part."""
+    """Gathers the whole sequence on every model rank. Backward: sums the ranks' cotangents and scatters the parts."""
     return _all_gather(x_BPD, MODEL, 1)
 
 
 def scatter_sequence(y_BSD: Float[Array, "B S D"]) -> Float[Array, "B P D"]:
-    """Adds up the model ranks' contributions and leaves each its part. Backward: gives every rank the whole."""
+    """Sums the model ranks' contributions and scatters the parts. Backward: gathers the whole on every rank."""
     return _reduce_scatter(y_BSD, MODEL, 1)
 
 
 def lookup(table_VD: Float[Array, "V D"], tokens_BS: Int[Array, "B S"]) -> Float[Array, "B S D"]:
-    """Rows of a table sharded over `model`, zeros where another rank holds the row: `scatter_sequence` adds them up."""
+    """Looks up rows of a table sharded over `model`; rows of other ranks are zero, and `scatter_sequence` sums them."""
     rows = table_VD.shape[0]
     local_BS = tokens_BS - lax.axis_index(MODEL) * rows
     mine_BS = (local_BS >= 0) & (local_BS < rows)
@@ -61,13 +62,14 @@ def lookup(table_VD: Float[Array, "V D"], tokens_BS: Int[Array, "B S"]) -> Float
 
 
 def cross_entropy(logits_BSV: Float[Array, "B S V"], targets_BS: Int[Array, "B S"]) -> Float[Array, "B S"]:
-    """Negative log-likelihood of each target in nats, from logits whose vocabulary is sharded over `model`."""
+    """Returns the negative log-likelihood of each target in nats, from logits with the vocabulary sharded over
+    `model`."""
     logits_BSV = logits_BSV.astype(jnp.float32)
-    # The largest logit is subtracted so that nothing overflows; the loss does not depend on it.
+    # Subtracting the largest logit prevents overflow; the loss does not depend on it.
     largest_BS = lax.pmax(lax.stop_gradient(logits_BSV).max(-1), MODEL)
     logits_BSV = logits_BSV - largest_BS[..., None]
     columns_V = jnp.arange(logits_BSV.shape[-1]) + lax.axis_index(MODEL) * logits_BSV.shape[-1]
-    # A masked sum, not a gather: its derivative is elementwise, where that of a gather is a scatter.
+    # A masked sum instead of a gather: its derivative is elementwise, that of a gather is a scatter.
     target_BS = jnp.where(columns_V == targets_BS[..., None], logits_BSV, 0).sum(-1)
     total_BS, target_BS = lax.psum((jnp.exp(logits_BSV).sum(-1), target_BS), MODEL)
     nll_BS: Array = jnp.log(total_BS) - target_BS
@@ -75,18 +77,18 @@ def cross_entropy(logits_BSV: Float[Array, "B S V"], targets_BS: Int[Array, "B S
 
 
 def gather_width(shards: Tree, specs: Tree, dtype: str) -> Tree:
-    """Parameters in full width, as the model computes with them, from the shards of the master parameters.
+    """Gathers the full-width compute parameters from the shards of the master parameters.
 
-    They are rounded before they travel: half the bytes for bfloat16, and the same values.
+    They are rounded before the transfer, which halves the bytes for bfloat16 and gives the same values.
     """
     return jax.tree.map(lambda shard, spec: _all_gather(shard.astype(dtype), DATA, spec.index(DATA)), shards, specs)
 
 
 def scatter_width(gradient: Tree, specs: Tree) -> Tree:
-    """Adds up the ranks' gradients of full-width parameters and leaves each rank its shard."""
+    """Sums the ranks' gradients of full-width parameters and scatters the shards."""
 
     def scatter(leaf: Array, spec: P) -> Array:
-        if MODEL not in spec:  # every model rank holds the whole and found the gradient of its part of the sequence
+        if MODEL not in spec:  # every model rank holds the whole and has the gradient of its part of the sequence
             leaf = lax.psum(leaf, MODEL)
         return _reduce_scatter(leaf, DATA, spec.index(DATA))
 
@@ -94,7 +96,7 @@ def scatter_width(gradient: Tree, specs: Tree) -> Tree:
 
 
 def global_norm(shards: Tree, specs: Tree, *, axes: tuple[str, ...] = (DATA,)) -> Float[Array, ""]:
-    """Euclidean norm over all leaves and ranks; what the model ranks hold in common counts once."""
+    """Returns the Euclidean norm over all leaves and ranks; leaves replicated over model ranks count once."""
     squares = jax.tree.map(lambda leaf: jnp.sum(jnp.square(leaf)), shards)
     zero = jnp.zeros((), jnp.float32)
     sharded = jax.tree.map(lambda square, spec: square if MODEL in spec else zero, squares, specs)
@@ -103,7 +105,7 @@ def global_norm(shards: Tree, specs: Tree, *, axes: tuple[str, ...] = (DATA,)) -
     return jnp.sqrt(lax.psum(square, axes) if axes else square)
 
 
-# Over one rank both are the identity. XLA copies all the same on a CPU: 15 % of a step of `bench`.
+# Over one rank both are the identity, but XLA copies nevertheless on a CPU: 15 % of a step of `bench`.
 
 
 def _all_gather(x: Array, axis_name: str, dimension: int) -> Array:
@@ -122,7 +124,8 @@ Rotation: TypeAlias = tuple[Float[Array, "S C/2"], Float[Array, "S C/2"]]
 
 
 def matrix(rngs: nnx.Rngs, shape: tuple[int, ...], spec: P, *, inputs: int, outputs: int) -> nnx.Param[Array]:
-    """A matrix, Xavier uniform: in [-b, b] with b = sqrt(6 / (inputs + outputs)) (the study's appendix B.2)."""
+    """Initializes a matrix, Xavier uniform: in [-b, b] with b = sqrt(6 / (inputs + outputs)) (the study's appendix
+    B.2)."""
     bound = math.sqrt(6 / (inputs + outputs))
     return nnx.Param(jax.random.uniform(rngs.params(), shape, jnp.float32, -bound, bound), spec=spec)
 
@@ -197,7 +200,7 @@ class Block(nnx.Module):
             x_BPD = x_BPD + scatter_sequence(y_BSD)
         with jax.named_scope("ffn"):
             h_BSD = probe(gather_sequence(self.ffn_norm(x_BPD)), "ffn", directions=["bwd"])
-            # The scan over layers already keeps XLA from merging the recomputation with the forward pass.
+            # The scan over layers already prevents XLA from merging the recomputation with the forward pass.
             y_BSD = probe(jax.checkpoint(self.ffn, prevent_cse=False)(h_BSD), "ffn", directions=["fwd"])
             return x_BPD + scatter_sequence(y_BSD)
 
@@ -232,14 +235,15 @@ class Decoder(nnx.Module):
 
 
 def rotations(length: int, dim: int, theta: float) -> Rotation:
-    """Cosine and sine of the rotary embedding's angles: position times theta^(-2i/C) for the pair i, in float32."""
+    """Returns cosine and sine of the rotary embedding's angles: position times theta^(-2i/C) for the pair i, in
+    float32."""
     frequency = theta ** (-jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
     angle = jnp.arange(length, dtype=jnp.float32)[:, None] * frequency
     return jnp.cos(angle), jnp.sin(angle)
 
 
 def rotate(x_BSHC: Float[Array, "B S H C"], rotation: Rotation) -> Float[Array, "B S H C"]:
-    """Turns the pair (i, i + C/2) of each head by the angle of its position and of i, in float32."""
+    """Rotates the pair (i, i + C/2) of each head by the angle of its position and i, in float32."""
     cos, sin = (table[:, None, :] for table in rotation)
     first, second = jnp.split(x_BSHC.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -247,12 +251,12 @@ def rotate(x_BSHC: Float[Array, "B S H C"], rotation: Rotation) -> Float[Array, 
 
 
 def init_params(config: ModelConfig, key: Array) -> Params:
-    """Initial master parameters: global shapes, float32; the values do not depend on the sharding they are given."""
+    """Initial master parameters: global shapes, float32; the values do not depend on the sharding."""
     return nnx.to_pure_dict(nnx.state(Decoder(config, nnx.Rngs(key))))
 
 
 def param_specs(config: ModelConfig) -> Params:
-    """Partition of every parameter: its width over `data`, heads, feed-forward or vocabulary over `model`."""
+    """Returns the partition of every parameter: width over `data`; heads, feed-forward or vocabulary over `model`."""
     _, state = _definition(config)
     specs = nnx.to_pure_dict(state, lambda param: param.get_metadata("spec"))
     specs["blocks"] = jax.tree.map(lambda spec: P(None, *spec), specs["blocks"])
@@ -260,7 +264,7 @@ def param_specs(config: ModelConfig) -> Params:
 
 
 def logits(config: ModelConfig, params: Params, tokens_BS: Int[Array, "B S"]) -> Float[Array, "B S V"]:
-    """Logits of the next token at every position."""
+    """Returns the logits of the next token at every position."""
     definition, _ = _definition(config)
     decoder: Decoder = nnx.merge(definition, nnx.State(params))
     return decoder(tokens_BS)

@@ -1,8 +1,8 @@
-"""Where twins and ranks live: one device each on a mesh, or all twins of a rank on one device under `vmap`.
+"""The layout of twins and ranks: one device each on a mesh, or all twins of a rank on one device under `vmap`.
 
 A per-device function `fn(stacked, shared)` computes for one twin on one rank. `Placement.map` turns it into a function
-of global arrays. Everything that each twin has for itself (`stacked`, and all outputs) has a leading twin axis; what
-the twins share (the batch) has not. Without twins there is no such axis.
+of global arrays. Arrays of which each twin has its own (`stacked`, and all outputs) have a leading twin axis; shared
+arrays (the batch) do not. Without twins there is no such axis.
 """
 
 import dataclasses
@@ -27,14 +27,14 @@ Kind: TypeAlias = Literal["mesh", "vmap"]
 class Placement:
     """A mapping of twins and ranks to devices."""
 
-    mesh: Mesh  # axes `data` and `model`, with `twin` before them where twins have devices of their own
-    twins: int | None  # number of twins; None for a run without
-    # options of the compiler, by name
+    mesh: Mesh  # axes `data` and `model`, preceded by `twin` if twins have their own devices
+    twins: int | None  # number of twins; None without twins
+    # compiler options by name
     options: Mapping[str, Value] = dataclasses.field(default_factory=dict, hash=False)
 
     @property
     def stacked(self) -> tuple[str | None, ...]:
-        """What a partition of a per-twin array begins with."""
+        """First entries of the partition of a per-twin array."""
         if self.twins is None:
             return ()
         return (TWIN,) if TWIN in self.mesh.axis_names else (None,)
@@ -50,17 +50,18 @@ class Placement:
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
 
     def stack(self, tree: Any) -> Any:
-        """Gives every twin its copy of a tree of global arrays."""
+        """Replicates a tree of global arrays over the twins."""
         twins = self.twins
         if twins is None:
             return tree
         return jax.tree.map(lambda x: jax.numpy.broadcast_to(x[None], (twins, *x.shape)), tree)
 
     def map(self, fn: Callable[..., Any], *, stacked: Any, shared: Any, out: Any) -> Callable[[Any, Any], Any]:
-        """Places a per-device `fn(stacked, shared)`; partitions are of one twin, or `RANKS` for a report per rank."""
+        """Places a per-device `fn(stacked, shared)`; partitions refer to one twin, or are `RANKS` for a report per
+        rank."""
 
         def expand(outputs: Any, twin_axes: int) -> Any:
-            """Reports get an axis for `data` and `model` behind that of the twins."""
+            """Adds the axes `data` and `model` to reports, after the axis of the twins."""
             place = (twin_axes, twin_axes + 1)
             return jax.tree.map(
                 lambda spec, tree: (
@@ -92,11 +93,11 @@ class Placement:
         )
 
     def jit(self, fn: Callable[..., Any], *, donate: bool) -> jax.stages.Wrapped:
-        """A function of global arrays, jitted with the options; `donate`: it takes the memory of its first argument."""
+        """Jits a function of global arrays with the options; `donate` donates its first argument."""
         return jax.jit(fn, donate_argnums=0 if donate else (), compiler_options=dict(self.options) or None)
 
 
-RANKS = object()  # stands for a partition: a report with one row per rank
+RANKS = object()  # in place of a partition: a report with one row per rank
 
 
 def place(
@@ -108,7 +109,7 @@ def place(
     devices: Sequence[jax.Device] | None = None,
     options: Mapping[str, Value] | None = None,
 ) -> Placement:
-    """Lays twins and ranks out over devices, process by process, so that a twin's ranks are neighbours."""
+    """Lays out twins and ranks over devices, process by process, so that the ranks of a twin are adjacent."""
     devices = jax.devices() if devices is None else devices
     axes = {DATA: data, MODEL: model}
     if twins is not None and kind == "mesh":
@@ -126,7 +127,7 @@ def place(
 
 
 def fetch(tree: Any) -> Any:
-    """Global arrays as NumPy arrays, in every process."""
+    """Returns global arrays as NumPy arrays in every process."""
     if jax.process_count() == 1:
         return jax.device_get(tree)
     return multihost_utils.process_allgather(tree, tiled=True)

@@ -1,8 +1,8 @@
-"""Data parallelism in which every data rank holds all parameters: the step for everything in `sdc.aggregation`.
+"""Data parallelism with all parameters on every data rank: the step for all methods of `sdc.aggregation`.
 
-Where gradients are aggregated wrongly, lost or left out, ranks no longer agree, and each needs parameters of its own;
-`step` (ZeRO-1) has but one copy of them. Like `step.device_step` this runs per device with the axes `data` and `model`
-bound, and knows nothing of meshes.
+If aggregated gradients are wrong, lost or omitted, ranks no longer agree, so each needs its own parameters; `step`
+(ZeRO-1) has only one copy. Like `step.device_step`, this runs per device with the axes `data` and `model` bound,
+independently of meshes.
 """
 
 import base64
@@ -63,22 +63,22 @@ GRADIENT = "gradient"  # probe of the aggregated gradients, for faults: `fwd/gra
 class ReplicaState(NamedTuple):
     step: Int[Array, ""]  # steps done
     params: Params  # master parameters of this rank, in full width, float32
-    optimizer: Any  # state of the optimizer and of what is around it
+    optimizer: Any  # state of the optimizer and its wrappers
     noise: Any  # state of the simulated noise
     roles: Any  # roles and counts of a shadow replica
 
 
 class ReplicaMetrics(NamedTuple):
-    loss: Float[Array, ""]  # mean over the sequences that were computed, in nats a token, float32
+    loss: Float[Array, ""]  # mean over the computed sequences, in nats per token, float32
     # Euclidean norm of the aggregated gradient before clipping, mean over the data ranks
     gradient_norm: Float[Array, ""]
     learning_rate: Float[Array, ""]  # learning rate of this step
-    gradient: None  # None: ranks may hold different ones
+    gradient: None  # None: ranks may have different gradients
     reports: Any  # reports of the methods, on this device; see `report`
 
 
 class Given(NamedTuple):
-    """What a worker accumulated outside of the step, on a real clock."""
+    """The sums that a worker accumulated outside the step, on a real clock."""
 
     total: Sum
     completed: Int32[Array, ""]
@@ -86,14 +86,14 @@ class Given(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Replicas:
-    """The step of a configuration with a way of aggregation."""
+    """The step of a configuration with aggregation methods."""
 
     config: TrainConfig
     aggregation: Aggregation
     seed: int = 0  # seed of simulated noise, latencies and losses
-    threshold: float = float("inf")  # threshold of DropCompute, where it is simulated
-    completed: np.ndarray | None = None  # micro-batches by step and data rank, where a run of DropCompute is replayed
-    # channels of gradients and parameters, where a run with lost packets is replayed
+    threshold: float = float("inf")  # threshold of DropCompute, if simulated
+    completed: np.ndarray | None = None  # micro-batches by step and data rank, if a run of DropCompute is replayed
+    # channels of gradients and parameters, if a run with lost packets is replayed
     losses: tuple[Recorded, Recorded] | None = None
 
     @functools.cached_property
@@ -106,9 +106,9 @@ class Replicas:
 
     @functools.cached_property
     def optimizer(self) -> optax.GradientTransformationExtraArgs:
-        """AdamW with clipping and schedule, in what the aggregation puts around it."""
+        """AdamW with clipping and schedule, inside the wrappers of the aggregation methods."""
         config = self.config.optimizer
-        # The optimizer of ZeRO-2 sees flat shards, of which each data rank has one.
+        # The optimizer of ZeRO-2 sees flat shards, one per data rank.
         norm = functools.partial(
             global_norm, specs=self._spread, axes=() if self.aggregation.lossy is None else (DATA,)
         )
@@ -131,7 +131,7 @@ class Replicas:
         if settings is None:
             return None
         noise = functools.partial(gradient_noise, DATA, **vars(settings), seed=self.seed)
-        # What the model ranks of a worker hold in common stays in common.
+        # Arrays replicated over a worker's model ranks stay replicated.
         sharded = jax.tree.map(lambda spec: MODEL in spec, self._spread)
         common = jax.tree.map(lambda spec: MODEL not in spec, self._spread)
         return optax.chain(
@@ -186,7 +186,7 @@ class Replicas:
                 report["shadow"] = found.report.shadow
         else:
             total, report["completed"] = given or self._until_threshold(state, tokens)
-            dropped = 0.0  # the mean drop rate as far as it is known beforehand
+            dropped = 0.0  # the mean drop rate, if known beforehand
             if settings.latency is not None:
                 with jax.ensure_compile_time_eval():
                     latencies = settings.latency.sample(jax.random.key(self.seed), (4096, self.micro_batches))
@@ -221,7 +221,7 @@ class Replicas:
     def gradient(
         self, params: Params, tokens: Int[Array, "microsteps batch length"]
     ) -> tuple[Float32[Array, ""], Params]:
-        """This worker's mean loss and gradient over all its micro-batches."""
+        """Returns this worker's mean loss and gradient over all its micro-batches."""
         total, _ = lax.scan(
             lambda total, batch: (self.work(total, batch, params), None), gradient_sum(params), self.cut(tokens)
         )
@@ -229,14 +229,14 @@ class Replicas:
         return total.loss / count, jax.tree.map(lambda leaf: leaf / count, total.gradient)
 
     def _until_threshold(self, state: ReplicaState, tokens: Int[Array, "microsteps batch length"]) -> Given:
-        """The sum over the micro-batches that a simulated or recorded worker completes."""
+        """Sums over the micro-batches that a simulated or recorded worker completes."""
         settings = self.aggregation.dropcompute
         if self.completed is not None:
             completed = jnp.asarray(self.completed, jnp.int32)[state.step, lax.axis_index(DATA)]
         else:
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), state.step), lax.axis_index(DATA))
             assert settings is not None
-            assert settings.latency is not None  # else the clock is real, and another program runs
+            assert settings.latency is not None  # otherwise the clock is real, and another program runs
             latencies = settings.latency.sample(key, (self.micro_batches,))
             completed = completed_before(latencies, jnp.float32(self.threshold))
         return Given(
@@ -244,30 +244,30 @@ class Replicas:
         )
 
     def _over_model(self, total: Sum) -> Sum:
-        """Adds up what the model ranks found of the loss, and of the parameters that they hold in common."""
+        """Sums the model ranks' parts of the loss and of the gradients of replicated parameters."""
         gradient = jax.tree.map(
             lambda leaf, spec: leaf if MODEL in spec else lax.psum(leaf, MODEL), total.gradient, self._spread
         )
         return Sum(lax.psum(total.loss, MODEL), gradient)
 
 
-SAMPLED = 100  # iterations whose sampled latencies choose a simulated threshold
+SAMPLED = 100  # iterations whose sampled latencies determine a simulated threshold
 
 
 def make_replicas(
     config: TrainConfig, aggregation: Aggregation, placement: Placement, *, seed: int, steps: int
 ) -> Replicas:
-    """The step of a configuration with a way of aggregation, ready for a mesh.
+    """Makes the step of a configuration with aggregation methods, for a mesh.
 
     Args:
-        config: what is trained.
+        config: the configuration.
         aggregation: the methods.
-        placement: where the step runs.
-        seed: seed of what they simulate.
-        steps: steps of the run, for which a log that is replayed must be long enough.
+        placement: the layout over devices.
+        seed: seed of the methods' simulations.
+        steps: number of steps of the run; a replayed log needs at least as many.
 
     Raises:
-        SettingError: the methods do not fit the mesh, or a log that is to be replayed does not fit the run.
+        SettingError: the methods do not fit the mesh, or a replayed log does not fit the run.
     """
     data, model = (placement.mesh.shape[axis] for axis in (DATA, MODEL))
     settings, lossy, micro = aggregation.dropcompute, aggregation.lossy, aggregation.micro_batches(config.microsteps)
@@ -296,12 +296,12 @@ def make_replicas(
 
 
 def replicated(replicas: Replicas, placement: Placement) -> DeviceStep:
-    """The step as programs take it: parameters with an axis of data ranks in front, all else with an axis for each axis
-    of the mesh.
+    """Converts the step to the form for programs: parameters have a leading axis of data ranks, and all other arrays
+    one axis for each mesh axis.
 
     Args:
         replicas: see `make_replicas`.
-        placement: where the step runs.
+        placement: the layout over devices.
     """
     data, model = (placement.mesh.shape[axis] for axis in (DATA, MODEL))
 
@@ -325,7 +325,7 @@ def replicated(replicas: Replicas, placement: Placement) -> DeviceStep:
         return {"aggregation": aggregation_row(jax.tree.map(lambda x: x[:, 0], metrics.reports))}
 
     def conclude(state: ReplicaState) -> Mapping[str, Any]:
-        """What a shadow replica says of the ranks."""
+        """Returns the findings of a shadow replica about the ranks."""
         if not isinstance(replicas.combining, Shadowed):
             return {}
         found = judge(jax.tree.map(lambda leaf: leaf[0, 0], fetch(state.roles)))
@@ -341,8 +341,8 @@ def replicated(replicas: Replicas, placement: Placement) -> DeviceStep:
 
 
 def _placed(state: ReplicaState, change: Callable[[Any, int], Any]) -> ReplicaState:
-    """Gives a device's state the leading axes of its place on the mesh, or takes them away: one of parameters, two of
-    all else but the step."""
+    """Adds or removes the leading mesh axes of a device's state: one axis for parameters, two for all else but the
+    step."""
     params = jax.tree.map(lambda leaf: change(leaf, 1), state.params)
     rest = jax.tree.map(lambda leaf: change(leaf, 2), (state.optimizer, state.noise, state.roles))
     return ReplicaState(state.step, params, *rest)
@@ -350,20 +350,21 @@ def _placed(state: ReplicaState, change: Callable[[Any, int], Any]) -> ReplicaSt
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClockedProgram(Program):
-    """Trains one copy on several processes, each of which stops at the threshold by its own clock.
+    """Trains one copy on several processes, each of which stops at the threshold according to its own clock.
 
     Attributes:
-        work: the step, made of `replicas`.
+        work: the step, made from `replicas`.
         placement: one device for each process.
         replicas: the step's parts.
-        donate: whether a step takes the memory of the state that it is given.
+        donate: whether a step reuses the memory of its input state.
     """
 
     replicas: Replicas
 
     @functools.cached_property
     def compiled(self) -> jax.stages.Wrapped:
-        """`(state, (tokens, given)) -> (state, metrics)`, jitted: the step after what real workers accumulated."""
+        """Jitted `(state, (tokens, given)) -> (state, metrics)`: the step from the sums that real workers
+        accumulated."""
         fn: Any = self.work.fn
 
         def join(state: Any, shared: tuple[Any, Given]) -> Any:
@@ -374,7 +375,7 @@ class ClockedProgram(Program):
 
     @functools.cached_property
     def _given(self) -> Any:
-        """Shapes and types of what one worker gives to a step."""
+        """Returns the shapes and types of one worker's inputs to a step."""
         model = self.work.config.model
         return jax.eval_shape(lambda: Given(gradient_sum(init_params(model, jax.random.key(0))), jnp.int32(0)))
 
@@ -406,7 +407,7 @@ class ClockedProgram(Program):
 
 
 class _Clock:
-    """The clock of one process, and the choice of its threshold."""
+    """The clock of one process, which also chooses its threshold."""
 
     def __init__(self, replicas: Replicas, placement: Placement) -> None:
         self.replicas, self.mesh = replicas, placement.mesh
@@ -414,7 +415,7 @@ class _Clock:
         self.settings = replicas.aggregation.dropcompute
         threshold = self.settings.threshold
         self.measuring = isinstance(threshold, str)
-        # The model's collectives need their axis, also where it has one rank.
+        # The model's collectives need their axis even if it has one rank.
         here = Mesh(np.asarray(jax.local_devices()[:1]), (MODEL,))
         work = jax.shard_map(replicas.work, mesh=here, in_specs=P(), out_specs=P(), check_vma=False)
         self.watch = Stopwatch(work, math.inf if isinstance(threshold, str) else threshold)
@@ -423,17 +424,18 @@ class _Clock:
         self.serial: list[float] = []
 
     def run(self, state: Any, tokens: Any) -> tuple[Given, Any]:
-        """What this process completes, for all of them, and for itself."""
+        """Accumulates micro-batches until the threshold; returns the sums for all processes and for this one."""
         params = from_workers(state.params)
         batches = list(self.replicas.cut(tokens.addressable_data(0)))
-        if not self.compiled:  # the time that this takes is not the micro-batch's
+        if not self.compiled:  # compilation must not count as the time of a micro-batch
             self.watch.run(gradient_sum(params), batches, params, completed=1)
             self.compiled = True
         stopped = self.watch.run(gradient_sum(params), batches, params)
         return to_workers(Given(stopped.carry, jnp.int32(stopped.completed)), DATA, self.mesh), stopped
 
     def row(self, stopped: Any, rest: float) -> dict[str, Any]:
-        """The clock's part of the line of a step; after enough steps it chooses the threshold, alike everywhere."""
+        """Returns the clock's fields of a step's line; after enough steps chooses the threshold, alike on all
+        processes."""
         row: dict[str, Any] = {"threshold": self.watch.threshold}
         if self.measuring:
             mine = np.asarray([*stopped.latencies, rest])
@@ -452,7 +454,7 @@ class _Clock:
 
 
 def aggregation_row(reports: Mapping[str, Any]) -> dict[str, Any]:
-    """Reports of all data ranks as the line of a step has them; what all ranks say alike, once."""
+    """Converts the reports of all data ranks to fields of a step's line; values equal on all ranks appear once."""
     row: dict[str, Any] = {}
     for name, value in reports.items():
         if name == "lossy":
@@ -467,7 +469,7 @@ def aggregation_row(reports: Mapping[str, Any]) -> dict[str, Any]:
                 "mismatched": one.difference.mismatched, "checked": one.difference.checked,
             }  # fmt: skip
         elif name == "synchronized":
-            if not value.all():  # a divergence of which nothing was measured is not one of zero
+            if not value.all():  # a divergence that was not measured is not zero
                 row |= {"divergence": None, "expected_divergence": None}
         elif name in ("period", "next", "synchronizations"):
             row[name] = int(value[0])
@@ -477,7 +479,7 @@ def aggregation_row(reports: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def packed(arrived: UInt8[np.ndarray, "..."]) -> str:
-    """A log of arrivals as text: shape, and bytes, compressed."""
+    """Encodes a log of arrivals as text: the shape and the compressed bytes."""
     shape = "x".join(map(str, arrived.shape))
     return f"{shape}:{base64.b64encode(zlib.compress(np.ascontiguousarray(arrived).tobytes(), 9)).decode()}"
 
@@ -488,11 +490,11 @@ def unpacked(text: str) -> UInt8[np.ndarray, "..."]:
 
 
 def completed_log(folder: str, data: int, steps: int, micro_batches: int) -> Int32[np.ndarray, "steps data"]:
-    """Micro-batches that each data rank of a recorded run completed."""
+    """Returns the number of micro-batches that each data rank of a recorded run completed."""
     manifest = read_manifest(folder)
     settings = parse_aggregation(str(manifest.get("aggregate", ""))).dropcompute if "aggregate" in manifest else None
     if settings is None:
-        raise ValueError(f"replay={folder}: this run was no run of dropcompute; name one that was")
+        raise ValueError(f"replay={folder}: this run did not use dropcompute; give one that did")
     recorded_cut = settings.micro_batches or manifest["config"]["microsteps"]
     if recorded_cut != micro_batches:
         raise ValueError(
@@ -505,7 +507,7 @@ def completed_log(folder: str, data: int, steps: int, micro_batches: int) -> Int
     if counts.min() < 0 or counts.max() > micro_batches:
         raise ValueError(
             f"replay={folder}: its log has ranks that completed {counts.min()} to {counts.max()} of {micro_batches} "
-            "micro-batches; it is damaged"
+            "micro-batches, so it is damaged; give another run"
         )
     return counts
 
@@ -513,7 +515,7 @@ def completed_log(folder: str, data: int, steps: int, micro_batches: int) -> Int
 def losses_log(
     folder: str, config: TrainConfig, packet: int | None, data: int, steps: int
 ) -> tuple[Recorded, Recorded]:
-    """The channels of gradients and parameters that lose what a recorded run lost."""
+    """Returns channels of gradients and parameters that lose the same packets as a recorded run."""
     logs = [
         LossyLog(*(jnp.asarray(unpacked(row["lost"][name])) for name in LossyLog._fields))
         for row in _lines(folder, "lost", steps)
@@ -530,12 +532,13 @@ def losses_log(
 
 
 def _lines(folder: str, what: str, steps: int) -> list[Mapping[str, Any]]:
-    """What the lines of a recorded run say of its aggregation."""
+    """Returns the aggregation fields of a recorded run's lines."""
     rows = [row.get("aggregation", {}) for row in read_record(folder).lines]
     if len(rows) < steps:
         raise ValueError(
-            f"replay={folder}: a log of {len(rows)} steps, fewer than the {steps} of this run; do {len(rows)}"
+            f"replay={folder}: a log of {len(rows)} steps is too short for the {steps} of this run; give at most "
+            f"{len(rows)} steps"
         )
     if not rows or any(what not in row for row in rows):
-        raise ValueError(f"replay={folder}: this run has no log of {what!r} to replay; name a run with that method")
+        raise ValueError(f"replay={folder}: this run has no log of {what!r} to replay; give a run with that method")
     return rows

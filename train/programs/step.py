@@ -1,7 +1,7 @@
 """One training step as a per-device function with explicit collectives over `data` and `model`.
 
-The step knows nothing of twins, meshes or the tools that transform it. Bind both axes, of any size, with `shard_map` or
-`vmap`:
+The step is independent of twins, meshes and the tools that transform it. Bind both axes, of any size, with `shard_map`
+or `vmap`:
 
     specs = state_specs(config)
     step = jax.shard_map(
@@ -37,7 +37,7 @@ BATCH_SPEC = P(None, DATA, None)  # partition of a batch: int32 tokens [microste
 
 
 class TrainState(NamedTuple):
-    """Everything that a step carries on, without redundancy: ZeRO-1 shards the width of every leaf over `data`."""
+    """The complete state between steps, without redundancy: ZeRO-1 shards the width of every leaf over `data`."""
 
     step: Int[Array, ""]  # steps done, int32 scalar
     params: Params  # master parameters, float32
@@ -45,20 +45,20 @@ class TrainState(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    loss: Float[Array, ""]  # mean cross entropy over the global batch in nats a token, float32
+    loss: Float[Array, ""]  # mean cross entropy over the global batch in nats per token, float32
     gradient_norm: Float[Array, ""]  # global Euclidean norm of the gradient before clipping, float32
     learning_rate: Float[Array, ""]  # learning rate of this step, float32
     gradient: Params  # mean gradient before clipping, float32, sharded like the master parameters
 
 
 def init_state(config: TrainConfig, key: Array) -> TrainState:
-    """Initial state of global shape, the same values for any mesh; jit it with `out_shardings` to make it in place."""
+    """Makes the initial state of global shape, equal on any mesh; jit it with `out_shardings` to make it in place."""
     params = init_params(config.model, key)
     return TrainState(jnp.zeros((), jnp.int32), params, adamw(config.optimizer, param_specs(config.model)).init(params))
 
 
 def abstract_state(config: TrainConfig) -> TrainState:
-    """Global shapes and dtypes of the state, as `jax.ShapeDtypeStruct`."""
+    """Returns the global shapes and dtypes of the state, as `jax.ShapeDtypeStruct`."""
     state: TrainState = jax.eval_shape(lambda: init_state(config, jax.random.key(0)))
     return state
 
@@ -84,14 +84,14 @@ def metrics_specs(config: TrainConfig) -> Metrics:
 def device_step(
     state: TrainState, tokens: Int[Array, "microsteps batch length"], *, config: TrainConfig
 ) -> tuple[TrainState, Metrics]:
-    """One optimizer step on one device."""
+    """Runs one optimizer step on one device."""
     specs = param_specs(config.model)
     with jax.named_scope("gather_params"):
         params = gather_width(state.params, specs, config.model.dtype)
     ranks = lax.axis_size(DATA) * lax.axis_size(MODEL)
 
     def share(params: Params, tokens_BS: Int[Array, "batch length"]) -> Float[Array, ""]:
-        """This rank's summand of the mean loss: every model rank sees the loss of the same tokens."""
+        """Returns this rank's share of the mean loss: every model rank computes the loss of the same tokens."""
         nll_BS = cross_entropy(logits(config.model, params, tokens_BS[:, :-1]), tokens_BS[:, 1:])
         return jnp.mean(nll_BS) / (ranks * tokens.shape[0])
 
@@ -118,10 +118,10 @@ def device_step(
 
 
 def adamw(config: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
-    """The update's direction, before the learning rate: Adam's, plus the decay of matrices.
+    """Returns the direction of the update, without the learning rate: Adam's, plus the decay of matrices.
 
-    It is elementwise, so that each rank updates its own shard (ZeRO-1). Matrices are what is sharded over `model`; the
-    scales of norms are not, and do not decay.
+    The update is elementwise, so each rank updates its own shard (ZeRO-1). Parameters sharded over `model` are the
+    matrices; the scales of norms are not sharded and do not decay.
     """
     return optax.chain(
         optax.scale_by_adam(config.beta1, config.beta2, config.epsilon),
@@ -130,7 +130,7 @@ def adamw(config: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
 
 
 def learning_rate(config: OptimizerConfig, step: Int[Array, ""]) -> Float[Array, ""]:
-    """Learning rate of a step (counted from 0), float32.
+    """Returns the learning rate of a step (counted from 0), float32.
 
     Linear in `step + 1` up to `learning_rate` over the warm-up, then half a cosine down to zero at `total_steps`.
     """
@@ -139,16 +139,16 @@ def learning_rate(config: OptimizerConfig, step: Int[Array, ""]) -> Float[Array,
 
 
 def history_ratio(config: OptimizerConfig, state: optax.OptState) -> Float[Array, ""]:
-    """The largest element of Adam's history as a share of the bound that no sound step can exceed.
+    """Returns the largest element of Adam's history as a fraction of the bound that no correct step can exceed.
 
     The clipped gradient has a norm of at most c, so each of its elements is at most c in magnitude, and after t steps
 
         |m| <= c (1 - beta1^t),    v <= c^2 (1 - beta2^t)
 
-    for the mean m and the mean square v, which are sums of gradients with these weights. A share above 1 proves that a
-    gradient or the history itself was corrupted. Rounding is allowed for with a share of 1e-3. The idea of bounding the
-    optimizer's history is that of He et al., *Understanding and Mitigating Hardware Failures in Deep Learning Training
-    Systems* (ISCA 2023).
+    for the mean m and the mean square v, which are sums of gradients with these weights. A fraction above 1 proves that
+    a gradient or the history itself was corrupted. The bound includes a margin of 1e-3 for rounding. The idea of
+    bounding the optimizer's history is that of He et al., *Understanding and Mitigating Hardware Failures in Deep
+    Learning Training Systems* (ISCA 2023).
     """
     adam = optax.tree_utils.tree_get(state, "mu"), optax.tree_utils.tree_get(state, "nu")
     count = optax.tree_utils.tree_get(state, "count").astype(jnp.float32)

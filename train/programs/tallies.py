@@ -1,7 +1,7 @@
-"""From the reports of a step to the lines of its record: counts, frequencies and severities by site.
+"""Converts the reports of a step to lines of its record: counts, frequencies and severities by site.
 
-A report comes with its leading axes twin, data rank and model rank, then one per enclosing loop: the last is the layer,
-those before it are the microstep. All twins hold the same rows of a lock-step; those of twin 0 are read.
+The leading axes of a report are twin, data rank and model rank, followed by one per enclosing loop: the last is the
+    layer, those before it the microstep. In lock-step all twins have the same rows; those of twin 0 are read.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,15 @@ from sdc.program import Reports
 from sdc.twins import Mismatch, largest_severity, mean_frequency, mismatch_frequency, mismatch_severity
 
 COUNTS = ("checked", "mismatched", "zero_reference", "nonfinite")
-NOTABLE = ("mismatched", "unrepeated", "injected")  # counts any of which makes a line of `mismatches.jsonl`
+NOTABLE = ("mismatched", "unrepeated", "injected")  # a nonzero count of any of these makes a line of `mismatches.jsonl`
 
 
 def tally(mismatches: Reports, events: Reports, *, step: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What a step's line has by site, and a row for each microstep, site and layer with a mismatch or an injection.
+    """Returns the entries of a step's line by site, and a row for each microstep, site and layer with a mismatch or
+    injection.
 
-    `undecided` counts ranks on which no majority of three or more twins agreed, so that the reference was a guess;
-    `unrepeated` counts digests that differed while a repetition of the step found nothing.
+    `undecided` counts ranks on which no majority of three or more twins agreed, so the reference was arbitrary;
+    `unrepeated` counts digests that differed although a repetition of the step found no difference.
     """
     sites: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
@@ -41,7 +42,8 @@ def tally(mismatches: Reports, events: Reports, *, step: int) -> tuple[dict[str,
 
 
 def total(mismatch: Mismatch) -> dict[str, Any]:
-    """Elements checked and mismatched by a comparison outside loops, added over ranks and twins, and who differs."""
+    """Returns the elements checked and mismatched outside loops, summed over ranks and twins, and which twins
+    differ."""
     checked, by_rank = (np.asarray(getattr(mismatch.difference, name)[0]) for name in ("checked", "mismatched"))
     found: dict[str, Any] = {"checked": int(checked.sum()), "mismatched": int(by_rank.sum())}
     if found["mismatched"]:
@@ -55,7 +57,7 @@ def total(mismatch: Mismatch) -> dict[str, Any]:
 
 
 def _by_layer(name: str, mismatch: Mismatch | None, event: Events | None) -> list[dict[str, Any]]:
-    """One row per microstep and layer: counts, equations (1) and (3), and the ranks that differ."""
+    """Returns one row per microstep and layer: counts, equations (1) and (3), and the ranks that differ."""
     difference: dict[str, np.ndarray] = {}
     undecided = changed = None
     loops: tuple[int, ...] = ()  # microsteps and layers
@@ -106,7 +108,7 @@ def _rank(part: Mapping[str, np.ndarray], counted: np.ndarray, place: tuple[int,
 
 
 def join_loops(x: np.ndarray, *, trailing: int, leading: int = 2) -> np.ndarray:
-    """Joins the axes of loops, between the leading and the trailing ones, into two: microstep and layer."""
+    """Merges the loop axes, between the leading and the trailing axes, into two: microstep and layer."""
     loops = x.shape[leading : x.ndim - trailing]
     layers = loops[-1] if loops else 1
     return x.reshape(*x.shape[:leading], -1, layers, *x.shape[x.ndim - trailing :])
@@ -120,7 +122,7 @@ def tally_flags(flags: Reports, *, twins: bool) -> dict[str, Any]:
     """Summarizes the flags of one step for `steps.jsonl`."""
 
     def by_rank(values: Any, trailing: int = 0) -> np.ndarray:
-        """Values with the axes twin, data, model, microstep and layer, and what trails."""
+        """Returns values with the axes twin, data, model, microstep and layer, followed by trailing ones."""
         x = np.asarray(values)
         return join_loops(x if twins else x[None], trailing=trailing, leading=3)
 
