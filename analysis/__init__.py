@@ -1,18 +1,18 @@
 """From run records to verdicts, statistics, tables, figures and one offline HTML page.
 
 conclusion      verdict, tables and report of a record; the index of a folder of records
-run_verdict     the one place where a run's verdict follows from its lines
+run_verdict     the only place where a run's verdict is derived from its lines
 summary         totals of a run: the contents of `summary.json`
-headline        what happened in a sentence, which steps, places and hardware were hit, and what to do
-run_page        the page of a run, of its tables and figures (tables, figures, state_losses)
+headline        the finding in a sentence, the affected steps, places and hardware, and the next actions
+run_page        the page of a run, from its tables and figures (tables, figures, state_losses)
 campaigns       the summary of a campaign; campaign_page shows it
 trace_page      a comparison of two traces
 compare_runs    several runs on one page
-host_diff       which hosts differ, of a pair or pool, and of several pairs
+host_diff       which hosts of a pair, a pool or several pairs differ
 report/         sections and their renderers
 statistics/     intervals of frequencies and of bursts
 fleet/          results of many hosts
-studies/        what studies found
+studies/        findings of studies
 """
 
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .compare_runs import write_beside as write_beside
     from .campaigns import summarize_campaign as summarize_campaign
 
-    # How sure a frequency is, and how long a burn-in has to be.
+    # Confidence in a frequency, and the necessary length of a burn-in.
     from .statistics import (
         bootstrap_interval as bootstrap_interval,
         burn_in_steps as burn_in_steps,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         proportion_interval as proportion_interval,
     )
 
-    # What perturbations of an iterate cost, and losses of a part of it.
+    # The cost of perturbing an iterate or losing a part of it.
     from sdc.checkpoints import (
         Convergence as Convergence,
         error_floor as error_floor,

@@ -1,4 +1,4 @@
-"""The page of a campaign, with its tables and figures, all made of its summary."""
+"""The page of a campaign, with its tables and figures, all made from its summary."""
 
 import contextlib
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ from .report import NOT_MEASURED, Action, Definition, Drawing, Figure, Headline,
 
 SIMULATED = "simulated faults"
 LONGEST = 25
-"""Rows of a table; what is left out is in `summary.json`."""
+"""Maximum rows of a table; `summary.json` has all."""
 
 REACHED = OUTCOMES[1:]
 FILL = dict(zip(REACHED, (report.ZERO, *(report.COLOURS[place] for place in (4, 5, 1)), report.FULL), strict=True))
 HATCH = dict(zip(REACHED, ("", "..", "//", "\\\\", "xx"), strict=True))
-SOURCE = "L and state: of the clean run at the same step; primes: of the struck run."
+SOURCE = "L and state belong to the clean run at the same step, primed symbols to the struck run."
 
 
 def build(campaign: Contents, summary: CampaignSummary) -> Report:
@@ -39,9 +39,9 @@ def build(campaign: Contents, summary: CampaignSummary) -> Report:
         verdict=None,
         label="CAMPAIGN" + ("" if summary.complete else ", NOT ENDED"),
         headline=_headline(summary, visible),
-        simulated="every injection is a fault that was made on purpose, on sound hardware",
+        simulated="every injection is a deliberate fault on healthy hardware",
         faults=manifest.faults,
-        notes=[f"This campaign has not ended: {summary.done:,} of {summary.planned:,} injections are on record."]
+        notes=[f"This campaign is incomplete: {summary.done:,} of {summary.planned:,} injections are recorded."]
         * (not summary.complete),
         facts=[
             ("injections", f"{summary.done:,} of {summary.planned:,}"),
@@ -64,7 +64,7 @@ def build(campaign: Contents, summary: CampaignSummary) -> Report:
             ("Configuration", campaign.manifest.get("config")),
         ],
         definitions=definitions(manifest.thresholds),
-        about=(SOURCE, "Intervals take injections to be independent; they are spread more evenly than that."),
+        about=(SOURCE, "Intervals assume independent injections; the actual ones are spread more evenly."),
         brief=[marked(outcomes, SIMULATED), marked(detectors, SIMULATED)],
     )  # fmt: skip
 
@@ -75,47 +75,60 @@ def _headline(summary: CampaignSummary, visible: str) -> Headline:
     operation, actions = "no operation was harmed", []
     if not summary.complete:
         actions.append(
-            Action("Let it go on, or resume it", "Shares are of what is on record so far; --resume does the rest.")
+            Action(
+                "Let it continue, or resume it",
+                "Shares refer to the injections recorded so far; --resume runs the rest.",
+            )
         )
     if worst and (harmful := worst[1].harm.count):
         operation = f"most harmed: {worst[0]} ({show(harmful)} of its {show(worst[1].injections)} injections)"
-        actions.append(Action("Protect what is harmed most", "By checked products (--abft), twins, or more precision."))
+        actions.append(
+            Action(
+                "Protect the operation that is harmed most",
+                "Use checked products (--abft), twins, or higher precision.",
+            )
+        )
     found = {name: entry.of_harmful for name, entry in summary.detectors.items() if name != "fingerprint"}
     best = max(found, key=lambda name: found[name].count, default=None)
     if best is not None and found[best].count:
         times = f"{show(found[best].count)} of the {show(found[best].of)} harmful injections"
-        how = f"It found {times} without a recorded trace."
+        how = f"It detected {times} without a recorded trace."
         actions.append(Action(f"Watch the {best.replace('_', ' ')}", how))
     return Headline(
         str(summary.reason),
-        "none: simulated on sound hardware, so this says nothing about a device",
+        "none: faults are simulated on healthy hardware, so no device is implicated",
         operation,
-        f"steps until the loss changed visibly, median: {visible}",
-        "simulated, all of it",
-        tuple(actions) or (Action("Inject more, or elsewhere", "None of these injections harmed training."),),
+        f"median number of steps until the loss changed visibly: {visible}",
+        "all faults are simulated",
+        tuple(actions) or (Action("Inject more faults, or other sites", "These injections did not harm training."),),
     )
 
 
 def definitions(thresholds: Mapping[str, Number]) -> tuple[Definition, ...]:
-    """What outcomes, quantities and detectors are, with the thresholds of the record."""
+    """Returns definitions of outcomes, quantities and detectors, with the thresholds of the record."""
     spike, visible, rise, factor = (show(thresholds.get(name)) for name in ("spike", "visible", "rise", "factor"))
     return (
         Definition(
-            "Outcome: masked", "state' = state, bit for bit", "The state after the struck step is the clean run's."
+            "Outcome: masked",
+            "state' = state, bit for bit",
+            "The state after the struck step equals that of the clean run.",
         ),
         Definition(
             "Outcome: benign drift",
             f"(L' - L) / L ≤ {spike} at every followed step",
-            "The state differs, but no loss exceeds the clean one by more than that while followed. What goes wrong "
-            "more slowly counts as benign.",
+            "The state differs, but no loss in the followed steps exceeds the clean loss by more than that. Slower "
+            "degradation counts as benign.",
         ),
         Definition(
             "Outcome: loss spike",
             f"some (L' - L) / L > {spike}, the last one not",
-            "The loss exceeded the clean one by more than that, but came back under it by the last followed step.",
+            "The loss exceeded the clean loss by more than that, but was below the limit again at the last followed "
+            "step.",
         ),
         Definition(
-            "Outcome: divergence", f"the last (L' - L) / L > {spike}", "Still above it at the last followed step."
+            "Outcome: divergence",
+            f"the last (L' - L) / L > {spike}",
+            "The loss is still above the limit at the last followed step.",
         ),
         Definition(
             "Outcome: NaN or infinity", "not finite", "A loss, a gradient norm or the state became NaN or infinite."
@@ -123,39 +136,45 @@ def definitions(thresholds: Mapping[str, Number]) -> tuple[Definition, ...]:
         Definition(
             "Outcome: not reached",
             "not executed",
-            "The struck operation lies in a branch that was not taken. All other shares are conditional on injections "
-            "that reached their site.",
+            "The struck operation is in a branch that was not taken. All other shares refer to injections that reached "
+            "their site.",
         ),
         Definition("Vulnerability", "1 - masked / reached", "Exact (Clopper-Pearson) intervals, 95 %."),
         Definition("Harm", "(spike + divergence + NaN or infinity) / reached", "Intervals as above."),
         Definition(
-            "Visible loss change", f"|L' - L| / L > {visible}", "Latencies are steps since the struck one, from 0."
+            "Visible loss change", f"|L' - L| / L > {visible}", "Latencies are steps since the struck one, which is 0."
         ),
         Definition(
             "Phase",
             "fwd | bwd | remat | jvp | update | memory",
-            "Forward; backward; forward done again for the backward pass; tangents of forward-mode derivatives; what "
-            "is outside of derivatives, such as the optimizer; an array that the step takes or returns.",
+            "Forward pass; backward pass; forward pass recomputed for the backward pass; tangents of forward-mode "
+            "derivatives; operations outside derivatives, such as the optimizer; an array that the step takes or "
+            "returns.",
         ),
         Definition("Detector: fingerprint", "digest' ≠ digest", "Needs a recorded trace of the same program."),
         Definition(
-            "Detector: ABFT", "|r| / bound > 1", "In a row of a matrix product of the struck step; with --abft only."
+            "Detector: ABFT",
+            "|r| / bound > 1",
+            "Tests the rows of matrix products of the struck step; only with --abft.",
         ),
-        Definition("Detector: non-finite", "NaN or infinity", "In a loss, a gradient norm or the state."),
+        Definition("Detector: non-finite", "NaN or infinity", "Tests losses, gradient norms and the state."),
         Definition(
             "Detector: loss spike",
             f"L'_t - L'_(t-1) > {rise}",
-            f"Twice the largest rise of the clean run, at least {LEAST_RISE:g} of its mean loss: no false alarm on it.",
+            f"The limit is twice the largest rise in the clean run, at least {LEAST_RISE:g} of its mean loss, so the "
+            "clean run raises no alarm.",
         ),
         Definition(
             "Detector: gradient-norm spike",
             f"‖g'_t‖ / ‖g'_(t-1)‖ > {factor}",
-            f"Twice the largest factor of the clean run, at least {LEAST_FACTOR:g}: no false alarm on it.",
+            f"The limit is twice the largest factor in the clean run, at least {LEAST_FACTOR:g}, so the clean run "
+            "raises no alarm.",
         ),
         Definition(
             "Detector: history bound",
             "|m| ≤ c (1 - β₁ᵗ), v ≤ c² (1 - β₂ᵗ)",
-            "Fires where it is broken: no sound step with gradients clipped to norm c can exceed it (after He et al., "
+            "Fires if the bound is exceeded, which no correct step with gradients clipped to norm c can do (after He "
+            "et al., "
             "ISCA 2023).",
         ),
     )
@@ -165,8 +184,8 @@ def _outcomes(summary: CampaignSummary) -> Table:
     rows = [(name.replace("_", " "), *_share(summary.outcomes[name])) for name in OUTCOMES]
     rows += [(name, *_share(getattr(summary, name))) for name in ("vulnerability", "harm")]
     note = (
-        f"Shares of the {summary.reached:,} injections that reached their site; not reached: of all. In this and "
-        "all tables intervals are exact (Clopper-Pearson)."
+        f"Shares of the {summary.reached:,} injections that reached their site; “not reached” is a share of all "
+        "injections. All tables have exact intervals (Clopper-Pearson)."
     )
     return Table("Outcomes", ("outcome", "injections", "share", "95 % interval"), tuple(rows), note)
 
@@ -177,18 +196,21 @@ def _detectors(summary: CampaignSummary) -> Table:
         shares = *_share(entry.of_unmasked)[:2], *_share(entry.of_harmful)[:2]
         rows.append((name.replace("_", " "), *shares, show(entry.median_latency), show(entry.largest_latency)))
     header = ("detector", "found", "share", "harmful found", "share of harmful", "median latency", "largest latency")
-    note = "Of the injections that were not masked; latencies in steps since the struck one, while followed."
+    note = (
+        "Shares of the injections that were not masked; latencies in steps since the struck one, up to the last "
+        "followed step."
+    )
     return Table("Detectors", header, tuple(rows), note)
 
 
 def _group(summary: CampaignSummary, name: str) -> Table | LeftOut:
     group, note = list(summary.groups[name].items()), ""
     if not group:
-        return LeftOut(f"By {name}", "no injection belongs to one")
+        return LeftOut(f"By {name}", "no injection belongs to such a group")
     if name == "site":
         group.sort(key=lambda item: (-item[1].harm.count, -(item[1].harm.share or 0), item[0]))
         shown = min(len(group), LONGEST)
-        note = f"{shown:,} of {len(group):,} sites, the most harmed first; all are in summary.json."
+        note = f"{shown:,} of {len(group):,} sites, the most harmed first; summary.json has all."
         group = group[:shown]
     rows = (
         (key, show(entry.injections), *_share(entry.vulnerability)[1:], *_share(entry.harm)[1:]) for key, entry in group
@@ -198,7 +220,7 @@ def _group(summary: CampaignSummary, name: str) -> Table | LeftOut:
 
 
 def _share(entry: Share | None) -> tuple[str, str, str]:
-    """Count, share and interval."""
+    """Returns the count, share and interval of an outcome."""
     if entry is None:
         return NOT_MEASURED, NOT_MEASURED, NOT_MEASURED
     if entry.share is None:
@@ -207,11 +229,11 @@ def _share(entry: Share | None) -> tuple[str, str, str]:
 
 
 def _bits(summary: CampaignSummary) -> Figure | LeftOut:
-    """Bit position × outcome, one panel per dtype: the share of the injections into a bit that ended so."""
+    """Draws bit position × outcome, one panel per dtype: the share of the injections into a bit with each outcome."""
     title = "Outcome by bit position"
     table = summary.bits
     if not table:
-        return LeftOut(title, "no injection changed one chosen bit")
+        return LeftOut(title, "no injection flipped a single chosen bit")
 
     def draw(drawing: Drawing) -> None:
         from matplotlib.colors import ListedColormap
@@ -231,7 +253,7 @@ def _bits(summary: CampaignSummary) -> Figure | LeftOut:
             drawing.figure.colorbar(mesh, ax=axes, pad=0.02, ticks=(0, 0.5, 1))
             with contextlib.suppress(ValueError):  # a dtype without an exponent
                 exponent = field_bits(dtype, "exponent")
-                for edge in (exponent[0], exponent[-1] + 1):  # where the mantissa ends, and where the sign begins
+                for edge in (exponent[0], exponent[-1] + 1):  # the end of the mantissa and the start of the sign
                     if edge < width:
                         axes.axvline(edge, color=report.INK, linewidth=0.9)
             axes.set_yticks(np.arange(len(REACHED)) + 0.5, REACHED)
@@ -241,14 +263,14 @@ def _bits(summary: CampaignSummary) -> Figure | LeftOut:
             axes.tick_params(length=0)
 
     caption = (
-        "Share of the injections into each bit that had each outcome. Lines part sign, exponent and mantissa. Grey: "
-        "none; empty columns: no injection."
+        "Share of the injections into each bit with each outcome. Lines separate sign, exponent and mantissa. Grey: no "
+        "injection with this outcome; empty columns: no injection."
     )
     return Figure(title, caption, draw, height=1.0 + 1.7 * len(table))
 
 
 def _by_group(summary: CampaignSummary, name: str) -> Figure | LeftOut:
-    """Vulnerability and harm by layer, or any other group, with their intervals."""
+    """Draws vulnerability and harm by layer, or any other group, with their intervals."""
     title = f"Sensitivity by {name}"
     group = summary.groups[name]
     if not group:
@@ -265,7 +287,7 @@ def _by_group(summary: CampaignSummary, name: str) -> Figure | LeftOut:
                 x, middle, yerr=np.clip([middle - low, high - middle], 0, None), label=quantity, capsize=2,
                 linestyle="", color=report.COLOURS[place], marker=report.MARKERS[place], markersize=4, linewidth=1,
             )  # fmt: skip
-        every = 1 + len(group) // 40  # more names than these would cover each other
+        every = 1 + len(group) // 40  # more names would overlap
         names = [report.short(str(key), 18) for key in group]
         axes.set_xticks(range(0, len(group), every), names[::every])
         if len(group) > 8:
@@ -278,11 +300,11 @@ def _by_group(summary: CampaignSummary, name: str) -> Figure | LeftOut:
 
 
 def _operations(summary: CampaignSummary) -> Figure | LeftOut:
-    """Outcomes by operation, stacked, the most harmed first."""
+    """Draws stacked outcomes by operation, the most harmed first."""
     title = "Outcomes by operation"
     group = summary.groups["operation"]
     if not group:
-        return LeftOut(title, "no injection names its operation")
+        return LeftOut(title, "no injection has an operation")
     ordered = sorted(group.items(), key=lambda item: (-(item[1].harm.share or 0), -(item[1].vulnerability.share or 0)))
     ordered = ordered[:24]
 
@@ -298,13 +320,17 @@ def _operations(summary: CampaignSummary) -> Figure | LeftOut:
         axes.set(xlabel="share of injections", xlim=(0, 1), ylim=(len(ordered) - 0.5, -0.5))
         drawing.legend()
 
-    drawn = "" if len(ordered) == len(group) else f" {len(ordered)} of {len(group)} operations; the table has all."
-    caption = f"In brackets the number of injections. The most harmed first.{drawn}"
+    drawn = (
+        ""
+        if len(ordered) == len(group)
+        else f" {len(ordered)} of {len(group)} operations are shown; the table has all."
+    )
+    caption = f"Operations by harm, the most harmed first, with the number of injections in parentheses.{drawn}"
     return Figure(title, caption, draw, height=1.0 + 0.22 * len(ordered))
 
 
 def _latency(summary: CampaignSummary) -> Figure | LeftOut:
-    """Share of the injections that changed training that each detector had found by each step."""
+    """Draws the share of the injections that changed training that each detector had found by each step."""
     title = "Detection over time"
     found = summary.detectors
     if not any(entry.latencies for entry in found.values()):
@@ -325,4 +351,4 @@ def _latency(summary: CampaignSummary) -> Figure | LeftOut:
         report.whole_numbers(axes.xaxis)
         drawing.legend()
 
-    return Figure(title, "Of the injections that were not masked. The fingerprint needs a recorded trace.", draw)
+    return Figure(title, "Share of the injections that were not masked. The fingerprint needs a recorded trace.", draw)

@@ -1,6 +1,6 @@
-"""From the lines of a campaign to its tables: the contents of its `summary.json`.
+"""Computes the tables of a campaign, the contents of its `summary.json`, from its lines.
 
-All shares are of the injections that reached their site. *Vulnerability* is the share whose state differed from the
+All shares refer to the injections that reached their site. *Vulnerability* is the share whose state differed from the
 clean run's after the struck step; *harm* the share that ended in a loss spike, divergence, NaN or infinity.
 """
 
@@ -29,23 +29,23 @@ GROUPS: dict[str, Callable[[InjectionRow], Any]] = {
     "fault": lambda row: row.fault,
     "site": lambda row: row.site,
 }
-"""What injections are grouped by, and under which key; None leaves one out."""
+"""Functions that group injections, by name; None omits an injection."""
 SEALED = ("done", "outcomes", "groups", "detectors")
-"""What must be the same when the summary of an ended campaign is computed again."""
+"""Fields that must be equal when the summary of a complete campaign is recomputed."""
 
 
 def summarize_campaign(manifest: CampaignManifest, rows: Sequence[InjectionRow]) -> CampaignSummary:
-    """Computes the summary of a campaign, finished or not; the order of the lines does not matter.
+    """Computes the summary of a campaign, complete or not; the order of the lines does not matter.
 
     Args:
         manifest: contents of `manifest.json`.
         rows: lines of `injections.jsonl`.
 
     Returns:
-        Contents of `summary.json`: `verdict` (None: a simulation says nothing about the hardware), `outcomes`, by
-        group `vulnerability` and `harm` with 95 % intervals, `bits` (outcomes by dtype and bit), `detectors`,
-        `steps_to_visible` (median over the injections that changed the loss visibly, and `visible`: how many those
-        are of all that were not masked).
+        Contents of `summary.json`: `verdict` (None, since a simulation does not test the hardware), `outcomes`,
+            `vulnerability` and `harm` by group with 95 % intervals, `bits` (outcomes by dtype and bit), `detectors`,
+        `steps_to_visible` (median over the injections that changed the loss visibly; `visible` is their number, of all
+        that were not masked).
 
     Example:
         >>> from sdc.schema import CampaignManifest, InjectionRow
@@ -54,7 +54,9 @@ def summarize_campaign(manifest: CampaignManifest, rows: Sequence[InjectionRow])
         >>> summary.outcomes["spike"].count, summary.groups["operation"]["exp"].harm.share
         (1, 1.0)
     """
-    readable = {row.injection: row for row in reversed(rows) if row.outcome in OUTCOMES}  # each once, the first of it
+    readable = {
+        row.injection: row for row in reversed(rows) if row.outcome in OUTCOMES
+    }  # only the first line of each injection
     known = [readable[place] for place in sorted(readable)]
     outcomes = Counter(row.outcome for row in known)
     reached = [row for row in known if row.outcome != "not_reached"]
@@ -67,8 +69,8 @@ def summarize_campaign(manifest: CampaignManifest, rows: Sequence[InjectionRow])
     missed = sum(all(whole(row.detected.get(name)) is None for name in alone) for row in harmful)
     return CampaignSummary(
         reason=(
-            f"{len(unmasked):,} of {len(reached):,} injections changed training; {len(harmful):,} harmed it, and "
-            f"{missed:,} of those were found by no detector that does without a recorded trace"
+            f"{len(unmasked):,} of {len(reached):,} injections changed training; {len(harmful):,} of them harmed it, "
+            f"of which detectors without a recorded trace missed {missed:,}"
         ),
         simulated=True,
         planned=planned,
@@ -90,12 +92,11 @@ def summarize_campaign(manifest: CampaignManifest, rows: Sequence[InjectionRow])
 
 
 def summary_of(campaign: records.Contents) -> CampaignSummary:
-    """The summary of a campaign as read from its folder, finished or not."""
+    """Returns the summary of a campaign read from its folder, complete or not."""
     summary, stored = summarize_campaign(campaign.campaign, campaign.injections), campaign.campaign_summary
     if stored is not None and any(getattr(summary, name) != getattr(stored, name) for name in SEALED):
         raise records.RecordError(
-            f"{campaign.path} is damaged: {records.INJECTIONS} is not what its summary was made of; restore it or run "
-            "it anew"
+            f"{campaign.path} is damaged: {records.INJECTIONS} does not match its summary; restore it or run it anew"
         )
     return summary
 
@@ -123,7 +124,7 @@ def _group(rows: Sequence[InjectionRow], key: Callable[[InjectionRow], Any]) -> 
 
 
 def _bits(rows: Sequence[InjectionRow]) -> dict[str, dict[str, dict[str, int]]]:
-    """Outcomes by dtype and bit position, of the faults that changed one bit on purpose."""
+    """Returns outcomes by dtype and bit position of the faults that target one bit."""
     places = Counter((place, str(row.outcome)) for row in rows if (place := _bit(row)) is not None)
     table: dict[str, dict[str, dict[str, int]]] = defaultdict(lambda: defaultdict(dict))
     for ((dtype, bit), outcome), times in sorted(places.items()):
@@ -143,7 +144,7 @@ def _detector(name: str, unmasked: Sequence[InjectionRow], harmful: Sequence[Inj
 
 
 def _scope(scope: str | None) -> str | None:
-    """The named scopes, without what transformations of JAX add to the name stack."""
+    """Returns the named scopes without the entries that JAX's transformations add to the name stack."""
     if scope is None:
         return None
     names = [part for part in scope.split("/") if part and "(" not in part and "->" not in part]
@@ -152,8 +153,8 @@ def _scope(scope: str | None) -> str | None:
 
 
 def _bit(row: InjectionRow) -> tuple[str, int] | None:
-    """Dtype and position of the one bit that was changed on purpose; a bit that the dtype lacks is damage."""
-    with contextlib.suppress(TypeError):  # no dtype has this name
+    """Returns the dtype and position of the targeted bit; raises an error if the dtype lacks that bit."""
+    with contextlib.suppress(TypeError):  # the name is not a dtype
         if row.dtype is not None and row.bits and len(row.bits) == 1 and isinstance(bit := row.bits[0], int):
             return (row.dtype, bit) if bit in field_bits(row.dtype) else None
     return None

@@ -1,4 +1,4 @@
-"""Several runs on one page: settings that differ, verdicts, figures over or beside each other, tables."""
+"""Several runs on one page: settings that differ, verdicts, overlaid or adjacent figures, and tables."""
 
 import itertools
 import os.path
@@ -32,15 +32,15 @@ from .series import per_twin, step_numbers
 from .state_losses import losses_compared
 
 ALWAYS = ("command", "created", "schema", "version", "devices", "host")
-"""Fields of a manifest that are no settings: they differ between any two runs."""
+"""Fields of a manifest that are not settings: they differ between any two runs."""
 SHOWN = 8
-"""Settings that are shown above all else; the others are folded away."""
+"""Settings that are shown first; the others are collapsed."""
 
 
 class RunsBeside(Overview, kw_only=True):
     """Several runs side by side."""
 
-    settings: dict[str, tuple[str, ...]]  # that differ, by name
+    settings: dict[str, tuple[str, ...]]  # settings that differ, by name
 
 
 def write_beside(
@@ -53,25 +53,27 @@ def write_beside(
     """Writes one page of two or more runs, side by side.
 
     Args:
-        first: folder of a run, ended or not.
+        first: folder of a run, complete or not.
         second: folder of another.
-        folder: where to write the page; by default the folder of the last run.
+        folder: where to write the page (default: the folder of the last run).
         more: folders of further runs.
 
     Returns:
-        `verdict`, the gravest of all, `runs` with folder, verdict and sentence of each, `settings` that differ by name,
-        and the path of the page (`report`), which is named `beside-FIRST.html`, with the names of all but the last.
+        `verdict`, the most severe of all; `runs` with folder, verdict and sentence of each; `settings` that differ, by
+        name; and the path of the page (`report`), which is named `beside-FIRST.html` after all runs but the last.
 
     Raises:
-        ValueError: two are the same folder, or there are more than can be told apart.
-        RecordError: one holds no readable record, or the page cannot be written.
+        ValueError: a folder is given twice, or there are more runs than colours.
+        RecordError: a folder holds no readable record, or the page cannot be written.
     """
     paths = [Path(first), Path(second), *map(Path, more)]
     if len(paths) > len(report.COLOURS):
-        raise ValueError(f"{len(paths)} runs cannot be told apart on one page; give at most {len(report.COLOURS)}")
+        raise ValueError(
+            f"{len(paths)} runs are too many to distinguish on one page; give at most {len(report.COLOURS)}"
+        )
     for place, path in enumerate(paths):
         if path.resolve() in [other.resolve() for other in paths[:place]]:
-            raise ValueError(f"{path} would be shown beside itself; give runs of different folders")
+            raise ValueError(f"{path} is given twice; give different folders")
     target = Path(folder) if folder is not None else paths[-1]
     sides = [describe(path) for path in paths]
     settings = differing(*(side.record.manifest for side in sides))
@@ -87,7 +89,7 @@ def write_beside(
 
 
 def differing(*manifests: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """The settings of manifests that differ, by name; a dash where one lacks it."""
+    """Returns the settings that differ between manifests, by name; a dash marks a missing setting."""
     every = []
     for one in manifests:
         table = report.flat("", {key: value for key, value in one.items() if key not in ALWAYS})
@@ -115,10 +117,10 @@ def _page(sides: Sequence[Conclusion], links: Sequence[str], settings: Mapping[s
     differ = (first, *([Section(f"{len(more.rows)} more", (more,), "folded")] if more.rows else ()))
     sections = [
         Section("", tuple(verdicts), "pair"),
-        *([Section("Over each other", (marked(losses, mark),), "figures")] if isinstance(losses, Figure) else ()),
-        *([Section("What was lost, and what that cost", (marked(cost, mark),))] if cost else ()),
+        *([Section("Losses overlaid", (marked(losses, mark),), "figures")] if isinstance(losses, Figure) else ()),
+        *([Section("State losses and their cost", (marked(cost, mark),))] if cost else ()),
         Section("Answers", tuple(answers), "pair"),
-        Section("Settings that differ", differ if rows else (Text("None: the runs had the same settings."),)),
+        Section("Settings that differ", differ if rows else (Text("The runs have the same settings."),)),
         Section("Figures", _beside(reports, Figure, "figure")),
         Section("Measured", _beside(reports, Table, "table")),
     ]
@@ -126,7 +128,7 @@ def _page(sides: Sequence[Conclusion], links: Sequence[str], settings: Mapping[s
 
 
 def _parts(part: Report | Section, kind: type[Part]) -> tuple[Any, ...]:
-    """All parts of a kind but the settings, in their order."""
+    """Returns all parts of a kind except the settings, in order."""
     if isinstance(part, Section) and part.heading == "How to reproduce":
         return ()
     return tuple(
@@ -138,7 +140,7 @@ def _parts(part: Report | Section, kind: type[Part]) -> tuple[Any, ...]:
 
 
 def _beside(reports: Sequence[Report], kind: type[Table] | type[Figure], noun: str) -> tuple[Part, ...]:
-    """Rows of what is called the same."""
+    """Arranges parts of the same name in rows."""
     name = "caption" if kind is Table else "title"
     found = [{getattr(part, name): part for part in _parts(one, kind)} for one in reports]
     return tuple(
@@ -151,7 +153,7 @@ def _beside(reports: Sequence[Report], kind: type[Table] | type[Figure], noun: s
 
 
 def _losses(sides: Sequence[Conclusion]) -> Figure | LeftOut:
-    """The losses of all runs over each other."""
+    """Draws the losses of all runs in one figure."""
     lines = []
     for side in sides:
         loss = per_twin(side.record.steps, "loss")
@@ -161,6 +163,6 @@ def _losses(sides: Sequence[Conclusion]) -> Figure | LeftOut:
             lines.append(Line(name, x, values, dashed=side is not sides[0]))
     both = len(sides) == 2
     dotted = "the second run is dotted" if both else "all runs but the first are dotted"
-    caption = f"Training loss of each step; {dotted}. Lines that cover each other are equal."
+    caption = f"Training loss of each step; {dotted}. Overlapping lines are equal."
     title = "Losses of both runs" if both else "Losses of the runs"
     return line_figure(Chart(title, caption, "step", "loss", tuple(lines)))

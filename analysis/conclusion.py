@@ -1,4 +1,4 @@
-"""What follows from a record: verdict, tables and report, written beside it; and the index of a folder of records."""
+"""Verdict, tables and report of a record, written next to it; and the index of a folder of records."""
 
 import datetime
 from collections import Counter
@@ -19,12 +19,12 @@ from .summary import contents_of, summary_of
 
 INDEX = "index.html"
 TRACES = {MANIFEST, SUMMARY, *(file.name for kind in KINDS.values() for file in kind.files)}
-"""Files of which one at least is in the folder of every run, whole or damaged."""
+"""Files of which every run folder has at least one, intact or damaged."""
 DAMAGED = "CANNOT BE READ"
 
 
 class Overview(msgspec.Struct, kw_only=True):
-    """Several runs, the gravest verdict of all, and where their page is."""
+    """Several runs, their most severe verdict, and the path of their page."""
 
     verdict: Verdict | None
     runs: list[IndexEntry]
@@ -34,11 +34,12 @@ class Overview(msgspec.Struct, kw_only=True):
 def conclude(folder: str | PathLike[str], *, write: bool = True) -> dict[str, Any]:
     """Computes the summary of a record, and writes it and the report into its folder.
 
-    The summary of what has not ended is computed, but not written.
+    The summary of an incomplete record is computed but not written.
 
     Args:
         folder: folder of a run, a trace, a campaign or a study.
-        write: write the summary; if not, the report alone is written, so that all else in the folder stays as it is.
+        write: whether to write the summary; otherwise only the report is written, and nothing else in the folder
+            changes.
 
     Returns:
         Contents of `summary.json`, the verdict in one `sentence`, and the paths of the folder (`run`) and of the page
@@ -51,12 +52,12 @@ def conclude(folder: str | PathLike[str], *, write: bool = True) -> dict[str, An
 
 
 def write_report(path: Path) -> Path:
-    """Writes `report.html` and `report.md` into a run folder, each whole or not at all.
+    """Writes `report.html` and `report.md` into a run folder, each atomically.
 
     The same record gives the same bytes.
 
     Args:
-        path: a run folder, of a run that has ended or not.
+        path: folder of a run, complete or not.
 
     Returns:
         Path of the HTML page.
@@ -68,7 +69,7 @@ def write_report(path: Path) -> Path:
 
 
 def summarize_folder(path: Path) -> Ending:
-    """The summary of a record, ended or not.
+    """Returns the summary of a record, complete or not.
 
     Raises:
         RecordError: see `conclude`.
@@ -77,7 +78,7 @@ def summarize_folder(path: Path) -> Ending:
 
 
 def draw_conclusion(folder: str | PathLike[str], *, write: bool = True) -> Conclusion:
-    """What `conclude` does; without `write` the summary stays as it is."""
+    """Implements `conclude`; without `write`, the summary is not written."""
     found = describe(folder)
     path = Path(folder)
     if write and found.ended:
@@ -87,7 +88,7 @@ def draw_conclusion(folder: str | PathLike[str], *, write: bool = True) -> Concl
 
 
 def describe(folder: str | PathLike[str]) -> Conclusion:
-    """What `conclude` does, but nothing is written."""
+    """Computes the same as `conclude` without writing anything."""
     record = read_record(folder)
     if record.kind.name == "campaign":
         campaign = campaigns.summary_of(record)
@@ -102,15 +103,15 @@ def describe(folder: str | PathLike[str]) -> Conclusion:
 def write_overview(folder: str | PathLike[str]) -> Overview:
     """Writes the report of every run in a folder, and `index.html`, which lists them.
 
-    A run that is damaged is listed with the reason, and counts as inconclusive; so does one that has not ended, unless
-    it is corrupt already.
+    A damaged run is listed with the reason and counts as inconclusive; so does an incomplete run, unless it is already
+    corrupt.
 
     Args:
         folder: a folder whose subfolders are runs.
 
     Returns:
-        `verdict`, the gravest of all, `runs` with name, verdict and sentence of each, the gravest first, and the path
-        of the page (`report`).
+        `verdict`, the most severe of all; `runs` with name, verdict and sentence of each, the most severe first; and
+        the path of the page (`report`).
 
     Raises:
         RecordError: the folder holds no run, or cannot be written.
@@ -119,10 +120,12 @@ def write_overview(folder: str | PathLike[str]) -> Overview:
     try:
         inside = sorted(path.iterdir())
     except OSError as error:
-        raise RecordError(f"{path} cannot be read ({error.strerror}); mend that and try again") from error
+        raise RecordError(f"{path} cannot be read ({error.strerror}); correct that and try again") from error
     runs = [folder for folder in inside if folder.is_dir() and any((folder / name).exists() for name in TRACES)]
     if not runs:
-        raise RecordError(f"{path} holds no run, and none of its folders does; give the folder of a run, or of runs")
+        raise RecordError(
+            f"{path} contains no run, nor do its subfolders; give the folder of a run, or of several runs"
+        )
     order = [*Verdict, None]
     found = sorted(map(_entry, runs), key=lambda one: (order.index(one[0].verdict), one[0].run))
     entries = [entry for entry, *_ in found]
@@ -132,18 +135,24 @@ def write_overview(folder: str | PathLike[str]) -> Overview:
     header = ("verdict", "run", "what happened", "started", "host", "steps")
     table = Table("Runs", header, rows, style="runs", tones=tuple(one.verdict or "neutral" for one in entries))
     banner = Banner(entries[0].verdict, f"{len(entries)} RUNS", said)
-    sections = (Section("Runs, the gravest first", (table,)),)
+    sections = (Section("Runs, the most severe first", (table,)),)
     page = Report(path.resolve().name or "runs", "runs of a folder", banner, sections)
     written = write_page(page, path / INDEX, markdown=False)
     return Overview(verdict=gravest(entry.verdict for entry in entries), runs=entries, report=str(written))
 
 
 def _entry(folder: Path) -> tuple[IndexEntry, str | Link, str, str, str]:
-    """A run in the index, the link to its page, when it started, where, and how many steps it has."""
+    """Returns a run's entry in the index: the link to its page, its start time, its host and its number of steps."""
     name = folder.name
     try:
         found = draw_conclusion(folder, write=False)
-    except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:  # one run does not hide the others
+    except (
+        ArithmeticError,
+        LookupError,
+        OSError,
+        TypeError,
+        ValueError,
+    ) as error:  # a damaged run must not hide the others
         damaged = IndexEntry(name, Verdict.INCONCLUSIVE, DAMAGED, str(error) or type(error).__name__)
         return damaged, name, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED
     record, manifest, entry = found.record, found.record.manifest, found.entry(name)

@@ -1,6 +1,6 @@
-"""The figures of a run: what differed where and when, over steps and by layer.
+"""The figures of a run: differences by place and time, over steps and by layer.
 
-Every line has a marker or a dash pattern of its own, so that no figure relies on colour.
+Every line has its own marker or dash pattern, so no figure relies on colour alone.
 """
 
 import functools
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DASHED = ("expected now", "random walk")
-"""Theory beside what was measured."""
+"""Line style of theoretical values beside measured ones."""
 MARKS = 1500
-"""Most marks of the figure of where and when; in a longer run each column is of several steps."""
+"""Maximum columns of the figure "Where and when"; in a longer run each column covers several steps."""
 SIZES = (4.0, 5.5, 7.0)
 """Sizes of the marks, in points."""
 
 
 def where_and_when(lines: Sequence[StepRow], mismatches: Sequence[MismatchRow], layers: int) -> Figure | LeftOut:
-    """A mark for each submodule, layer and step with a mismatch, larger where more elements differ."""
+    """Draws a mark for each submodule, layer and step with a mismatch, larger if more elements differ."""
     title = "Where and when"
     hits = [
         (str(row.site), layer, row.step, found)
@@ -39,7 +39,7 @@ def where_and_when(lines: Sequence[StepRow], mismatches: Sequence[MismatchRow], 
         if (found := whole(row.mismatched)) and (layer := whole(row.layer)) is not None
     ]
     if not hits:
-        return LeftOut(title, "no mismatch of a layer was recorded")
+        return LeftOut(title, "no mismatch in a layer was recorded")
     others = sorted({site for site, *_ in hits} - set(SUBMODULES))
     names = [*(site for site in SUBMODULES if any(hit[0] == site for hit in hits)), *others]
     layers = max(layers, *(layer + 1 for _, layer, *_ in hits))
@@ -47,7 +47,7 @@ def where_and_when(lines: Sequence[StepRow], mismatches: Sequence[MismatchRow], 
     rows = len({(site, layer) for site, layer, *_ in hits})
     column = max(1, -(-(last + 1) * rows // MARKS))
     cells: dict[tuple[str, int, int], tuple[int, int]] = {}
-    for site, layer, step, found in hits:  # of each column the largest stays, so that no spike is lost
+    for site, layer, step, found in hits:  # keep the largest of each column, so that no spike is lost
         place = site, layer, step // column
         if found > cells.get(place, (0, 0))[0]:
             cells[place] = found, step
@@ -58,7 +58,7 @@ def where_and_when(lines: Sequence[StepRow], mismatches: Sequence[MismatchRow], 
         for index, site in enumerate(names):
             mark = functools.partial(axes.plot, marker=MARKERS[index % 6], color=COLOURS[index % 6], linestyle="none")
             shift = 0.6 * ((index + 0.5) / len(names) - 0.5)
-            for place, size in enumerate(SIZES):  # few sizes, so that a mark is a reference to one of few shapes
+            for place, size in enumerate(SIZES):  # few sizes, so that all marks share a few shapes
                 here = [
                     (step, layer + shift)
                     for (name, layer, _), (found, step) in cells.items()
@@ -73,13 +73,13 @@ def where_and_when(lines: Sequence[StepRow], mismatches: Sequence[MismatchRow], 
         whole_numbers(axes.yaxis)
         drawing.legend()
 
-    joined = f" Each column is of {column:,} steps, of which the largest is shown." if column > 1 else ""
-    caption = f"A mark for each step with a mismatch, larger where more elements differ; layer 0 is the first.{joined}"
+    joined = f" Each column covers {column:,} steps and shows the largest." if column > 1 else ""
+    caption = f"Each mark is a step with a mismatch, larger if more elements differ; layer 0 is the first.{joined}"
     return Figure(title, caption, draw, height=2.2 + 0.16 * min(layers, 12))
 
 
 def frequency_over_time(summary: RunSummary, steps: Sequence[StepRow]) -> Figure | LeftOut:
-    """Mismatch frequency (2) of every site at each step, logarithmic where above zero."""
+    """Draws the mismatch frequency (2) of every site at each step, on a logarithmic axis."""
     title = "Mismatch frequency over time"
     measured = {
         site: values for site in summary.sites if np.isfinite(values := per_site(steps, site, "frequency")).any()
@@ -95,12 +95,12 @@ def frequency_over_time(summary: RunSummary, steps: Sequence[StepRow]) -> Figure
         if site in published and (mean := real(published[site].frequency)):
             lines.append(Line("", x, [mean] * len(x), dashed=True, colour=place))
     dotted = " Dotted: published mean of the simulated node." if published else ""
-    caption = f"Equation (2) per step. A step without a mismatch has no point.{dotted}"
+    caption = f"Equation (2) per step. Steps without a mismatch have no point.{dotted}"
     return line_figure(Chart(title, caption, "step", "mismatch frequency", tuple(lines), log="y"))
 
 
 def layers_heat_map(summary: RunSummary) -> Figure | LeftOut:
-    """Frequency and severity of every layer and site, the one above the other."""
+    """Draws the frequency and severity of every layer and site, one above the other."""
     title = "Mismatches by layer"
     layers = summary.layers
     sites = [site for site, row in layers.items() if any(value is not None for value in row.frequency)]
@@ -117,14 +117,14 @@ def layers_heat_map(summary: RunSummary) -> Figure | LeftOut:
             _heat_map(drawing, axes, sites, table, quantity)
 
     caption = (
-        "Above: frequency (1) over all steps. Below: severity (3), largest of all steps. Layer 0 is the first. "
-        "Grey: measured, zero. Empty: nothing to measure."
+        "Top: frequency (1) over all steps. Bottom: severity (3), maximum over all steps. Layer 0 is the first. Grey: "
+        "measured as zero. Empty: not measured."
     )
     return Figure(title, caption, draw, height=1.5 + 0.5 * len(sites))
 
 
 def gradients(steps: Sequence[StepRow]) -> Figure | LeftOut:
-    """Norm of the gradient beside the norm of its difference from the reference's."""
+    """Draws the norm of the gradient and the norm of its difference from the reference."""
     title = "Gradient difference beside gradient norm"
     norm, difference = per_twin(steps, "gradient_norm"), per_twin(steps, "gradient_difference")
     if norm is None:
@@ -137,12 +137,12 @@ def gradients(steps: Sequence[StepRow]) -> Figure | LeftOut:
         return over_steps("Gradient norm", caption, "L2 norm", steps, {"norm": norm[0]}, "y")
     zero = "" if (difference[1:] > 0).any() else " No difference above zero was measured."
     finite = _not_finite({"gradient norm": norm, "gradient difference": difference})
-    caption += f" A difference of zero has no point.{zero}{finite}"
+    caption += f" Differences of zero have no point.{zero}{finite}"
     return over_steps(title, caption, "L2 norm", steps, _beside(norm, difference), "y")
 
 
 def parameter_difference(steps: Sequence[StepRow]) -> Figure | LeftOut:
-    """Norm of the difference of the parameters from the reference's."""
+    """Draws the norm of the difference of the parameters from the reference."""
     title, difference = "Parameter difference", per_twin(steps, "parameter_difference")
     if difference is None or len(difference) < 2:
         return LeftOut(title, "the record holds no parameter differences")
@@ -150,7 +150,7 @@ def parameter_difference(steps: Sequence[StepRow]) -> Figure | LeftOut:
         return LeftOut(title, "the parameters of the twins never differed")
     if not (np.isfinite(difference[1:]) & (difference[1:] > 0)).any():
         return LeftOut(title, "no finite difference above zero was measured")
-    caption = "L2 norm over all parameters after each step, before any synchronization of them."
+    caption = "L2 norm over all parameters after each step, before they are synchronized."
     caption += _not_finite({"parameter difference": difference})
     lines = _beside(per_twin(steps, "parameter_norm"), difference)
     return over_steps(title, caption, "L2 norm", steps, lines, "y")
@@ -162,21 +162,21 @@ def _beside(norm: PerTwin | None, difference: PerTwin) -> dict[str, Floats]:
 
 
 def losses(steps: Sequence[StepRow]) -> Figure | LeftOut:
-    """Training loss of every twin."""
+    """Draws the training loss of every twin."""
     loss = per_twin(steps, "loss")
     if loss is None:
         return LeftOut("Loss", "the record holds no losses")
     if not np.isfinite(loss).any():
-        return LeftOut("Loss", "no loss on record is finite")
+        return LeftOut("Loss", "no recorded loss is finite")
     title, caption, lines = "Loss", "Training loss of each step.", {"loss": loss[0]}
     if len(loss) > 1:
-        title, caption = "Losses of the twins", f"{caption} Lines that cover each other are equal."
+        title, caption = "Losses of the twins", f"{caption} Overlapping lines are equal."
         lines = {f"twin {twin}{'' if twin else ' (reference)'}": values for twin, values in enumerate(loss)}
     return over_steps(title, caption + _not_finite({"loss": loss}), "loss", steps, lines)
 
 
 def flags_over_time(steps: Sequence[StepRow]) -> Figure | LeftOut:
-    """Share of the rows of products that were flagged at each step, by pass (the study's figure 10)."""
+    """Draws the share of rows of products flagged at each step, by pass (figure 10 of the study)."""
     title, checked = "Flagged rows over time", [row.abft or ProductRow() for row in steps]
     if all(row.abft is None for row in steps):
         return LeftOut(title, "no matrix product was checked (that needs --abft)")
@@ -188,34 +188,34 @@ def flags_over_time(steps: Sequence[StepRow]) -> Figure | LeftOut:
             found = [site for name, site in row.sites.items() if name.startswith(f"{way}/")]
             flagged, of = (sum(getattr(site, name) or 0 for site in found) for name in ("flagged", "checked"))
             shares.append(flagged / of if of else 0.0)
-    caption = "Forward, recomputed and backward products, over all ranks. A step without a flag has no point."
+    caption = "Forward, recomputed and backward products, over all ranks. Steps without a flag have no point."
     return over_steps(title, caption, "flagged / checked rows", steps, lines, "y")
 
 
 def aggregation(steps: Sequence[StepRow]) -> Iterator[Figure | LeftOut]:
-    """What methods of aggregation did, step by step."""
+    """Yields the figures of the aggregation methods over the steps."""
     if (divergence := per_method(steps, "divergence")) is not None:
-        caption = "The largest over the data ranks. Not measured before the first synchronization."
+        caption = "Maximum over the data ranks. Not measured before the first synchronization."
         lines = {"measured at the last synchronization": divergence}
         lines["expected now"] = per_method(steps, "expected_divergence") or []
         yield over_steps("Divergence of replicas", caption, "‖mean θ - θ_m‖", steps, lines)
     if (period := per_method(steps, "period")) is not None:
-        caption = "Chosen by the signal-to-noise ratio."
+        caption = "The signal-to-noise ratio determines the period."
         yield over_steps("Period of synchronization", caption, "steps", steps, {"H": period})
     if (least := per_method(steps, "completed", min)) is not None:
         lines = {"least": least, "most": per_method(steps, "completed") or []}
-        caption = "By the slowest and the fastest rank."
+        caption = "Micro-batches of the slowest and the fastest rank."
         yield over_steps("Completed micro-batches", caption, "micro-batches", steps, lines)
     if (drift := per_method(steps, "pair_drift")) is not None:
         with np.errstate(divide="ignore", invalid="ignore"):
             lines = {"measured": (np.asarray(drift) / np.asarray(per_method(steps, "move") or np.nan)).tolist()}
         rate = float(np.nanmean(per_method(steps, "parameter_loss") or np.nan))
         lines["random walk"] = [pair_drift(rate)] * len(steps) if 0 <= rate < 1 else []
-        caption = "In squares of an owner's mean move; theory at the mean loss rate."
+        caption = "In units of an owner's squared mean update; the theory assumes the mean loss rate."
         yield over_steps("Drift between copies", caption, "drift / move²", steps, lines)
     if (differed := per_method(steps, "differed")) is not None:
         lines = {"found": list(itertools.accumulate(float(each > 0) for each in differed))}
-        caption = "Comparisons that differed, added up."
+        caption = "Cumulative number of comparisons that differed."
         yield over_steps("Differences found by the shadow", caption, "differences", steps, lines)
 
 
@@ -227,7 +227,7 @@ def over_steps(
     lines: Mapping[str, Sequence[float] | Floats],
     log: Literal["", "y"] = "",
 ) -> Figure | LeftOut:
-    """Quantities at every step; a line without points is left out."""
+    """Draws quantities at every step; omits lines without points."""
     x = step_numbers(steps)
     drawn = tuple(Line(name, x, y, dashed=name in DASHED) for name, y in lines.items() if len(y))
     return line_figure(Chart(title, caption, "step", quantity, drawn, log))
@@ -247,7 +247,9 @@ def _heat_map(drawing: Drawing, axes: "Axes", sites: Sequence[str], table: PerTw
     if positive.size:
         low, high = positive.min(), positive.max()
         low = low if low < high else low / 10
-        colours = ListedColormap(report.HEAT)  # few of them keep the colour bar a drawing; 50 or more would be an image
+        colours = ListedColormap(
+            report.HEAT
+        )  # with few colours the colour bar is a drawing; with 50 or more it would be an image
         mesh = axes.pcolormesh(
             np.where(cells > 0, cells, np.nan),
             cmap=colours,
@@ -275,11 +277,11 @@ def _heat_map(drawing: Drawing, axes: "Axes", sites: Sequence[str], table: PerTw
 
 
 def _not_finite(quantities: dict[str, PerTwin]) -> str:
-    """Says what cannot be drawn, be it NaN, infinite or absent."""
+    """Describes values that cannot be drawn because they are NaN, infinite or missing."""
     parts = [
         f"{name} of twin {twin} at {int((~np.isfinite(values)).sum()):,} steps"
         for name, table in quantities.items()
         for twin, values in enumerate(table)
         if not np.isfinite(values).all()
     ]
-    return f" Not finite or not recorded, and so not drawn: {', '.join(parts)}." if parts else ""
+    return f" Values that are not finite or not recorded are not drawn: {', '.join(parts)}." if parts else ""

@@ -1,5 +1,5 @@
-"""What a record says in one sentence, and what a reader asks first: which device, which operation, since when, is it
-real, and what now. The terminal, the page and the Markdown show the same."""
+"""The finding of a record in one sentence, and answers to the first questions: which device, which operation, since
+when, is it real, and what to do. The terminal, the page and the Markdown show the same."""
 
 import dataclasses
 import itertools
@@ -22,50 +22,48 @@ from .statistics import burn_in_steps, count_bursts, excluded_interval, mean_int
 from .summary import summarize
 
 WAYS = {"fwd": "forward", "bwd": "backward", "remat": "recomputed"}
-UNKNOWN = "the record does not say"
+UNKNOWN = "not recorded"
 NOWHERE = "none: nothing differed"
 LOSSES = "losses"
-"""Name of the suspect where nothing is simulated but losses of parts of the state."""
+"""Name of the suspect if only losses of parts of the state are simulated."""
 DETAILS = ("kind", "serial", "uuid", "bus", "coordinates", "core", "driver", "firmware")
 AXES = ("twin", "data", "model")
 Course: TypeAlias = Literal["persistent", "intermittent", "transient"]
 Rank: TypeAlias = tuple[int | None, int | None, int | None]
-"""Twin, data rank and model rank; None where the record does not say."""
+"""Twin, data rank and model rank; None if not recorded."""
 
 
 def headline(run: Contents, summary: RunSummary) -> Headline:
-    """The headline of a twin, a training run or a trace."""
+    """Returns the headline of a twin run, a training run or a trace."""
     found = (_corrupt if summary.verdict == "corrupt" else _not_corrupt)(run, summary)
     said = "; ".join(filter(None, (found.sentence, *state_losses.sentences(run.steps))))
     suspect = run.run.suspect or Suspect()
     real = "real: nothing was injected"
     if suspect.name == LOSSES:
-        real = "simulated: parts of the state were thrown away on purpose, on sound hardware"
+        real = "simulated: parts of the state were deliberately discarded on healthy hardware"
     elif summary.simulated or suspect.simulated:
-        real = f"simulated: {suspect.name or 'the suspect'} was corrupted on purpose, on sound hardware"
+        real = f"simulated: {suspect.name or 'the suspect'} was deliberately corrupted on healthy hardware"
     elif summary.rehearsal:
-        real = (
-            "nothing was injected, but this is a rehearsal, not a test of hardware: one processor played all the twins"
-        )
+        real = "nothing was injected, but this is a rehearsal, not a test of hardware: one processor ran all twins"
     todo = tuple(itertools.islice(_actions(run, summary, found), 3))
     return dataclasses.replace(found, sentence=said, real=real, actions=todo)
 
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """Where and when something was wrong."""
+    """The places and times of findings."""
 
-    steps: tuple[int, ...]  # with a finding, in order
-    later: int  # steps on record after the first of them
-    ranks: Counter[Rank]  # elements, or rows of products, that were wrong
-    sites: tuple[str, ...]  # the most often hit first
+    steps: tuple[int, ...]  # steps with a finding, in order
+    later: int  # recorded steps after the first of these
+    ranks: Counter[Rank]  # number of wrong elements, or rows of products, by rank
+    sites: tuple[str, ...]  # affected sites, the most often hit first
     layers: tuple[int, ...]
-    first: tuple[str, int | None] | None  # site and layer of the first finding in program order, where that is known
+    first: tuple[str, int | None] | None  # site and layer of the first finding in program order, if known
 
     @property
     def course(self) -> Course | None:
-        """How the fault went on: persistent if each later step has a finding, transient if none has one, else
-        intermittent. None where nothing was found, or no step followed."""
+        """Course of the fault: persistent if each later step has a finding, transient if no later step has one,
+        otherwise intermittent. None without findings or later steps."""
         again = len(self.steps) - 1
         if again < 0 or not self.later:
             return None
@@ -73,7 +71,7 @@ class Evidence:
 
 
 def of_twins(run: Contents) -> Evidence:
-    """Mismatches of twins: at submodules where those were compared, else of gradient and state."""
+    """Returns mismatches of twins: at submodules if those were compared, otherwise of gradient and state."""
     hits = [row for row in run.mismatches if _apart(row)]
     steps = {row.step for row in hits} | {row.step for row in run.steps if what_differs([row])}
     first = min((row for row in hits if row.step == min(steps)), key=_order, default=None)
@@ -82,7 +80,7 @@ def of_twins(run: Contents) -> Evidence:
 
 
 def of_products(run: Contents) -> Evidence:
-    """Flagged rows of matrix products."""
+    """Returns flagged rows of matrix products."""
     lines = [line for line in run.steps if line.abft is not None and whole(line.abft.flagged)]
     hits = [(row, whole(row.flagged) or 0) for line in lines if line.abft for row in line.abft.rows]
     return _evidence(run, {line.step for line in lines}, hits, hits, hits[0][0] if hits else None)
@@ -95,7 +93,7 @@ def _evidence(
     ranks: Sequence[tuple[RankRow | FlagRow, int]],
     first: MismatchRow | FlagRow | None,
 ) -> Evidence:
-    """What was hit, each with how often."""
+    """Returns the affected sites, each with its number of findings."""
     start = min(steps, default=math.inf)
     sites, places = Counter[str](), Counter[Rank]()
     for row, number in hits:
@@ -114,19 +112,20 @@ def _evidence(
 
 
 def _apart(row: MismatchRow | RankRow) -> int:
-    """How often something differed: each element, and each digest of which the elements are not known."""
+    """Counts differences: elements, and digests whose elements are unknown."""
     return (whole(row.mismatched) or 0) + (whole(row.unrepeated) or 0)
 
 
 def _order(row: MismatchRow) -> tuple[int, bool, int, bool]:
-    """Place in program order: the backward pass comes after the forward pass, from the last layer to the first."""
+    """Returns a sort key in program order: the backward pass follows the forward pass, from the last layer to the
+    first."""
     site, layer = str(row.site), whole(row.layer) or 0
     backward, late = site.startswith("bwd/"), site.endswith("ffn")
     return whole(row.microstep) or 0, backward, -layer if backward else layer, late != backward
 
 
 def where(manifest: RunManifest, ranks: Iterable[Rank]) -> str:
-    """The hardware of ranks of one twin in a few words; empty where the record says nothing that tells it apart."""
+    """Describes the hardware of ranks of one twin briefly; empty if the record does not distinguish it."""
     known = list(ranks)
     found = {(str(device.host), str(device.id)) for rank in known for device in _devices(manifest, rank)}
     hosts = sorted({host for host, _ in found})
@@ -146,7 +145,7 @@ def where(manifest: RunManifest, ranks: Iterable[Rank]) -> str:
 
 
 def hardware(manifest: RunManifest, ranks: Iterable[Rank], limit: int = 2) -> str:
-    """All that is known of the devices of some ranks, for whoever has to find them in a rack."""
+    """Describes the devices of some ranks completely, for locating them in a rack."""
     found = {msgspec.json.encode(device): device for rank in ranks for device in _devices(manifest, rank)}
     words = []
     for device in found.values():
@@ -158,14 +157,14 @@ def hardware(manifest: RunManifest, ranks: Iterable[Rank], limit: int = 2) -> st
 
 
 def _devices(manifest: RunManifest, rank: Rank) -> list[Device]:
-    """The devices that hold a rank; one without a twin holds that rank of every twin."""
+    """Returns the devices that hold a rank; a device without a twin holds that rank of every twin."""
     wanted = [(axis, value) for axis, value in zip(AXES, rank, strict=True) if value is not None]
     places = [(device, device.rank) for device in manifest.devices if device.rank]
     return [device for device, place in places if all(place.get(axis, value) == value for axis, value in wanted)]
 
 
 def listed(names: Sequence[object]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Joins words: `a`, `a and b`, `a, b and c`."""
     words = list(map(str, names))
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
@@ -175,12 +174,12 @@ def _not_corrupt(run: Contents, summary: RunSummary) -> Headline:
     if summary.verdict == "clean":
         on = f" on {summary.hosts} hosts" if summary.hosts and summary.hosts > 1 else ""
         on += f"; {REHEARSAL}" if summary.rehearsal else ""
-        since = f"at no step of the {summary.steps:,} that were done"
+        since = f"at none of the {summary.steps:,} completed steps"
         return Headline(reason.partition(";")[0] + on, NOWHERE, NOWHERE, since)
     if summary.verdict is None:
-        nothing = "nothing was compared, so nothing can be said"
+        nothing = "nothing was compared, so no verdict is possible"
         return Headline(f"{summary.steps:,} steps; {reason}", nothing, nothing, nothing)
-    reason = reason.partition("; at 95 %")[0]  # of a run that has not ended and is clean so far
+    reason = reason.partition("; at 95 %")[0]  # of an incomplete run that is clean so far
     if not run.ended and "has not ended" not in reason:
         reason = f"the run has not ended; {reason}"
     brief = reason.partition(";")[0]
@@ -192,7 +191,7 @@ def _corrupt(run: Contents, summary: RunSummary) -> Headline:
     if run.kind.name == "trace" and (place := summary.first_difference):
         return of_place(place)
     seen = _seen(summary)
-    if run.discarded:  # what a step showed counts, although it was run again
+    if run.discarded:  # findings count even if the step was repeated
         run = run.attempts
         every = summarize(run.run, run.steps, run.mismatches, whole_run=False)
         kept = ("verdict", "reason", "steps", "simulated", "state_digest", "shadow")
@@ -204,27 +203,27 @@ def _corrupt(run: Contents, summary: RunSummary) -> Headline:
     elif apart := odd_digests(summary.state_digest):
         who, device = _odd(run.run, summary, apart, ())
         found = Headline(
-            f"{who}: the final state differs, although no step showed a difference",
+            f"{who}: the final state differs although no step had a difference",
             device,
-            "none that was compared: it changed in memory, or while the last checkpoint was written",
-            f"after the last comparison, that of step {len(run.steps) - 1:,}",
+            "not in a compared operation: it changed in memory, or while the last checkpoint was written",
+            f"after the last comparison, at step {len(run.steps) - 1:,}",
             first=len(run.steps),
             named=who,
         )
     else:
         suspects = listed([f"data rank {rank}" for rank in (summary.shadow.suspects if summary.shadow else ())])
         return Headline(str(summary.reason), suspects or UNKNOWN, UNKNOWN, UNKNOWN, named=suspects)
-    again = ", in steps that were run again" if _seen(summary) and not seen else ""
+    again = ", in steps that were repeated" if _seen(summary) and not seen else ""
     return dataclasses.replace(found, sentence=found.sentence + again, since=found.since + again)
 
 
 def _seen(summary: RunSummary) -> bool:
-    """Whether a step shows what is wrong."""
+    """Returns whether a step has a finding."""
     return summary.first_mismatch_step is not None or bool(summary.abft and summary.abft.flagged)
 
 
 def of_place(place: DifferencePlace) -> Headline:
-    """The first difference of two traces."""
+    """Returns the headline for the first difference of two traces."""
     layer = "" if place.layer is None else f"layer {place.layer}, "
     way = WAYS.get(str(place.direction), str(place.direction))
     scope = f" in {place.scope}" if place.scope else ""
@@ -244,7 +243,7 @@ def _twins(run: Contents, summary: RunSummary, found: Evidence) -> Headline:
     odd = summary.odd_twins or sorted({rank[0] for rank in found.ranks if rank[0] is not None})
     who, device = _odd(run.run, summary, odd, found.ranks)
     first, free = whole(summary.first_mismatch_step), summary.sync == "none"
-    course = None if free else found.course  # twins that are not synchronized go on differing whatever the fault does
+    course = None if free else found.course  # unsynchronized twins continue to differ even if the fault does not recur
     mismatched, checked = (
         sum(getattr(site, key) or 0 for site in summary.sites.values()) for key in ("mismatched", "checked")
     )
@@ -262,7 +261,7 @@ def _twins(run: Contents, summary: RunSummary, found: Evidence) -> Headline:
         or listed(other[:3]) + (f" and {len(other) - 3} more" if len(other) > 3 else "")
         or "details of a step without a line"
     )
-    since = f"step {first}; twins that are not synchronized go on differing, so how the fault goes on is unknown"
+    since = f"step {first}; unsynchronized twins continue to differ, so the course of the fault is unknown"
     return Headline(
         f"{who}: {what}, first at step {first}{f', {course}' if course else ''}",
         device,
@@ -276,11 +275,11 @@ def _twins(run: Contents, summary: RunSummary, found: Evidence) -> Headline:
 
 
 def _odd(manifest: RunManifest, summary: RunSummary, odd: Sequence[int], ranks: Iterable[Rank]) -> tuple[str, str]:
-    """The twins that differ, as they are called, and what hardware they are."""
+    """Returns the names of the twins that differ, and their hardware."""
     pair = manifest.twins in (2, None)
     if not odd and pair:
         odd = [1]  # by convention the first of two is the reference
-    # A rank that only the state or the gradient tells of cannot be named.
+    # A rank that differs only in the state or gradient cannot be named.
     known = [rank for rank in ranks if rank[0] in odd]
     names = []
     for twin in odd:
@@ -292,12 +291,12 @@ def _odd(manifest: RunManifest, summary: RunSummary, odd: Sequence[int], ranks: 
     if manifest.placement == "vmap":
         device += "; all twins share their devices"
     if pair and not summary.simulated:
-        device += "; of two twins the comparison cannot say which is wrong: calling this one so is a convention"
+        device += "; of two twins either may be wrong; naming this one is a convention"
     return who, device
 
 
 def spot(found: Evidence) -> str:
-    """The places that were hit: `layer 2, ffn, backward`."""
+    """Describes the affected places: `layer 2, ffn, backward`."""
     if not found.sites:
         return ""
     layers, hit = "", found.layers
@@ -314,7 +313,7 @@ def spot(found: Evidence) -> str:
 
 
 def _spots(found: Evidence) -> str:
-    """The same, and which of several places was the first and which is hit most."""
+    """Describes the same, with the first and the most affected of several places."""
     if len(found.sites) < 2:
         return spot(found)
     most = f"{spot(found)}; most in {_site(found.sites[0])}"
@@ -355,12 +354,12 @@ def _products(run: Contents, summary: RunSummary, found: Evidence) -> Headline:
 
 def _since(first: int | None, found: Evidence) -> str:
     if found.course is None:
-        return f"step {first}; no step followed it, so how the fault goes on is unknown"
-    return f"step {first}; {found.course}: {len(found.steps) - 1:,} of the {found.later:,} steps after it have it too"
+        return f"step {first}; no step followed it, so the course of the fault is unknown"
+    return f"step {first}; {found.course}: {len(found.steps) - 1:,} of the {found.later:,} later steps are affected too"
 
 
 def amount(value: float) -> str:
-    """A count for reading: `831,066`, and from a million on `4.2e7`."""
+    """Formats a count: `831,066`, and from a million on `4.2e7`."""
     if value < 1_000_000:
         return f"{value:,}"
     mantissa, _, exponent = f"{value:.1e}".partition("e")
@@ -368,87 +367,89 @@ def amount(value: float) -> str:
 
 
 def _actions(run: Contents, summary: RunSummary, found: Headline) -> Iterator[Action]:
-    """What follows from a run, the first thing first."""
+    """Yields the next actions after a run, in order."""
     manifest, products = run.run, summary.abft
     twins, trace = manifest.kind == "twin", manifest.kind == "trace"
     if summary.verdict == "corrupt" and (summary.simulated or (manifest.suspect and manifest.suspect.simulated)):
-        yield Action("Nothing to mend: the detection works", "The fault was made on purpose, and it was found.")
+        yield Action("No action: detection works", "The fault was deliberate and was detected.")
         if twins:
-            how = "Run it again without --suspect and --fault: what is found then is real."
+            how = "Run it again without --suspect and --fault; findings are then real."
             yield Action("Test the real hosts", how)
     elif summary.verdict == "corrupt":
         yield from _corrupt_actions(manifest, summary, found)
     elif summary.verdict == "clean" and summary.rehearsal:
         yield Action(
             "Run it on the hosts that you want to test",
-            "This was a rehearsal on one processor. Start one process on each host, with --coordinator, --processes "
+            "This was a rehearsal on one processor. Start one process per host, with --coordinator, --processes "
             "and --process (docs/fleet.md).",
         )
     elif summary.verdict == "clean":
-        yield Action("Nothing to mend", "These hosts, as far as this run goes, can stay in service.")
-        how = f"This run excludes {excluded(summary.steps or 0)}; for more give more --steps."
-        yield Action("Run longer against rare bursts", how)
+        yield Action("No action", "As far as this run shows, these hosts can stay in service.")
+        how = f"This run excludes {excluded(summary.steps or 0)}; increase --steps to exclude more."
+        yield Action("Run longer to detect rare bursts", how)
     elif not run.ended:
         words = manifest.command or []
-        named = {"--run", "trace"} & set(words)  # else the command that goes on has a further flag
+        named = {"--run", "trace"} & set(words)  # otherwise the command to resume has another flag
         command = shlex.join([*(word for word in words if word != "--resume"), "--resume"])
         yield Action(
-            "Let it go on, or resume it",
-            f"{summary.steps:,} of {manifest.steps or '?'} planned steps are on record. If it was stopped, start "
-            f"it again {f'by: {command}' if named else 'with --resume'}; then there will be a verdict.",
+            "Let it continue, or resume it",
+            f"{summary.steps:,} of {manifest.steps or '?'} planned steps are recorded. If it was stopped, resume it "
+            f"{f'by: {command}' if named else 'with --resume'} to get a verdict.",
         )
     elif summary.verdict is None and trace:
-        how = "sdc diff GOLDEN THIS, or sdc trace --against GOLDEN on the next machine."
+        how = "Use sdc diff GOLDEN THIS, or sdc trace --against GOLDEN on the next host."
         yield Action("Compare it with another trace", how)
     elif summary.verdict is None:
-        how = "For one, check the products (sdc train --abft) or train twins (sdc twin)."
-        yield Action("Nothing: no verdict was asked for", how)
+        how = "For a verdict, check the products (sdc train --abft) or train twins (sdc twin)."
+        yield Action("No action: no verdict was requested", how)
     elif products is not None and products.flagged:
         yield Action(
             "Run the same steps on another device",
-            "Rows that are as wrong when computed again are a permanent fault or a false alarm; another device tells.",
+            "Rows that are equally wrong when recomputed indicate a permanent fault or a false alarm; another device "
+            "distinguishes these.",
         )
     elif products is not None and products.skipped:
         yield Action(
             "Check more of the products",
-            "The table of products that were not checked says why; --least-coverage sets how much is enough.",
+            "The table of unchecked products states the reasons; --least-coverage sets the required share.",
         )
     elif summary.simulated:
         yield Action(
-            "Aim the fault at what is checked",
-            "It struck where no check looks, or after all was NaN: choose a site, a smaller rate or other bits.",
+            "Aim the fault at a checked place",
+            "It struck an unchecked place, or after everything was NaN: choose another site, a smaller rate or other "
+            "bits.",
         )
     else:
-        yield Action("Mend what the reason names, and run again", "This says nothing about the hardware.")
+        yield Action("Fix the stated reason, and run again", "This result does not test the hardware.")
 
 
 def _corrupt_actions(manifest: RunManifest, summary: RunSummary, found: Headline) -> Iterator[Action]:
     if summary.rehearsal:
         yield Action(
             "Suspect this machine or its libraries",
-            "All twins ran on one processor, so no host stands out. Run it again; if it differs again, test the memory "
-            "and compare with another machine by sdc trace.",
+            "All twins ran on one processor, so no single host is implicated. Run it again; if it differs again, test "
+            "the memory and compare with another host using sdc trace.",
         )
     elif manifest.kind == "trace":
         yield Action(
-            "Trace again on a third machine",
-            "Of two traces one is wrong; sdc diff with a third tells which. Then narrow the operation down with the "
+            "Trace again on a third host",
+            "Either trace may be wrong; sdc diff with a third shows which. Then narrow down the operation with the "
             "selector that sdc diff prints.",
         )
     elif manifest.kind == "twin" and manifest.twins in (2, None):
         yield Action(
             "Find out which twin is wrong",
-            "Run again with a third host (--twins 3 --processes 3), or swap the hosts of the twins: the fault goes "
+            "Run again with a third host (--twins 3 --processes 3), or swap the hosts of the twins: the fault moves "
             "with its host (docs/fleet.md, “Which host is it”).",
         )
     else:
         what = "Set aside until tested" if found.course == "transient" else "Take out of service"
         named = found.named or "the host that differs"
-        yield Action(f"{what}: {named}", "Keep this folder: it is the evidence.")
+        yield Action(f"{what}: {named}", "Keep this folder as evidence.")
     if found.course == "persistent":
         yield Action(
             "Reproduce it and report it to the vendor",
-            "It comes back at each step, so a few steps show it again: sdc trace on it and on a sound host names the "
+            "It recurs at each step, so a few steps reproduce it: sdc trace on it and on a healthy host names the "
             "operation.",
         )
     elif found.course is not None:

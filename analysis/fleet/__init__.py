@@ -1,11 +1,11 @@
-"""Results of many hosts: who disagrees with whom, who is slow, what adds up over time, and whom to pair with whom.
+"""Results of many hosts: disagreements, slow devices, totals over time, and schedules of pairs.
 
-collection      results from files of others, and the devices in them
-suspects        hosts vote on digests; which devices are suspects, and how sure that is
-ledger          what all burn-ins together checked on each device
-fleet_summary   all of that in one result
-fleet_page      its page and sheets
-pair_schedule   whom to pair with whom
+collection      results from external files, and the devices in them
+suspects        votes of hosts on digests; suspects and the confidence in each
+ledger          the totals of all burn-ins on each device
+fleet_summary   all of these in one result
+fleet_page      the page and sheets of the summary
+pair_schedule   schedules of pairs
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Results of burn-ins from files of others: read, checked, counted once. What is not counted is told, and why."""
+"""Reads burn-in results from external files, checks them and counts each once. Reports files that are not counted."""
 
 import dataclasses
 import datetime
@@ -23,38 +23,38 @@ PLACEHOLDERS = {
     "", "na", "n/a", "[n/a]", "none", "null", "unknown", "default string", "not specified", "not available",
     "to be filled by o.e.m.", "[unknown error]", "[not supported]",
 }  # fmt: skip
-"""What stands for a serial number where there is none."""
+"""Placeholders for missing serial numbers."""
 LONGEST = 300
 
 
 class HostKey(NamedTuple):
-    """A machine under a name. Two machines of one name are two hosts, and so is a machine that has another name."""
+    """A machine and its name. Two machines with the same name are two hosts, as is one machine under two names."""
 
     name: str
     machine: str | None
 
 
 class WorkloadResult(NamedTuple):
-    """A workload on a device; see `sdc.burnin.results.Tally`."""
+    """The result of a workload on a device; see `sdc.burnin.results.Tally`."""
 
     workload: str
     device: int
-    context: str | None  # what decides the bits: key of the row, versions, driver; None where nothing is said
+    context: str | None  # everything that determines the bits: key of the row, versions, driver; None if not stated
     digest: str | None
     differences: int
     runs: int
-    rate: float | None  # throughput, where it was judged
+    rate: float | None  # throughput, if judged
     unit: str
     void: bool
 
 
 class DeviceResult(CheckedDevice, kw_only=True):
-    """A device, and what it is recognized by."""
+    """A device and its identities."""
 
     kind: str
     identity: str
-    names: tuple[str, ...]  # all that it could be recognized by, the surest first
-    errors: tuple[str, ...]  # what its driver reported while it was tested
+    names: tuple[str, ...]  # possible identities, the most reliable first
+    errors: tuple[str, ...]  # errors that its driver reported during the test
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,14 +76,14 @@ class HostResult:
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """A file that does not count, and why."""
+    """A file that is not counted, and the reason."""
 
     file: str
     reason: str
 
 
 class Duplicate(msgspec.Struct, frozen=True):
-    """A file with a result that was read already."""
+    """A file whose result was already read."""
 
     file: str
     of: str
@@ -94,27 +94,31 @@ class Collection:
     results: tuple[HostResult, ...]
     refused: tuple[Refused, ...] = ()
     duplicates: tuple[Duplicate, ...] = ()
-    doubtful: tuple[str, ...] = ()  # identities that two hosts claimed at the same time: those of no part
+    doubtful: tuple[
+        str, ...
+    ] = ()  # identities that two hosts claimed at the same time, and which therefore identify no device
 
 
 def find_results(paths: Iterable[AnyPath]) -> Iterator[Path]:
-    """Files that are named, and each `result.json` in or below the folders that are."""
+    """Returns the given files, and every `result.json` in the given folders or below."""
     for path in map(Path, paths):
         if not path.exists():
-            raise SettingError("FILES", path, "there is no such file or folder; name results of sdc burnin")
+            raise SettingError("FILES", path, "no such file or folder; give results of sdc burnin")
         if not path.is_dir():
             yield path
             continue
         found = sorted(Path(folder, RESULT) for folder, _, names in os.walk(path) if RESULT in names)
         if not found:
-            raise SettingError("FILES", path, f"there is no {RESULT} in this folder or below; name another, or files")
+            raise SettingError(
+                "FILES", path, f"this folder and its subfolders contain no {RESULT}; give another folder, or files"
+            )
         yield from found
 
 
 def collect(paths: Iterable[AnyPath], told: Callable[[str], None] = lambda _: None) -> Collection:
-    """Reads results. One that is damaged, of another layout or contradicts itself is refused.
+    """Reads results. Refuses any that are damaged, have another layout or contradict themselves.
 
-    Two files of one id that say the same count once; if they do not, nothing tells which is right: both are refused.
+    Two equal files with the same id count once; if they differ, both are refused, since either may be wrong.
     """
     refused: list[Refused] = []
     duplicates: list[Duplicate] = []
@@ -152,7 +156,9 @@ def collect(paths: Iterable[AnyPath], told: Callable[[str], None] = lambda _: No
         for file in files:
             others = ", ".join(other for other in files if other != file)
             refused.append(
-                Refused(file, f"has the id of {others}, and says something else: nothing tells which is right")
+                Refused(
+                    file, f"has the id of {others} but other contents, so either may be wrong; give only one of them"
+                )
             )
     ordered = sorted(
         results.values(), key=lambda each: (each.host.name, each.host.machine or "", each.created, each.id)
@@ -162,10 +168,10 @@ def collect(paths: Iterable[AnyPath], told: Callable[[str], None] = lambda _: No
 
 
 def _impossible(report: BurninResult) -> Iterator[str]:
-    """What no burn-in counts, in words: sums over a fleet must not become smaller by what somebody claims."""
+    """Describes impossible counts, so that false claims cannot reduce the sums over a fleet."""
     indices = [device.index for device in report.devices]
     if len(set(indices)) < len(indices):
-        yield "a device stands there twice"
+        yield "a device is listed twice"
     rows: list[CheckedDevice | Tally] = [*report.devices, *report.workloads]
     for row in rows:
         if min(row.elements, row.runs) < 0 or not 0 <= row.seconds < math.inf:
@@ -176,7 +182,7 @@ def _impossible(report: BurninResult) -> Iterator[str]:
 
 
 def reduced(file: str, report: BurninResult) -> HostResult:
-    """What is used of a report. Texts that are alike are one object: a fleet has them a thousand times."""
+    """Keeps the used parts of a report. Equal strings are interned, since a fleet has each a thousand times."""
     named = [candidates(report, device) for device in report.devices]
     surroundings = report.environment
     parts: dict[int, DeviceResult] = {}
@@ -189,7 +195,7 @@ def reduced(file: str, report: BurninResult) -> HostResult:
         known = msgspec.structs.asdict(device)
         known.update(kind=device.kind or surroundings.device_kind or "unknown", sensors=None)
         parts[device.index] = DeviceResult(**known, identity=name, names=names, errors=tuple(errors))
-    # What else must be equal for bits to be comparable, besides the key: versions, flags, a CPU's model.
+    # Besides the key, these must be equal for bits to be comparable: versions, flags, a CPU's model.
     around: list[object] = [
         surroundings.platform,
         surroundings.platform_version,
@@ -214,7 +220,7 @@ def reduced(file: str, report: BurninResult) -> HostResult:
 
 
 def _settled(results: Sequence[HostResult]) -> tuple[list[HostResult], tuple[str, ...]]:
-    """Results whose devices have no identity that two hosts claim at the same time."""
+    """Removes identities that two hosts claim at the same time from the devices of results."""
     claims: dict[str, list[tuple[datetime.datetime, datetime.datetime, HostKey]]] = defaultdict(list)
     for result in results:
         try:
@@ -222,7 +228,7 @@ def _settled(results: Sequence[HostResult]) -> tuple[list[HostResult], tuple[str
             began, ended = (time.replace(tzinfo=time.tzinfo or datetime.UTC) for time in times)
         except ValueError:
             continue
-        if began <= ended:  # else its clock jumped back
+        if began <= ended:  # otherwise its clock jumped back
             for name in (name for part in result.parts.values() for name in part.names[:-1]):
                 claims[name].append((began, ended, result.host))
     doubtful = set()
@@ -244,7 +250,8 @@ def _settled(results: Sequence[HostResult]) -> tuple[list[HostResult], tuple[str
 
 
 def printable(text: str, longest: int = LONGEST) -> str:
-    """Text of others as it can be shown: what moves a cursor, turns the writing around or has no end is not."""
+    """Makes external text safe to show: removes control characters and changes of writing direction, and truncates
+    it."""
     shown = text if len(text) <= longest else f"{text[:longest]}..."
     if shown.isprintable():
         return shown
@@ -252,7 +259,7 @@ def printable(text: str, longest: int = LONGEST) -> str:
 
 
 def candidates(report: BurninResult, device: CheckedDevice) -> tuple[str, ...]:
-    """What a device can be recognized by, the surest first: serial number, UUID, place in its machine, number."""
+    """Returns the possible identities of a device, the most reliable first: serial number, UUID, slot, index."""
     host, machine = device.host or report.host.name, device.machine or report.host.machine
     core = "" if device.core is None else f" core {device.core}"
     found = [
@@ -275,9 +282,9 @@ def _is(value: str | None) -> bool:
 
 
 def identities(named: Sequence[Sequence[str]], doubtful: Set[str] = frozenset()) -> list[str]:
-    """For each device of one result the first candidate that none of the others has, and that is not doubtful.
+    """Returns, for each device of a result, the first candidate that is unique in the result and not doubtful.
 
-    Parts of one board share its serial number, and so do all devices of a driver that tells the same of each.
+    Devices on one board share its serial number, as do all devices of a driver that reports the same one for each.
     """
     counts = Counter(name for names in named for name in names)
     return [

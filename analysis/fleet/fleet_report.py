@@ -20,42 +20,42 @@ from .suspects import SuspectRow
 PAGE, SUSPECTS_SHEET, DEVICES_SHEET = "index.html", "suspects.csv", "devices.csv"
 LABELS = {Verdict.CORRUPT: "DIFFERENCES FOUND", Verdict.CLEAN: "NO SUSPECT", Verdict.INCONCLUSIVE: "INCONCLUSIVE"}
 MARKS = {"all": "SIMULATION: ", "some": "PARTLY SIMULATED: ", "none": ""}
-MOST = 200  # rows of a table of the page; the sheets have all
-FORMULAS = tuple("=+-@＝＋－＠\t\r\n|%")  # what some spreadsheet takes for a formula or a command
+MOST = 200  # maximum rows of a table on the page; the sheets have all
+FORMULAS = tuple("=+-@＝＋－＠\t\r\n|%")  # prefixes that some spreadsheet interprets as a formula or command
 DEFINITIONS = (
     ("Confirmed", "Two independent kinds of evidence name this device alone, or two burn-ins do."),
     ("Probable", "One kind of evidence in one burn-in names this device alone."),
     (
         "Possible",
-        "Devices differ and nothing says which of them is wrong; or the digest is one that other hosts have too, which "
-        "a setting, a firmware or a fault in common explains better than faults that know nothing of each other.",
+        "Devices differ and either may be wrong; or other hosts have the same digest, which a shared setting, firmware "
+        "or fault explains better than independent faults.",
     ),
-    ("Points", "They order devices within a class, and are no probability."),
+    ("Points", "Points rank devices within a class; they are not a probability."),
     (
         "Majority",
         "The digest with more than half of the hosts (one vote each, shared by its devices) and more than half of the "
-        "devices, on two hosts at least. Without one nobody is outvoted.",
+        "devices, on at least two hosts. Without a majority no device is outvoted.",
     ),
     (
         "Outlier",
-        "A device whose throughput is five robust deviations or more from the median of its kind, and a tenth.",
+        "A device whose throughput differs from the median of its kind by at least five robust deviations and a tenth.",
     ),
 )
 
 
 def prepare_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise SettingError("output", folder, "is no folder; name another")
+        raise SettingError("output", folder, "is not a folder; give another")
     folder.mkdir(parents=True, exist_ok=True)
     names = {PAGE, SUSPECTS_SHEET, DEVICES_SHEET}
     if strange := sorted(path.name for path in folder.iterdir() if path.name not in names):
         raise SettingError(
-            "output", folder, f"holds {strange[0]}, which no summary of a fleet has; name another folder"
+            "output", folder, f"holds {strange[0]}, which is not part of a fleet summary; give another folder"
         )
 
 
 def write_pages(folder: Path, summary: FleetSummary, devices: Sequence[DeviceSheetRow]) -> Path:
-    """Writes the page and the sheets into a folder that exists; returns where the page is."""
+    """Writes the page and the sheets into an existing folder; returns the path of the page."""
     write_text(folder / SUSPECTS_SHEET, sheet(SuspectRow, summary.suspects, without=("machine", "not_shown", "next")))
     write_text(folder / DEVICES_SHEET, sheet(DeviceSheetRow, devices))
     return write_page(fleet_page(summary), folder / PAGE, markdown=False)
@@ -64,11 +64,11 @@ def write_pages(folder: Path, summary: FleetSummary, devices: Sequence[DeviceShe
 def fleet_page(summary: FleetSummary) -> Report:
     simulated = ""
     if summary.simulated == "all":
-        simulated = "All results are of simulated faults: this is a rehearsal, and says nothing about the hardware."
+        simulated = "All results have simulated faults: this is a rehearsal and does not test the hardware."
     elif summary.simulated == "some":
         simulated = (
-            f"{summary.simulated_results:,} of {summary.results:,} results are of simulated faults. They say nothing "
-            "about the hardware, are marked SIMULATED, and have no vote where others have a majority."
+            f"{summary.simulated_results:,} of {summary.results:,} results have simulated faults. They do not test the "
+            "hardware, are marked SIMULATED, and do not vote if other results have a majority."
         )
     banner = Banner(summary.verdict, MARKS[summary.simulated] + LABELS[summary.verdict], summary.sentence, simulated)
     notes = tuple(Text(note, "note") for note in _notes(summary))
@@ -79,14 +79,14 @@ def fleet_page(summary: FleetSummary) -> Report:
         Section(f"next, for {_place(row)}:", (Items(tuple((step,) for step in row.next), numbered=True),))
         for row in summary.suspects[:MOST]
     ]
-    seen = []  # on each suspect, and what to do
+    seen = []  # the sightings of each suspect, and the next actions
     for place, (row, steps) in enumerate(zip(summary.suspects, todo, strict=False)):
         texts = [*row.seen, *([f"and {row.not_shown} more"] if row.not_shown else ())]
         parts = (Items(tuple((text,) for text in texts)), *steps.parts)
         seen.append(Section(f"{_place(row)}: {row.confidence}", parts, "folded" if place else "open"))
     sections = (
         Section("", notes),
-        Section("Suspects, the surest first", (suspects, *seen) if summary.suspects else ()),
+        Section("Suspects, the most certain first", (suspects, *seen) if summary.suspects else ()),
         *(Section(heading, (table,)) for heading, table in tables),
         Section("What was checked", (facts,)),
         Section("Definitions", (Facts(DEFINITIONS, "definitions"),)),
@@ -99,28 +99,28 @@ def fleet_page(summary: FleetSummary) -> Report:
 def _notes(summary: FleetSummary) -> Iterator[str]:
     if summary.refused:
         files = summary.results + len(summary.refused) + len(summary.duplicates)
-        yield f"{len(summary.refused):,} of {files:,} files are refused, and count for nothing."
+        yield f"{len(summary.refused):,} of {files:,} files are refused and not counted."
     if left := summary.compared.hosts_not_compared:
         names = ", ".join(left[:10]) + (" and others" if len(left) > 10 else "")
-        yield f"Not compared with any other host: {names}. They rest on their own evidence."
+        yield f"Not compared with any other host: {names}. Only their own evidence counts."
     if split := summary.compared.workloads_of_several_versions:
         yield (
-            f"{split:,} workloads ran as different programs, versions, drivers or kinds of devices, which are not "
-            "comparable with each other."
+            f"{split:,} workloads ran with different programs, versions, drivers or kinds of devices, which are not "
+            "comparable."
         )
     if doubtful := summary.doubtful_identities:
         yield (
             f"Two hosts claimed {doubtful[0]} at the same time{' (and others)' if len(doubtful) > 1 else ''}: such "
-            "numbers are those of no part, and are not used."
+            "identities are not used."
         )
     if (ledger := summary.ledger) is not None:
         if ledger.foreign:
             what = "not simulated" if ledger.simulated else "simulated"
-            yield f"{ledger.foreign:,} results are {what}, and not in the ledger."
+            yield f"{ledger.foreign:,} results are {what} and not in the ledger."
         if ledger.changed:
             yield (
-                f"{len(ledger.changed):,} burn-ins have gone on since they were entered in the ledger, which keeps "
-                f"what they were: {ledger.changed[0]}."
+                f"{len(ledger.changed):,} burn-ins continued after they were entered in the ledger, which keeps the "
+                f"earlier results: {ledger.changed[0]}."
             )
 
 
@@ -132,7 +132,7 @@ def _facts(summary: FleetSummary) -> Iterator[tuple[str, str]]:
     yield "Programs that several hosts ran", f"{compared.programs:,}"
     yield "Programs on one host only", f"{compared.programs_on_one_host:,}, not comparable"
     yield "Devices that agree with other hosts", f"{compared.devices_that_agree:,}"
-    yield "The same file or result again", f"{len(summary.duplicates):,}, counted once"
+    yield "Repeated files or results", f"{len(summary.duplicates):,}, counted once"
     if (ledger := summary.ledger) is not None:
         marked = "SIMULATED, " if ledger.simulated else ""
         yield (
@@ -179,27 +179,27 @@ def _tables(summary: FleetSummary) -> Iterator[tuple[str, Table]]:
                 f"{each.digest} on {each.devices} devices of {', '.join(each.hosts[:5])}" for each in row.groups[:4]
             ),
         ),
-        "Nothing says which is wrong.",
+        "Either may be wrong.",
     )  # fmt: skip
     yield from table(
-        "To watch", "No suspects, and not clean", ("host", "device", "since", "reason"), summary.watch,
+        "To watch", "Devices that are neither suspect nor clean", ("host", "device", "since", "reason"), summary.watch,
         lambda row: (f"{_mark(row)}{row.host}", show(row.device), row.since, row.reason),
     )  # fmt: skip
     yield from table(
-        "Outliers in throughput", "Far from others of their kind",
+        "Outliers in throughput", "Devices far from others of their kind",
         ("host", "device", "", "of the median", "workloads", "farthest in"), summary.outliers,
         lambda row: (
             f"{_mark(row)}{row.host}", show(row.device), "slow" if row.slow else "fast", f"{row.ratio:.0%}",
             f"{row.far} of {row.judged}", row.workload,
         ),
-        "Slow is not corrupt: look for heat, power and neighbours.",
+        "A slow device is not corrupt: check its temperature, power and neighbours.",
     )  # fmt: skip
     yield from table(
         "Moved", "Devices that were in several hosts", ("device", "hosts"), summary.moved,
         lambda row: (row.identity, " → ".join(row.hosts)),
     )  # fmt: skip
     yield from table(
-        "Refused", "Files that do not count", ("file", "reason"), summary.refused, lambda row: (row.file, row.reason)
+        "Refused", "Files that are not counted", ("file", "reason"), summary.refused, lambda row: (row.file, row.reason)
     )
 
 
@@ -210,11 +210,11 @@ def _mark(row: Any) -> str:
 def _more(rows: Sequence[Any], file: str = "") -> str:
     if len(rows) <= MOST:
         return ""
-    return f"{len(rows) - MOST:,} more are left out{f'; {file} has all' if file else ''}."
+    return f"{len(rows) - MOST:,} more rows are not shown{f'; {file} has all' if file else ''}."
 
 
 def simulation_table(rounds: Sequence[Named], hosts: int, bad: int, probability: float) -> list[Part]:
-    """What a terminal shows of a simulation of pairs."""
+    """Returns the terminal output of a simulation of pairs."""
     header = ("rounds", "named exactly", "95 % interval", "named wrongly", "undecided")
     rows = tuple(
         (
@@ -223,13 +223,13 @@ def simulation_table(rounds: Sequence[Named], hosts: int, bad: int, probability:
         )
         for row in rounds
     )  # fmt: skip
-    about = f"{bad} bad among {hosts} hosts, a pair differs with {probability:g}"
-    rule = "named: the only smallest set of hosts with a member in every pair that differed"
+    about = f"{bad} bad of {hosts} hosts; a pair with a bad host differs with probability {probability:g}"
+    rule = "named: the unique smallest set of hosts with a member in every pair that differed"
     return [Table(f"{about} (SIMULATED, {rounds[0].trials:,} fleets)", header, rows), Text(rule)]
 
 
 def cell(value: Any) -> str:
-    """A value as a cell: texts that would be formulas are quoted with an apostrophe, numbers never."""
+    """Formats a value as a cell: prefixes strings that would be formulas with an apostrophe, numbers never."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""What the results of a fleet say: whom to look at, why, what to do next; and who is slower or faster than usual."""
+"""The summary of a fleet: suspects, the evidence against them, the next actions, and outliers in throughput."""
 
 import math
 import statistics
@@ -14,17 +14,17 @@ from .collection import Collection, DeviceResult, Duplicate, HostKey, HostResult
 from .ledger import Added, FleetLedger, enter, limits, past_of
 from .suspects import NamedDevice, SuspectRow, TieRow, Votes, find_suspects, named_device, vote
 
-LEAST = 8  # devices of a kind that it takes to say what is usual
+LEAST = 8  # minimum number of devices of a kind for a median
 FAR = 5.0  # deviations from the median that count as far
 FLOOR = 0.02
-"""The least deviation that is reckoned with, as a share of the median: devices that agree to a per mille would else all
-be outliers. Five of them are a tenth of the throughput."""
-NORMAL = 1.4826  # median absolute deviation of a normal distribution, as a share of its standard deviation, inverted
+"""Minimum deviation as a share of the median: otherwise, devices that agree within a per mille would all be outliers.
+Five of these are a tenth of the throughput."""
+NORMAL = 1.4826  # standard deviation of a normal distribution divided by its median absolute deviation
 SHARE = 0.1  # share of its workloads in which an outlier is far
 
 
 class WatchRow(msgspec.Struct, kw_only=True):
-    """No suspect, but no clean result either."""
+    """A device that is neither suspect nor clean."""
 
     host: str
     device: int | None
@@ -41,16 +41,16 @@ class Outlier(msgspec.Struct, kw_only=True):
     slow: bool
     far: int  # workloads in which it is far
     judged: int  # workloads in which it was judged
-    workload: str  # where it is farthest
-    ratio: float  # its throughput there, as a share of the median
-    z: float  # that, in robust deviations
-    simulated: bool  # whether results of simulations are among those that say so
+    workload: str  # workload in which it is farthest from the median
+    ratio: float  # its throughput in that workload, as a share of the median
+    z: float  # its distance from the median in robust deviations
+    simulated: bool  # whether simulated results are among the evidence
     host: str = ""
     device: int = 0
 
 
 class Moved(msgspec.Struct, kw_only=True):
-    """A device that was in several hosts, in the order of time."""
+    """A device that was in several hosts, in chronological order."""
 
     identity: str
     hosts: list[str]
@@ -66,7 +66,7 @@ class Comparisons(msgspec.Struct, kw_only=True):
 
 
 class LedgerPart(msgspec.Struct, kw_only=True):
-    """What the ledger holds, and what became of these results in it."""
+    """The contents of the ledger, and the outcome of entering these results."""
 
     simulated: bool
     burn_ins: int
@@ -80,7 +80,7 @@ class LedgerPart(msgspec.Struct, kw_only=True):
 
 
 class FleetSummary(msgspec.Struct, kw_only=True):
-    """What the results of a fleet say; docs/fleet-summaries.md explains it."""
+    """The summary of a fleet; see docs/fleet-summaries.md."""
 
     verdict: Verdict
     sentence: str
@@ -104,7 +104,7 @@ class FleetSummary(msgspec.Struct, kw_only=True):
 
 
 class DeviceSheetRow(NamedDevice, kw_only=True):
-    """A device with what these results, or all in the ledger, checked on it, and what that excludes."""
+    """A device, its totals in these results or in the ledger, and the fault rates that they exclude."""
 
     suspect: str
     agrees_with_other_hosts: bool
@@ -130,16 +130,16 @@ Shown = TypeVar("Shown", FleetSummary, list[DeviceSheetRow])
 def summarize_results(
     collection: Collection, *, votes: Votes | None = None, ledger: FleetLedger | None = None, added: Added | None = None
 ) -> FleetSummary:
-    """What results say: suspects, hosts that differ, devices to watch, outliers, and what does not count.
+    """Summarizes results: suspects, hosts that differ, devices to watch, outliers, and files that are not counted.
 
-    It is corrupt with a suspect or with hosts that differ, clean if hosts were compared and none differs.
+    The verdict is corrupt if there is a suspect or hosts differ, and clean if hosts were compared and all agree.
     """
     results = collection.results
     votes = vote(results) if votes is None else votes
     suspects = find_suspects(results, votes, past_of(ledger))
     hosts = {result.host for result in results}
     simulated = simulation(results)
-    # Of a mixture, simulations that agree with each other say nothing about the hosts that are real.
+    # In a mixture, agreement between simulations does not test the real hosts.
     voters = (
         votes.hosts & {result.host for result in results if not result.simulated}
         if simulated == "some"
@@ -197,7 +197,7 @@ def simulation(results: Sequence[HostResult]) -> Literal["none", "some", "all"]:
 def _watched(
     results: Sequence[HostResult], ledger: FleetLedger | None, suspects: Sequence[SuspectRow]
 ) -> Iterator[WatchRow]:
-    """What is no suspect, but no clean result either: errors that drivers report first."""
+    """Yields devices that are neither suspect nor clean, those with errors reported by drivers first."""
     accused = {suspect.identity for suspect in suspects}
 
     def row(result: HostResult, part: DeviceResult | None, why: str) -> WatchRow:
@@ -214,7 +214,7 @@ def _watched(
         if name in present and name not in accused:
             last = max(past.created for past in each.values())
             times = f"{len(each)} burn-in{'s' if len(each) > 1 else ''}"
-            yield row(*present[name], f"differed in {times} before, the last time on {last} (ledger)")
+            yield row(*present[name], f"differed in {times} before, most recently on {last} (ledger)")
     for result in results:
         for end in result.unfinished:
             what, where = end.workload or "all workloads", "" if end.device is not None else " on all devices"
@@ -251,7 +251,7 @@ def _moved(results: Sequence[HostResult], ledger: FleetLedger | None) -> list[Mo
 def device_rows(
     results: Sequence[HostResult], votes: Votes, suspects: Sequence[SuspectRow], ledger: FleetLedger | None
 ) -> list[DeviceSheetRow]:
-    """Each device with what these results, or all in the ledger, checked on it, and what that excludes."""
+    """Yields each device with its totals in these results or in the ledger, and the fault rates that they exclude."""
     whole = ledger
     if whole is None:
         whole = FleetLedger(simulated=simulation(results) == "all")
@@ -288,20 +288,20 @@ def _verdict(value: FleetSummary) -> tuple[Verdict, str]:
         more = f" and {len(suspects) - 5} more" if len(suspects) > 5 else ""
         plural = "suspects" if len(suspects) > 1 else "suspect"
         text = f"{len(suspects)} {plural} among {value.devices:,} devices of {value.hosts:,} hosts: {named}{more}"
-        return Verdict.CORRUPT, text + (f"; {len(ties)} differences that nobody can decide" if ties else "")
+        return Verdict.CORRUPT, text + (f"; {len(ties)} differences that cannot be attributed" if ties else "")
     if ties:
-        why = "and there is no majority that says which is wrong"
+        why = "and no majority shows which is wrong"
         return Verdict.CORRUPT, f"hosts differ in {len(ties)} programs, {why}"
     if compared.hosts < 2:
-        why = "no result counts" if not value.results else "no two hosts ran the same program on the same devices"
+        why = "no result is counted" if not value.results else "no two hosts ran the same program on the same devices"
         return Verdict.INCONCLUSIVE, f"{why}: nothing was compared"
     left = len(compared.hosts_not_compared)
-    text = f"no suspect: {compared.hosts:,} hosts agree in {compared.programs:,} programs that several of them ran"
+    text = f"no suspect: {compared.hosts:,} hosts agree on {compared.programs:,} programs that several of them ran"
     return Verdict.CLEAN, text + (f"; {left:,} hosts could not be compared with any other" if left else "")
 
 
 def _printable(value: Shown, type: type[Shown]) -> Shown:
-    """A value whose texts, which are of others, can be shown as they are."""
+    """Makes the external strings of a value safe to show."""
 
     def clean(part: Any) -> Any:
         if isinstance(part, str):
@@ -314,7 +314,8 @@ def _printable(value: Shown, type: type[Shown]) -> Shown:
 
 
 def robust_z(values: Sequence[float], floor: float = FLOOR) -> list[float]:
-    """How many deviations each value is from the median: (x - median) / max(1.4826 MAD, floor · median)."""
+    """Returns the distance of each value from the median in deviations: (x - median) / max(1.4826 MAD, floor ·
+    median)."""
     middle = statistics.median(values)
     spread = NORMAL * statistics.median(abs(value - middle) for value in values)
     scale = max(spread, floor * middle)
@@ -322,10 +323,10 @@ def robust_z(values: Sequence[float], floor: float = FLOOR) -> list[float]:
 
 
 def outliers(results: Sequence[HostResult]) -> list[Outlier]:
-    """Devices whose throughput is far from that of others of their kind, in a tenth of their workloads at least.
+    """Returns devices whose throughput is far from others of their kind in at least a tenth of their workloads.
 
-    A device that was tested several times counts with its median. Throughput that a burn-in did not judge, because runs
-    are short or devices share a processor, is left out; that of throttled devices is what is looked for."""
+    A device tested several times counts with its median. Throughput that a burn-in did not judge, because runs are
+    short or devices share a processor, is omitted; that of throttled devices is included on purpose."""
     rates: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     simulated: set[str] = set()
     for result in results:

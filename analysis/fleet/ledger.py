@@ -1,6 +1,6 @@
-"""A ledger of devices: what all burn-ins together checked on each, wherever it was, so that short tests add up.
+"""A ledger of devices: the totals of all burn-ins on each device in any host, so that short tests add up.
 
-It is a JSON file with a checksum, replaced whole. A burn-in counts once, by its id. One process writes at a time.
+It is a JSON file with a checksum, replaced atomically. A burn-in counts once, by its id. One process writes at a time.
 """
 
 import os
@@ -20,7 +20,7 @@ PATIENCE = 30.0  # seconds to wait for another writer
 
 
 class Stay(Fields, kw_only=True):
-    """A host that a device was in."""
+    """A host that contained a device."""
 
     host: Annotated[str, about("name of the host")]
     machine: Annotated[str | None, about("hash of its identity")] = None
@@ -29,7 +29,7 @@ class Stay(Fields, kw_only=True):
 
 
 class Account(Fields, kw_only=True):
-    """What is known of a device."""
+    """The totals of a device."""
 
     kind: Annotated[str, about("model")]
     serial: Annotated[str | None, about("serial number")] = None
@@ -47,25 +47,23 @@ class Account(Fields, kw_only=True):
 
 
 class FleetLedger(Header, kw_only=True, tag="jax-sdc fleet ledger"):
-    """The whole file."""
+    """The contents of the file."""
 
     simulated: Annotated[bool, about("whether it is of simulations; it then takes nothing else")] = False
     burn_ins: Annotated[dict[str, str], about("burn-ins that count, by id: when they ended")] = {}
     devices: Annotated[dict[str, Account], about("devices by what they are recognized by")] = {}
 
 
-LEDGER = Format(
-    type=FleetLedger, noun="ledger of a fleet", remedy="restore it, or begin another ledger in another file"
-)
+LEDGER = Format(type=FleetLedger, noun="ledger of a fleet", remedy="restore it, or begin a new ledger in another file")
 
 
 class Added(NamedTuple):
-    """What became of results that a ledger was given."""
+    """The outcome of adding results to a ledger."""
 
-    added: int  # results that count now
-    known: int  # results that counted before
-    changed: tuple[str, ...]  # files of results that counted before and have gone on since: what they add is left out
-    foreign: int  # results that are simulated where the ledger is not, or the other way round
+    added: int  # results newly counted
+    known: int  # results already counted
+    changed: tuple[str, ...]  # files of results already counted that continued since then: their additions are omitted
+    foreign: int  # simulated results for a ledger of real ones, or vice versa
 
 
 def read_ledger(path: AnyPath) -> FleetLedger | None:
@@ -74,12 +72,12 @@ def read_ledger(path: AnyPath) -> FleetLedger | None:
         return None
     if Path(place).is_dir():
         file = Path(place) / "ledger.json"
-        raise RecordError(f"{place} is a folder, expected the file of a ledger; name a file, such as {file}")
+        raise RecordError(f"{place} is a folder, expected the file of a ledger; give a file, such as {file}")
     return LEDGER.read(place)
 
 
 def enter(ledger: FleetLedger, results: Iterable[HostResult], votes: Votes) -> Added:
-    """Adds results to a ledger. What counts already adds nothing, but what other hosts say of it since then."""
+    """Adds results to a ledger. Results already counted add only the newer evidence from other hosts."""
     added, known, foreign = 0, 0, 0
     changed = []
     taken = []
@@ -116,13 +114,13 @@ def enter(ledger: FleetLedger, results: Iterable[HostResult], votes: Votes) -> A
 def update_ledger(
     path: AnyPath, results: Sequence[HostResult], votes: Votes, patience: float = PATIENCE
 ) -> tuple[FleetLedger, Added]:
-    """Adds results to the ledger in a file, which is made if there is none.
+    """Adds results to the ledger in a file, which is created if it does not exist.
 
-    A ledger that begins with nothing but simulations is one of simulations.
+    A ledger whose first results are all simulated is a ledger of simulations.
     """
     until = time.monotonic() + patience
     lock = None
-    while lock is None:  # the right to write the file: a lock beside it, which is there for as long
+    while lock is None:  # the lock file next to it exists only while this process may write
         try:
             lock = Lock(Path(path).parent, f"{Path(path).name}.lock")
         except RecordBusy as error:
@@ -142,18 +140,20 @@ def update_ledger(
 
 
 def past_of(ledger: FleetLedger | None) -> Mapping[str, Mapping[str, Accusation]]:
-    """What a ledger has against devices, by identity and id of the burn-in; nothing of simulations."""
+    """Returns a ledger's evidence against devices, by identity and burn-in id; nothing for simulations."""
     if ledger is None or ledger.simulated:
         return {}
     return {name: account.accused for name, account in ledger.devices.items() if account.accused}
 
 
 class Limits(NamedTuple):
-    """What all burn-ins of a device together say of it, at 95 %."""
+    """Limits on a device's fault rates from all its burn-ins, at 95 %."""
 
-    element_rate: float | None  # independent mismatches above this rate would have been seen; None where some were
-    run_rate: tuple[float, float] | None  # exact (Garwood) limits of the share of runs with a difference, if any has
-    interval: float | None  # bursts at least this often (seconds at load) would have been seen; None where some were
+    element_rate: float | None  # independent mismatches above this rate would have been detected; None if some were
+    run_rate: (
+        tuple[float, float] | None
+    )  # exact (Garwood) limits of the share of runs with a difference, if there is one
+    interval: float | None  # bursts at least this often (seconds at load) would have been detected; None if some were
     mean_interval: tuple[float, float] | None  # exact limits of the mean time between runs with a difference
 
 
@@ -170,7 +170,7 @@ def limits(account: Account) -> Limits:
 
 
 def _accuse(ledger: FleetLedger, results: Sequence[HostResult], votes: Votes) -> None:
-    """Writes down who differed in which burn-in. More hosts say more of the same burn-in."""
+    """Records which devices differed in which burn-in. More hosts add evidence about the same burn-in."""
     created = {result.id: result.created for result in results}
     kinds: dict[tuple[str, str], dict[str, None]] = {}
     alone: set[tuple[str, str]] = set()

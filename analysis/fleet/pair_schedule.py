@@ -1,21 +1,22 @@
-"""Whom to pair with whom, round by round; that as jobs; and how many rounds name the bad hosts.
+"""Schedules of pairs round by round, their jobs, and the number of rounds needed to name bad hosts.
 
-Without suspects: the circle method. One host stays, the others sit at the m corners of a polygon, and in round r those
-meet whose numbers add up to r modulo m. In m rounds everybody meets everybody once; an odd number of hosts has one more
-seat, and who sits across from it rests.
+Without suspects: the circle method. One host is fixed, the others are the m corners of a polygon, and in round r the
+    hosts whose numbers sum to r modulo m meet. In m rounds every host meets every other once; with an odd number of
+    hosts there is an additional empty seat, and the host paired with it rests.
 
-With s suspects and h others, both odd and s <= h: in round t suspect i meets healthy host i + t modulo h. That leaves a
-stretch of h - s healthy ones, which is folded: the first meets the last, and so on. Their distances are odd and
-different and h is odd, so that no two meet twice within h rounds; a suspect never meets a suspect. If s or h is even, a
-healthy host or the empty seat sits among the suspects. Where more rounds are asked for than that gives, the circle is
-used with the suspects side by side: few of its rounds have suspects that meet each other, and those come last.
+With s suspects and h others, both odd and s <= h: in round t suspect i meets healthy host i + t modulo h. The remaining
+h - s consecutive healthy hosts are folded: the first meets the last, and so on. Their distances are odd and distinct
+and h is odd, so no two meet twice within h rounds; a suspect never meets a suspect. If s or h is even, a healthy host
+or the empty seat is added to the suspects. If more rounds are requested than this provides, the circle is used with
+adjacent suspects: few of its rounds pair suspects with each other, and those come last.
 
 The simulation: a pair with a bad host shows a difference with some probability in each meeting, and a pair of two bad
-ones as well; a pair of healthy hosts never does. A pair that differs does not say which of the two it is. The rule of
-decoding: the bad hosts are *the smallest set of hosts that has a member in every pair that differed*, if there is only
-one such set; else nobody is named. Pairs that did not differ are not used, since nobody knows how likely a bad host
-shows itself. So a bad host is named after two of its pairs differed, unless others explain them as well; one that never
-differed is missed, and if two bad hosts meet the same healthy ones, these explain it as well.
+ones as well; a pair of healthy hosts never does. A pair that differs does not reveal which of the two is bad. The
+decoding rule: the bad hosts are *the smallest set of hosts that has a member in every pair that differed*, if that set
+    is unique; otherwise no host is named. Pairs that did not differ are not used, since the probability that a bad host
+    shows a difference is unknown. So a bad host is named after two of its pairs differed, unless other hosts explain
+    them equally well; a host that never differed is missed, and if two bad hosts meet the same healthy ones, these
+    explain it equally well.
 """
 
 import itertools
@@ -45,12 +46,12 @@ class Schedule(NamedTuple):
 
 
 def is_host_name(name: str) -> bool:
-    """Whether a text is a host name (RFC 1123), which no shell and no scheduler takes for anything else."""
+    """Returns whether a text is a host name (RFC 1123), which is safe in shells and schedulers."""
     return len(name) <= 253 and HOST_NAME.fullmatch(name) is not None
 
 
 def make_schedule(hosts: Sequence[str], rounds: int, *, suspects: Sequence[str] = (), seed: int = 0) -> Schedule:
-    """Pairs hosts so that each meets as many others as there are rounds, and suspects meet healthy hosts."""
+    """Pairs hosts so that each meets a different host in every round, and suspects meet healthy hosts."""
     _check(hosts, rounds, suspects)
     draw = random.Random(seed)
     bad = [host for host in hosts if host in set(suspects)]
@@ -79,23 +80,23 @@ def _check(hosts: Sequence[str], rounds: int, suspects: Sequence[str]) -> None:
     twice = next((host for host in hosts if counts[host.lower()] > 1), None)
     strange = next((host for host in suspects if host not in hosts), None)
     for wrong, setting, given, problem in (
-        (twice is not None, "HOSTS", twice, "this host is named twice"),
+        (twice is not None, "HOSTS", twice, "this host is given twice"),
         (not 2 <= len(hosts) <= MOST_HOSTS, "HOSTS", len(hosts), f"expected 2 to {MOST_HOSTS:,} hosts"),
         (not 1 <= rounds <= MOST_ROUNDS, "rounds", rounds, f"expected 1 to {MOST_ROUNDS:,}"),
-        (strange is not None, "suspects", strange, "is none of the hosts; name it among them too"),
+        (strange is not None, "suspects", strange, "is not among the hosts; add it to them"),
     ):
         if wrong:
             raise SettingError(setting, given, problem)
 
 
 def _apart(bad: list[str], good: list[str], rounds: int) -> list[list[Pair]] | None:
-    """Rounds in which no suspect meets a suspect, by the rule of the module; None where that gives too few."""
+    """Returns rounds in which no suspects meet, by the rule above; None if there are too few."""
     whole = (len(bad) + len(good)) % 2 == 0
     sides: list[tuple[list[Seat], list[Seat]]] = []
     if whole:
         sides.append(([*bad], [*good]) if len(bad) % 2 else ([*bad, *good[:1]], [*good[1:]]))
         if len(bad) % 2 == 0:
-            sides.append(([*bad], [*good]))  # the last round of these has healthy hosts that met before: they rest
+            sides.append(([*bad], [*good]))  # the healthy hosts left in this last round have already met, so they rest
     elif len(bad) % 2 == 0:
         sides.append(([*bad, None], [*good]))
     else:
@@ -143,23 +144,21 @@ def _notes(hosts: Sequence[str], rounds: int, bad: Sequence[str], pairs: Sequenc
     met = Counter(frozenset(each) for one in pairs for each in one)
     again = sum(count > 1 for count in met.values())
     if again:
-        yield (
-            f"{rounds} rounds are more than {len(hosts)} hosts have others to meet: {again} pairs meet more than once"
-        )
+        yield (f"{rounds} rounds are too many for {len(hosts)} hosts: {again} pairs meet more than once")
     among = sum(len(pair & set(bad)) == 2 for pair in met)
     if among:
-        yield f"{among} pairs of two suspects meet: there are too few others for so many rounds"
+        yield f"{among} pairs consist of two suspects, since there are too few other hosts for {rounds} rounds"
     healthy = [sum(name in pair and len(pair & set(bad)) == 1 for pair in met) for name in bad]
     if bad:
         fewest, most = min(healthy), max(healthy)
-        yield f"each suspect meets {fewest if fewest == most else f'{fewest} to {most}'} hosts that are no suspects"
+        yield f"each suspect meets {fewest if fewest == most else f'{fewest} to {most}'} hosts that are not suspects"
 
 
 PORT = 4321
 
 
 def srun_lines(schedule: Schedule, folder: str) -> Iterator[str]:
-    """A script: the pairs of a round at the same time, and a round after the other."""
+    """Yields a script that runs the pairs of a round concurrently and the rounds in sequence."""
     yield "#!/bin/sh"
     for note in schedule.notes:
         yield f"# {note}"
@@ -174,14 +173,16 @@ def srun_lines(schedule: Schedule, folder: str) -> Iterator[str]:
 
 
 def jobset_lines(schedule: Schedule, folder: str, image: str = "IMAGE") -> Iterator[str]:
-    """A JobSet (jobset.x-k8s.io/v1alpha2) for each pair, as YAML documents in JSON's form.
+    """Yields a JobSet (jobset.x-k8s.io/v1alpha2) for each pair, as YAML documents in JSON syntax.
 
-    Those of all rounds but the first are suspended: resume a round when the one before it has ended.
+    All rounds but the first are suspended: resume a round when the previous one has ended.
     """
     for pairs in schedule.rounds:
         for name in (name for pair in pairs for name in pair):
             if name != name.lower() or len(name) > 63:
-                raise SettingError("HOSTS", name, "expected nodes of Kubernetes: lower case, 63 letters at most")
+                raise SettingError(
+                    "HOSTS", name, "expected names of Kubernetes nodes: lower case, at most 63 characters"
+                )
     for note in schedule.notes:
         yield f"# {note}"
     for number, pairs in enumerate(schedule.rounds, start=1):
@@ -229,12 +230,12 @@ MOST_SIMULATED, MOST_BAD, MOST_TRIALS = 1_000, 12, 100_000
 
 
 class Named(NamedTuple):
-    """What so many rounds give."""
+    """The outcome of a number of rounds."""
 
     rounds: int
     exact: int  # trials in which exactly the bad hosts are named
-    wrong: int  # trials in which others are named, or only some of them
-    undecided: int  # trials in which several sets explain what was seen, or nothing was seen
+    wrong: int  # trials in which other hosts, or only some of the bad ones, are named
+    undecided: int  # trials in which several sets explain the differences, or no pair differed
     trials: int
     share: float
     low: float
@@ -246,7 +247,7 @@ def name_bad(pairs: Iterable[tuple[str, str]]) -> frozenset[str] | None:
     for part in _components(frozenset(map(frozenset, pairs))):
         covers: list[frozenset[str]] = []
         size = 0
-        while not covers:  # up to two sets of so many hosts with a member in every pair
+        while not covers:  # up to two sets of this size with a member in every pair
             size += 1
             exact = (cover for cover in _covers(part, size) if len(cover) == size)
             covers = list(itertools.islice(exact, 2))
@@ -259,12 +260,12 @@ def name_bad(pairs: Iterable[tuple[str, str]]) -> frozenset[str] | None:
 def simulate_naming(
     hosts: int, bad: int, probability: float, rounds: int, *, trials: int = 1000, seed: int = 0
 ) -> list[Named]:
-    """Which share of fleets has its bad hosts named after each number of rounds."""
+    """Simulates the share of fleets whose bad hosts are named after each number of rounds."""
     most = min(MOST_BAD, hosts - 1)
     for right, setting, given, problem in (
         (2 <= hosts <= MOST_SIMULATED, "hosts", hosts, f"expected 2 to {MOST_SIMULATED:,}"),
         (1 <= bad <= most, "bad", bad, f"expected 1 to {most} of {hosts} hosts"),
-        (0 < probability <= 1, "probability", probability, "expected a number above 0, and 1 at most"),
+        (0 < probability <= 1, "probability", probability, "expected a number above 0 and at most 1"),
         (1 <= rounds <= MOST_ROUNDS, "rounds", rounds, f"expected 1 to {MOST_ROUNDS:,}"),
         (1 <= trials <= MOST_TRIALS, "trials", trials, f"expected 1 to {MOST_TRIALS:,}"),
     ):
@@ -292,7 +293,7 @@ def simulate_naming(
 
 
 def _components(edges: Edges) -> Iterator[Edges]:
-    """Parts of a graph that have no host in common."""
+    """Returns the connected components of a graph."""
     touching: dict[str, set[frozenset[str]]] = defaultdict(set)
     for edge in edges:
         for host in edge:
@@ -308,7 +309,7 @@ def _components(edges: Edges) -> Iterator[Edges]:
 
 
 def _covers(edges: Edges, size: int) -> Iterator[frozenset[str]]:
-    """Sets of at most so many hosts: one is in a set, or all that it met are."""
+    """Yields covers of at most `size` hosts: a cover has a host or all hosts that it met."""
     if not edges:
         yield frozenset()
         return

@@ -1,29 +1,29 @@
-"""Hosts vote on digests; and which devices are suspects, and how sure that is.
+"""Votes of hosts on digests, the resulting suspects, and the confidence in each.
 
-Whoever ran the same program on the same kind of device should have the same bits. Devices of one host share its memory,
-driver and power, so that they are not independent: each host has one vote, which its devices share. The majority is the
-digest that has more than half of the votes, more than half of the devices, and is on two hosts at the least. Where
-there is none, nobody is outvoted, and the hosts that differ are told: of two hosts that differ nothing here says which
-is wrong. Results of simulations never decide about others: they have a vote only where none else has a majority, and
-then only about each other.
+The same program on the same kind of device should give the same bits. Devices of one host share its memory, driver and
+    power, so they are not independent: each host has one vote, which its devices share. The majority is the digest with
+    more than half of the votes and more than half of the devices, on at least two hosts. Without a majority no device
+    is outvoted, and the hosts that differ are reported: of two hosts that differ, either may be wrong. Simulated
+    results never decide about real ones: they vote only if no other results have a majority, and then only about each
+    other.
 
-Of suspects no probability is given. It would need the rate of defective devices of this fleet, and of what each defect
-shows in each workload; published rates of the first differ by a factor of ten and more, the second nobody knows. Each
-has one of three classes, by rules that anybody can check, and points that order devices within a class:
+Suspects have no probability. It would require the rate of defective devices in this fleet, of which published values
+differ by a factor of ten and more, and the unknown rate at which each defect appears in each workload. Instead, each
+suspect has one of three classes, by verifiable rules, and points that rank devices within a class:
 
-confirmed   two independent kinds of evidence name this device alone, or two burn-ins do: what else could explain one of
-            them (a program that does not repeat, a record of another version, a disturbance) explains not both
-probable    one kind of evidence in one burn-in names this device alone
-possible    devices differ and nothing says which of them is wrong; or the device is outvoted by other hosts, but
-            shares its digest with another host. Faults that know nothing of each other do not give the same 64 bits: a
-            setting, a firmware or a version that the key does not tell is likelier, and so is one fault in common
+confirmed two independent kinds of evidence name this device alone, or two burn-ins do: other explanations of one of
+them (a nondeterministic program, a record of another version, a disturbance) do not explain both probable one kind of
+evidence in one burn-in names this device alone possible devices differ and either may be wrong; or the device is
+outvoted by other hosts, but shares its digest with another host. Independent faults do not give the same 64 bits: a
+setting, firmware or version that the key does not include is more likely, as is a common fault
 
-Kinds of evidence are independent if no one mistake makes both: `repeat` (the same device, other bits), `vote` (other
-devices, of this host or of others), `golden` (a record), `reference` (computed by the host), `checksums`.
+Kinds of evidence are independent if no single mistake causes both: `repeat` (the same device gave different bits),
+    `vote` (other devices of this or another host), `golden` (a record), `reference` (computed by the host),
+    `checksums`.
 
-Points: 3 for each independent kind, 2 for each further burn-in (4 at most), 2 if persistent and 1 if intermittent, 1 if
-three hosts or more outvote it, 1 if several families of workloads show it, 1 if its driver reported errors; what only a
-group of devices is accused of counts half.
+Points: 3 for each independent kind, 2 for each further burn-in (at most 4), 2 if persistent and 1 if intermittent, 1 if
+    at least three hosts outvote it, 1 if several workload families show it, 1 if its driver reported errors; evidence
+    against a whole group of devices counts half.
 """
 
 from collections import Counter, defaultdict
@@ -41,8 +41,8 @@ from .pair_schedule import is_host_name
 
 Confidence: TypeAlias = Literal["confirmed", "probable", "possible"]
 CONFIDENCES: tuple[Confidence, ...] = ("confirmed", "probable", "possible")
-SHOWN = 20  # sightings of a suspect that are listed one by one
-NEXT_PAIRED = 4  # healthy hosts that a suspect is to meet
+SHOWN = 20  # maximum number of sightings listed for a suspect
+NEXT_PAIRED = 4  # healthy hosts to pair with a suspect
 SEVERITY = {"persistent": 2, "intermittent": 1, "transient": 0, None: 0}
 FLEET = "fleet vote"
 Counts: TypeAlias = dict[tuple[str, str], tuple[int, int]]
@@ -50,7 +50,7 @@ Counts: TypeAlias = dict[tuple[str, str], tuple[int, int]]
 
 
 class Ballot(NamedTuple):
-    """What a device of a host gave in a burn-in."""
+    """The result of a device of a host in a burn-in."""
 
     result: HostResult
     part: DeviceResult
@@ -62,17 +62,17 @@ class Ballot(NamedTuple):
 
 
 class Outvoted(NamedTuple):
-    """A device whose digest is not that of the majority."""
+    """A device whose digest differs from that of the majority."""
 
     ballot: Ballot
     expected: str
-    hosts: int  # other hosts that have that
+    hosts: int  # other hosts with the majority's digest
     among: int  # other hosts that took part
-    shared: tuple[HostKey, ...]  # other hosts with the same wrong digest, which independent faults do not give
+    shared: tuple[HostKey, ...]  # other hosts with the same wrong digest, which independent faults do not produce
 
 
 class Group(msgspec.Struct, kw_only=True):
-    """Devices of one digest."""
+    """Devices with the same digest."""
 
     digest: str
     devices: int
@@ -80,7 +80,7 @@ class Group(msgspec.Struct, kw_only=True):
 
 
 class TieRow(msgspec.Struct, kw_only=True):
-    """Devices that differ, where nothing says which of them are wrong."""
+    """Devices that differ without a majority."""
 
     workload: str
     simulated: bool
@@ -88,19 +88,19 @@ class TieRow(msgspec.Struct, kw_only=True):
 
 
 class Votes(NamedTuple):
-    """What all hosts say of each other."""
+    """The result of comparing all hosts with each other."""
 
     compared: int  # programs that several hosts ran
     alone: int  # programs that only one host ran
-    split: int  # workloads of which there are several programs, or versions, that are not comparable
-    agreed: frozenset[str]  # devices that agree with a majority in all that could be compared, by identity
-    hosts: frozenset[HostKey]  # that were compared with others
+    split: int  # workloads with several programs or versions, which are not comparable
+    agreed: frozenset[str]  # devices that agree with a majority in every comparison, by identity
+    hosts: frozenset[HostKey]  # hosts that were compared with others
     outvoted: tuple[Outvoted, ...]
     ties: tuple[TieRow, ...]
 
 
 def majority(votes: Iterable[tuple[HostKey, str]]) -> str | None:
-    """The digest that is right, as far as hosts can say."""
+    """Returns the majority digest, or None."""
     by_host: dict[HostKey, Counter[str]] = defaultdict(Counter)
     devices: Counter[str] = Counter()
     for host, digest in votes:
@@ -135,8 +135,8 @@ def vote(results: Sequence[HostResult]) -> Votes:
             continue
         true = {ballot.result.host for ballot in each if not ballot.result.simulated}
         compared += 1
-        hosts |= among if len(true) != 1 else among - true  # one among simulations is compared with nothing
-        if len({ballot.digest for ballot in each}) == 1:  # which is so nearly always
+        hosts |= among if len(true) != 1 else among - true  # a real result among simulations is compared with nothing
+        if len({ballot.digest for ballot in each}) == 1:  # nearly always true
             agreed.update(ballot.part.identity for ballot in each)
             continue
         real = [ballot for ballot in each if not ballot.result.simulated]
@@ -180,20 +180,20 @@ def _tie(group: Sequence[Ballot]) -> Iterator[TieRow]:
 
 
 class Sighting(NamedTuple):
-    """A difference that somebody saw on a device."""
+    """An observed difference on a device."""
 
     kinds: tuple[str, ...]
     workload: str
     burn_in: str
     created: str
-    persistence: str | None  # whether it came again; None where nobody tried
-    alone: bool  # whether the device alone is accused
-    hosts: int  # that outvote it
+    persistence: str | None  # whether it recurred; None if not tried
+    alone: bool  # whether only this device is accused
+    hosts: int  # number of hosts that outvote it
     text: str
 
 
 class Accusation(Fields, kw_only=True):
-    """A burn-in in which a device differed, as a ledger has it."""
+    """A burn-in in which a device differed, as stored in a ledger."""
 
     created: Annotated[str, about("when it began")]
     kinds: Annotated[list[str], about("kinds of evidence")]
@@ -202,7 +202,7 @@ class Accusation(Fields, kw_only=True):
 
 
 class NamedDevice(msgspec.Struct, kw_only=True):
-    """A device, and how to find it in a rack."""
+    """A device and its location in a rack."""
 
     host: str
     device: int
@@ -232,7 +232,7 @@ class SuspectRow(NamedDevice, kw_only=True):
     seen: list[str]
     machine: str | None
     not_shown: int  # sightings
-    next: list[str]  # what to do, as sentences and commands
+    next: list[str]  # next actions, as sentences and commands
 
 
 def named_device(result: HostResult, part: DeviceResult, simulated: bool) -> NamedDevice:
@@ -264,9 +264,9 @@ def find_suspects(
 def wrong_runs(
     results: Sequence[HostResult], votes: Votes
 ) -> dict[tuple[str, bool], dict[tuple[str, str], tuple[int, int]]]:
-    """Runs with a difference, and all runs, by device and whether it is simulated, and by burn-in and workload.
+    """Returns the runs with a difference and all runs, by device and simulation, and by burn-in and workload.
 
-    A device that is outvoted by other hosts gave their wrong digest in each run that did not differ from its others.
+    A device outvoted by other hosts counts as wrong in each run that agrees with its other runs.
     """
     found: dict[tuple[str, bool], Counts] = defaultdict(dict)
     for result in results:
@@ -312,7 +312,7 @@ def _sightings(results: Sequence[HostResult], votes: Votes) -> Iterator[tuple[Ho
         if each.shared:
             names = ", ".join(host.name for host in each.shared[:3])
             more = " and others" if len(each.shared) > 3 else ""
-            text += f"; {names}{more} gave the same wrong one: look for a common cause"
+            text += f"; {names}{more} gave the same wrong digest: look for a common cause"
         found = Sighting((FLEET,), row.workload, result.id, result.created, None, not each.shared, each.hosts, text)
         yield result, part, found
 
@@ -327,7 +327,7 @@ def _suspect(
 ) -> SuspectRow:
     past = {id: each for id, each in past.items() if id not in {one.burn_in for one in sightings}}
     alone = [each for each in sightings if each.alone]
-    # Kinds of evidence, other devices of the host and other hosts being one.
+    # Kinds of evidence; other devices of the host and other hosts count as one kind.
     named = (kind for each in (alone or sightings) for kind in each.kinds)
     kinds = list(dict.fromkeys("vote" if kind == FLEET else kind for kind in named))
     accusing = {each.burn_in for each in alone} | {id for id, each in past.items() if each.alone}
@@ -353,7 +353,7 @@ def _suspect(
 
 
 def _next(host: str, part: DeviceResult, confidence: Confidence, *, simulated: bool) -> list[str]:
-    """What to do, as sentences and commands."""
+    """Returns the next actions, as sentences and commands."""
     if simulated:
         return [SIMULATED]
     steps = [f"take {host} out of service"]
@@ -361,7 +361,7 @@ def _next(host: str, part: DeviceResult, confidence: Confidence, *, simulated: b
         healthy = " ".join(f"HEALTHY{number}" for number in range(1, NEXT_PAIRED + 1))
         steps.append(f"sdc fleet schedule {host} {healthy} --rounds {NEXT_PAIRED} --suspects {host}")
     if confidence == "possible":
-        steps.append("compare versions, firmware and settings of the hosts that differ before you accuse a device")
+        steps.append("compare versions, firmware and settings of the hosts that differ before blaming a device")
     else:
         what = part.serial or part.uuid or f"device {part.index}"
         steps.append(f"if it differs from healthy hosts again, send {what} back with the result and its evidence")
