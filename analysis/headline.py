@@ -453,30 +453,30 @@ def _corrupt_actions(manifest: RunManifest, summary: RunSummary, found: Headline
             "operation.",
         )
     elif found.course is not None:
-        how = f"It was not there at every step. {again(found.hits, summary.steps or 0)}"
-        yield Action("Watch it for longer", how)
+        how = f"The fault was not present at every step. {again(found.hits, summary.steps or 0)}"
+        yield Action("Observe it for longer", how)
     if found.first is not None:
         before = f"from before step {found.first}" if found.first else "of the start"
-        how = f"Weights that it made are in doubt; go back to a checkpoint {before}."
-        yield Action("Distrust what was trained there", how)
+        how = f"The resulting weights are suspect; go back to a checkpoint {before}."
+        yield Action("Do not trust the trained weights", how)
 
 
 def again(hits: Sequence[int], steps: int) -> str:
-    """How many steps show a fault again that was there at some of a run's steps, and what that rests on, as words."""
+    """States how many steps show an intermittent fault again, and the basis of that number."""
     bursts = max(1, count_bursts(hits, steps))
     few, many = mean_interval_limits(steps, bursts)
     plan = burn_in_steps(steps / bursts, observed=bursts)
     return (
-        f"Plan {plan:,} more steps on the same hosts to see it again (95 %). This rests on {bursts:,} "
-        f"burst{'s' * (bursts > 1)} in {steps:,} steps, from which the mean interval of bursts at random times is "
-        f"known as {few:,.0f} to {many:,.0f} steps."
+        f"Plan {plan:,} more steps on the same hosts to see it again (95 %). This is based on {bursts:,} "
+        f"burst{'s' * (bursts > 1)} in {steps:,} steps, which give a mean interval of {few:,.0f} to {many:,.0f} steps "
+        "for bursts at random times."
     )
 
 
 def excluded(steps: int) -> str:
-    """Which bursts a run of so many steps excludes that showed none, as words."""
+    """Describes the bursts that a run of `steps` clean steps excludes."""
     interval = excluded_interval(steps)
     if interval < 1:
-        return "no bursts at all, so short is it"
-    often = "at every step" if interval < 2 else f"every {interval:.3g} steps or oftener"
-    return f"(95 %) bursts that come, on average, {often}"
+        return "no bursts, since it is too short"
+    often = "at every step" if interval < 2 else f"every {interval:.3g} steps or more often"
+    return f"(95 %) bursts that occur, on average, {often}"

@@ -1,4 +1,4 @@
-"""Which hosts differ: what follows from the stages of a comparison, and from several pairs together.
+"""Determines which hosts differ, from the stages of a comparison and from several pairs together.
 
 The stages are records of twins; see `sdc.burnin.pair` for the result.
 """
@@ -20,13 +20,13 @@ from .series import whole, worst
 from .summary import summary_of
 
 MOST_WRONG = 12
-"""Hosts beyond which nothing is named: so many wrong ones are no exception, but something that all have in common."""
+"""Maximum number of wrong hosts to name: more indicate a common cause, not individual faults."""
 Edge = tuple[str, str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Opening:
-    """What is known of a comparison before its first stage."""
+    """The known facts of a comparison before its first stage."""
 
     kind: Literal["pair", "pool"]
     id: str
@@ -43,23 +43,24 @@ class Read(NamedTuple):
     """A stage as read from its folder."""
 
     row: StageRow
-    run: Contents | None  # None where it cannot be read
+    run: Contents | None  # None if it cannot be read
     summary: RunSummary
     evidence: Evidence | None
 
     @property
     def seen(self) -> bool:
-        """Whether it saw a difference."""
+        """Whether it found a difference."""
         return self.row.verdict == "corrupt"
 
 
 def stage_differs(folder: Path) -> bool:
-    """Whether the record of a stage shows a difference, so that the next stage is to look closer."""
+    """Returns whether the record of a stage shows a difference, so that the next stage has to run."""
     return summary_of(read_record(folder, "twin")).verdict == "corrupt"
 
 
 def judge_pair(run: Path, opening: Opening, *, ended: str, seconds: float, lost: str | None = None) -> Pair:
-    """The result of a comparison of hosts, finished or not (then `lost` says why), from the records of its stages."""
+    """Derives the result of a comparison of hosts from the records of its stages; `lost` is the reason if it is
+    incomplete."""
     stages = [stage for name in FOLDERS if (stage := _read(run, name, opening.steps)) is not None]
     manifests = [stage.run.run for stage in stages if stage.run is not None]
     faults = next((one.suspect.faults if one.suspect else [] for one in manifests), list(opening.faults))
@@ -80,7 +81,7 @@ def judge_pair(run: Path, opening: Opening, *, ended: str, seconds: float, lost:
 
 
 def _read(run: Path, name: Stage, planned: int) -> Read | None:
-    """A stage from its folder, ended or not; None where it was not begun."""
+    """Reads a stage from its folder, complete or not; returns None if it has not started."""
     folder = run / FOLDERS[name]
     if not (folder / records.MANIFEST).is_file():
         return None
@@ -109,7 +110,7 @@ def _read(run: Path, name: Stage, planned: int) -> Read | None:
 
 
 def _odd(stages: Sequence[Read], opening: Opening) -> tuple[list[str], list[str]]:
-    """Hosts that a majority names, and those of which none says whether it is they."""
+    """Returns hosts that a majority names, and hosts that remain undecided."""
     names = {row.twin: row.host for row in opening.hosts}
     if not any(stage.seen for stage in stages):
         return [], []
@@ -171,7 +172,8 @@ def _operation_words(one: OperationRow) -> str:
 
 
 def _course(stages: Sequence[Read]) -> Course | None:
-    """How it went on, in the steps after the first hit and in the later stages, which run the same steps again."""
+    """Returns the course of the fault in the steps after the first hit and in the later stages, which repeat the
+    steps."""
     first, later = stages[0], [stage for stage in stages[1:] if stage.row.steps]
     course = None if first.evidence is None else first.evidence.course
     if not later:
@@ -200,7 +202,7 @@ def _verdict(
             names = listed([f"{row.name} ({row.steps} steps)" for row in quiet])
             said.append(f"not seen again by the stage{'s' * (len(quiet) > 1)} {names}")
         if open_:
-            more = "a third host or a swap of parts says" if opening.kind == "pair" else "more hosts say"
+            more = "a third host or a swap of parts shows" if opening.kind == "pair" else "more hosts show"
             said.append(f"{more} which of them")
         ended = [f"ended early: {lost}"] if lost is not None else []
         return Verdict.CORRUPT, [mark + "; ".join(said), *ended, *lines]
@@ -209,7 +211,7 @@ def _verdict(
     first = stages[0]
     clean = first.row.verdict is Verdict.CLEAN and first.row.ended
     if lost is None and clean and opening.processes == 1 and not mark:
-        reason = "all twins belong to one process: this is no comparison of hosts; start a process on each of them"
+        reason = "all twins belong to one process, so no hosts are compared; start a process on each host"
         return Verdict.INCONCLUSIVE, [reason, *lines]
     if lost is None and clean:
         hosts = f"{len(opening.hosts)} hosts agree ({listed([row.host for row in opening.hosts])})"
@@ -225,12 +227,13 @@ def _who(opening: Opening, named: Sequence[str], open_: Sequence[str]) -> str:
     who = f"host{'s' * several} {listed(named)} differ{'' if several else 's'} from the majority of {hosts}"
     if not open_:
         return who
-    tie = f"no majority among {hosts} says which of {listed(open_)} is wrong"
+    tie = f"no majority among {hosts} shows which of {listed(open_)} is wrong"
     return f"{who}; elsewhere {tie}" if named else tie
 
 
 def _what(stages: Sequence[Read], found: PairDifference, opening: Opening) -> str:
-    """Where, how often, how severely: `rank model=1, layer 2, ffn, forward, 4 of 9.0e9 elements, relative 3e-3`."""
+    """Describes place, frequency and severity: `rank model=1, layer 2, ffn, forward, 4 of 9.0e9 elements, relative
+    3e-3`."""
     counted = next(stage for stage in stages if stage.seen and stage.row.checked == found.checked)
     evidence, run = counted.evidence, counted.run
     assert evidence is not None
@@ -247,11 +250,11 @@ def _what(stages: Sequence[Read], found: PairDifference, opening: Opening) -> st
         parts.append(str(counted.summary.reason).partition(";")[0])
     if found.severity is not None:
         parts.append(f"relative {float(found.severity):.2g}")
-    parts.append(found.course or "no step followed, so that it is not known whether it comes again")
+    parts.append(found.course or "no step followed, so recurrence is unknown")
     said = ", ".join(filter(None, parts))
     if found.operation is not None:
         said += f"; the first operation that differs is {_operation_words(found.operation)}"
-    # Of a pair nobody knows which of both it is.
+    # In a pair, either host may be wrong.
     twins = {rank.twin for rank in found.ranks} if opening.kind == "pool" else {row.twin for row in opening.hosts}
     wanted = dict.fromkeys((twin, rank.data, rank.model) for rank in found.ranks for twin in sorted(twins))
     devices = hardware(run.run, wanted, limit=4) if found.ranks else ""
@@ -259,18 +262,18 @@ def _what(stages: Sequence[Read], found: PairDifference, opening: Opening) -> st
 
 
 def _next(verdict: Verdict, opening: Opening, named: Sequence[str], run: Path, *, simulated: bool) -> list[str]:
-    """What to do, with the commands."""
+    """Returns the next actions, with the commands."""
     flags = " ".join(str(flag) for flag in opening.settings.get("flags", ()))
     flags = f"{flags} " if flags else ""
     if verdict is Verdict.INCONCLUSIVE:
-        return ["mend what the verdict names, and compare again, in a new folder"]
+        return ["fix the cause that the verdict states, and compare again in a new folder"]
     if verdict is Verdict.CLEAN:
         return []
     if opening.kind == "pool" and named:
         if simulated:
             return [SIMULATED]
         report = "keep the run folder for the vendor"
-        return [f"take {listed(named)} out of service, and run sdc burnin there; {report}"]
+        return [f"take {listed(named)} out of service and run sdc burnin on it; {report}"]
     places = [row.host for row in opening.hosts]
     if opening.kind == "pool":
         return [
@@ -292,31 +295,31 @@ def _next(verdict: Verdict, opening: Opening, named: Sequence[str], run: Path, *
 
 @dataclasses.dataclass(frozen=True)
 class Resolution:
-    """What several pairs say together."""
+    """The combined result of several pairs."""
 
     verdict: Verdict  # corrupt if any pair differs, clean if all agree
-    suspects: tuple[str, ...]  # hosts that are wrong in each of the likeliest explanations
+    suspects: tuple[str, ...]  # hosts that are wrong in all of the most likely explanations
     undecided: tuple[str, ...]  # hosts that are wrong in some of them
     sentences: tuple[str, ...]
     simulated: bool
 
 
 def resolve_pairs(pairs: Sequence[Pair]) -> Resolution:
-    """Says which hosts are wrong, where pairs of them differ and agree.
+    """Determines which hosts are wrong from pairs that differ and pairs that agree.
 
-    Each pair that differs has a wrong host in it. The likeliest explanation has the fewest wrong hosts, and among such
-    the fewest wrong ones that agreed with a sound one.
+    Each pair that differs contains a wrong host. The most likely explanation has the fewest wrong hosts and, among
+    those, the fewest wrong hosts that agreed with a healthy one.
     """
     edges: dict[Edge, bool] = {}
     void = []
     for pair in pairs:
         if len(pair.hosts) != 2:
-            raise ValueError(f"a {pair.kind} of {len(pair.hosts)} hosts is no pair; give results of sdc pair")
+            raise ValueError(f"a {pair.kind} of {len(pair.hosts)} hosts is not a pair; give results of sdc pair")
         a, b = sorted(row.host for row in pair.hosts)
         if any(row.devices and row.host != row.devices[0].host for row in pair.hosts):
-            raise ValueError(f"{a} and {b} are one host: pairs of a single host say nothing of others")
+            raise ValueError(f"{a} and {b} are the same host; give pairs of different hosts")
         if pair.verdict is Verdict.INCONCLUSIVE:
-            void.append(f"{a} and {b}: inconclusive, which counts for nothing")
+            void.append(f"{a} and {b}: inconclusive, so it is not counted")
         else:
             edges[a, b] = edges.get((a, b), False) or pair.verdict is Verdict.CORRUPT
     simulated = any(pair.simulated for pair in pairs)
@@ -328,16 +331,19 @@ def resolve_pairs(pairs: Sequence[Pair]) -> Resolution:
     found = explain(edges)
     sure = frozenset.intersection(*found) if found else frozenset()
     open_ = frozenset.union(*found) - sure if found else frozenset(host for edge in edges for host in edge)
-    first = f"{listed(sorted(sure))} {'is' if len(sure) == 1 else 'are'} wrong, if as few hosts are as can be"
+    first = f"{listed(sorted(sure))} {'is' if len(sure) == 1 else 'are'} wrong, assuming the fewest wrong hosts"
     parts = [first] * bool(sure)
-    parts += [f"of {listed(sorted(open_))} the pairs do not say which; pair each with another host"] * bool(open_)
+    parts += [f"the pairs do not show which of {listed(sorted(open_))} is wrong; pair each with another host"] * bool(
+        open_
+    )
     return Resolution(
         Verdict.CORRUPT, tuple(sorted(sure)), tuple(sorted(open_)), (mark + "; ".join(parts), *told), simulated
     )
 
 
 def explain(edges: Mapping[Edge, bool]) -> list[frozenset[str]]:
-    """The likeliest sets of wrong hosts, of edges that differ or do not; none where they would be too many."""
+    """Returns the most likely sets of wrong hosts, given edges that differ and edges that agree; empty if there would
+    be too many."""
     differing = [edge for edge, differ in edges.items() if differ]
     for size in range(1, MOST_WRONG + 1):
         if found := set(_covers(differing, size)):
@@ -350,7 +356,7 @@ def explain(edges: Mapping[Edge, bool]) -> list[frozenset[str]]:
 
 
 def _covers(edges: Sequence[Edge], size: int) -> Iterator[frozenset[str]]:
-    """Sets of at most so many hosts of which each edge has one."""
+    """Yields sets of at most `size` hosts that contain a host of every edge."""
     if not edges:
         yield frozenset()
     elif size:

@@ -1,4 +1,4 @@
-"""The page of a twin, a training run or a trace."""
+"""The page of a twin run, a training run or a trace."""
 
 import math
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ KINDS = {"twin": "twin run", "train": "training run", "trace": "trace"}
 SYNC = {
     "compute": "compute: submodules are compared and repaired, forward and backward",
     "params": "params: parameters and optimizer state are overwritten after every step",
-    "none": "none: twins run free",
+    "none": "none: twins run freely",
 }
 
 
@@ -30,10 +30,10 @@ def build(run: Contents, summary: RunSummary) -> Report:
     simulated = ""
     if summary.simulated or suspect.simulated:
         named = f"suspect {suspect.name}" if suspect.name else "the suspect"
-        simulated = f"{named} ran on sound hardware and was corrupted on purpose"
+        simulated = f"{named} ran on healthy hardware and was deliberately corrupted"
         if suspect.name == LOSSES:
-            simulated = "parts of the state were thrown away on purpose, on sound hardware"
-    # Where nothing is compared there is no verdict.
+            simulated = "parts of the state were deliberately discarded on healthy hardware"
+    # There is no verdict if nothing is compared.
     label = kind.upper() if summary.verdict is None else LABELS[summary.verdict]
     if simulated and summary.verdict == "corrupt":
         label += f" ({SIMULATED})"
@@ -77,7 +77,7 @@ def build(run: Contents, summary: RunSummary) -> Report:
 
 
 def _drawn(run: Contents, summary: RunSummary) -> list[Figure | LeftOut]:
-    """Figures, the one that shows what the headline says first."""
+    """Returns the figures, starting with the one that shows the headline's finding."""
     manifest, every = run.run, run.attempts
     drawn = [figures.losses(run.steps), figures.gradients(run.steps)]
     if manifest.kind == "twin":
@@ -92,7 +92,7 @@ def _drawn(run: Contents, summary: RunSummary) -> list[Figure | LeftOut]:
     if manifest.abft is not None:
         drawn.insert(0, figures.flags_over_time(run.steps))
     if summary.verdict == "clean" and manifest.kind == "twin":
-        drawn.insert(0, drawn.pop())  # lines that cover each other are what clean looks like
+        drawn.insert(0, drawn.pop())  # overlapping lines show a clean run
     if manifest.aggregate:
         drawn = [*figures.aggregation(run.steps), *drawn]
     if manifest.running is not None:
@@ -125,23 +125,23 @@ def _notes(run: Contents, summary: RunSummary) -> Iterator[str]:
     planned = run.run.steps
     if run.summary is None:
         yield (
-            f"This run has not ended: {summary.steps} of {show(planned)} planned steps are on record, "
-            "and everything here is computed from them."
+            f"This run is incomplete: {summary.steps} of {show(planned)} planned steps are recorded; everything here "
+            "is computed from them."
         )
     elif planned is not None and len(run.steps) < planned:
-        yield f"This run ended early: {summary.steps} of {planned} planned steps were done."
+        yield f"This run ended early: {summary.steps} of {planned} planned steps were completed."
     if run.discarded:
         yield (
-            f"Run again: {_steps(len(run.discarded))}. What that showed the time before counts for the verdict, and is "
-            "in the sentence, the figure of where and when and the tables of ranks and first mismatches; all else is "
-            "of the steps on record."
+            f"Repeated: {_steps(len(run.discarded))}. Findings of the discarded attempts count for the verdict and "
+            "appear in the sentence, the figure “Where and when” and the tables of ranks and first mismatches; "
+            "everything else refers to the recorded steps."
         )
     if run.run.abft is not None and run.run.abft.departs:
-        yield f"The profile of the products was measured elsewhere: {'; '.join(run.run.abft.departs)}."
+        yield f"The profile of the products was measured on another setup: {'; '.join(run.run.abft.departs)}."
     if summary.verdict == "clean":
         yield (
-            "The bound takes elements to fail independently. Corruption is bursty: what speaks for itself is only that "
-            f"{_steps(len(run.steps))} without one exclude {excluded(len(run.steps))}."
+            "The bound assumes that elements fail independently, but corruption is bursty: without that assumption, "
+            f"{_steps(len(run.steps))} without a mismatch only exclude {excluded(len(run.steps))}."
         )
 
 
@@ -156,7 +156,7 @@ def _facts(manifest: RunManifest, summary: RunSummary, suspect: Suspect) -> Iter
     yield "started", manifest.created
     if twins or abft is not None:
         yield "suspect", suspect.name or "not named"
-        yield "faults", "simulated" if suspect.simulated else "none injected: what is found here is real"
+        yield "faults", "simulated" if suspect.simulated else "none injected: findings are real"
     if twins:
         first = summary.first_mismatch_step
         yield "synchronization", SYNC.get(str(summary.sync), summary.sync)
@@ -179,20 +179,21 @@ SOURCE = (
 )
 
 BURSTS = (
-    "Bounds take every element to fail independently of the others. Corruption comes in bursts, in time and within a "
-    "tensor, so the true uncertainty is larger: expected mismatches of "
-    f"{needed_mismatches():.0f} make a clean run improbable (5 %) if elements are independent, but it takes "
-    f"{needed_mismatches(shape=1):.0f} if the rate varies between runs like an exponential variable, and "
+    "Bounds assume that every element fails independently. Corruption comes in bursts, in time and within a tensor, so "
+    "the true uncertainty is larger: a clean run is improbable (5 %) at "
+    f"{needed_mismatches():.0f} expected mismatches if elements are independent, but only at "
+    f"{needed_mismatches(shape=1):.0f} if the rate varies between runs like an exponential variable, and at "
     f"{needed_mismatches(shape=0.5):.0f} if it varies like a gamma variable of shape 1/2. A burn-in of three mean "
-    "intervals between bursts shows one with 95 % only if that mean is known. Where it was estimated it takes "
-    f"{burn_in_steps(1, observed=1)} times the interval if one was observed, "
-    f"{burn_in_steps(1000, observed=3) / 1000:.1f} times the mean of three and "
-    f"{burn_in_steps(1000, observed=10) / 1000:.1f} times that of ten; three times a single one show a burst with "
-    f"{100 * probability_seen(3, 1, observed=1):.0f} %. Both nodes of the study of which one event is told need as "
-    "much: node 13, without synchronization without a difference before step 450, "
-    f"{burn_in_steps(450, observed=1):,} steps, and node 14, with one spike in about 4,500 steps under computation "
-    f"synchronization, {burn_in_steps(4500, observed=1):,}. Under parameter synchronization the same node differed at "
-    "every step: keep the machine busy, besides running it for long."
+    "intervals between bursts shows a burst with 95 % probability only if that mean is known. If the mean was "
+    "estimated, the burn-in must last "
+    f"{burn_in_steps(1, observed=1)} times the interval if a single one was observed, "
+    f"{burn_in_steps(1000, observed=3) / 1000:.1f} times the mean of three, and "
+    f"{burn_in_steps(1000, observed=10) / 1000:.1f} times the mean of ten; three times a single interval show a burst "
+    f"with {100 * probability_seen(3, 1, observed=1):.0f} % probability. Two nodes for which the study reports a "
+    "single event need that much: node 13, which had no difference before step 450 without synchronization, "
+    f"{burn_in_steps(450, observed=1):,} steps, and node 14, which had one spike in about 4,500 steps under "
+    f"computation synchronization, {burn_in_steps(4500, observed=1):,}. Under parameter synchronization the same node "
+    "differed at every step: a long run should also keep the machine busy."
 )
 
 DEFINITIONS = (
@@ -206,48 +207,52 @@ DEFINITIONS = (
     Definition(
         "Mismatch frequency",
         "freq = mean over decoder layers of (1)",
-        "Here also the mean over microsteps, which is mismatched / checked elements.",
+        "Here it is also the mean over microsteps, which equals mismatched / checked elements.",
         equation="(2)",
     ),
     Definition(
         "Mismatch severity of a submodule at a microstep",
         "sev = max_t mean |f' - f| / |f|",
-        "The mean is over mismatched elements with a finite, non-zero reference and a finite value. The paper "
-        "leaves the others open; here they stay out of the mean and are counted as zero reference and non-finite.",
+        "The mean is over mismatched elements with a finite, non-zero reference and a finite value. The paper does not "
+        "define the other cases; here they are excluded from the mean and counted as zero reference and non-finite.",
         equation="(3)",
     ),
     Definition(
-        "Mismatch severity", "sev = max over decoder layers of (3)", "Here also the maximum over steps.", equation="(4)"
+        "Mismatch severity",
+        "sev = max over decoder layers of (3)",
+        "Here it is also the maximum over steps.",
+        equation="(4)",
     ),
     Definition(
         "Worst-case noise-to-signal",
         "max over steps of ‖g' - g‖₂ / ‖g‖₂",
-        "g: gradient of an optimizer step before clipping, reference and suspect.",
+        "g and g' are the gradients of an optimizer step before clipping, of reference and suspect.",
         equation="(5)",
     ),
     Definition(
         "Upper bound of a frequency",
         f"x = 0: {-math.log(0.05):.3g} / n;  x > 0: χ²₀.₉₅(2x + 2) / (2n)",
-        "One-sided 95 % bound for x mismatches in n checked elements, if elements fail independently.",
+        "One-sided 95 % bound for x mismatches in n checked elements, assuming that elements fail independently.",
     ),
     Definition(
         "Interval of a frequency",
         "[f - q₀.₉₇₅ s, f - q₀.₀₂₅ s]",
         "Two-sided, 95 %, for mismatches that come in bursts: a block bootstrap over steps. f: measured, s: its "
         "standard error from blocks of steps, q: quantiles of (f* - f) / s* over blocks drawn with replacement. In "
-        "simulations it held the true frequency in 91 to 96 % of runs. Where fewer than 8 blocks have a mismatch there "
+        "simulations it contained the true frequency in 91 to 96 % of runs. If fewer than 8 blocks have a mismatch, "
+        "there "
         "is none.",
     ),
     Definition(
         "Verdict",
         "corrupt | clean | inconclusive",
-        "Corrupt: any bit differed anywhere. Clean: something was checked and nothing differed. Inconclusive: too "
-        "little was checked to say. What was not checked is not clean.",
+        "Corrupt: some bit differed. Clean: enough was checked and nothing differed. Inconclusive: too little was "
+        "checked for a verdict. Unchecked values do not count as clean.",
     ),
     Definition(
         "Course of a fault",
         "persistent | intermittent | transient",
-        "Of the steps after the first one with a finding: persistent if all of them have one too, transient if none "
-        "has, intermittent otherwise. Unknown if no step followed, or if twins are not synchronized.",
+        "Determined by the steps after the first finding: persistent if all of them have one, transient if none has, "
+        "intermittent otherwise. Unknown if no step followed, or if twins are not synchronized.",
     ),
 )

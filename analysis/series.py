@@ -1,4 +1,4 @@
-"""Numbers out of record lines: what is absent, no count or not finite is told apart and never raises."""
+"""Reads numbers from record lines: distinguishes missing, invalid and non-finite values and never raises."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -10,36 +10,36 @@ from jaxtyping import Float
 from sdc.schema import Number, StepRow
 
 LARGEST = 10**30
-"""No run counts further; what does is damaged."""
+"""Maximum count of a run; a larger one is damaged."""
 DRAWABLE = 1e150
-"""Larger magnitudes are drawn as infinite ones are: the arithmetic of axes overflows before that of numbers does."""
+"""Larger magnitudes are drawn as infinite, since the arithmetic of axes overflows earlier than that of floats."""
 
 PerTwin: TypeAlias = Float[np.ndarray, "twins steps"]
 Floats: TypeAlias = Float[np.ndarray, " steps"]
 
 
 def real(value: Number) -> float | None:
-    """A recorded number, which may be NaN or infinite; None where there is none."""
+    """Returns a recorded number, which may be NaN or infinite; None if there is none."""
     try:
         return None if value is None else float(value)
-    except OverflowError:  # a whole number beyond all measure
+    except OverflowError:  # an integer too large for a float
         return None
 
 
 def whole(value: Number) -> int | None:
-    """A recorded count: a whole number, not below zero; None for anything else."""
+    """Returns a recorded count, a nonnegative integer; None for anything else."""
     if value is None or not 0 <= value <= LARGEST or value != math.floor(value):
         return None
     return int(value)
 
 
 def each(value: Number | Sequence[Number]) -> Sequence[Number]:
-    """A number for each twin; a single one counts as a list of one, None as an empty list."""
+    """Returns a number for each twin; a single number counts as a list of one, None as an empty list."""
     return value if isinstance(value, Sequence) else [] if value is None else [value]
 
 
 def worst(values: Iterable[Number]) -> float | None:
-    """The largest of the recorded numbers; NaN counts as the worst; None where there is no number."""
+    """Returns the largest of the recorded numbers, or NaN if there is one; None without numbers."""
     numbers = [found for value in values if (found := real(value)) is not None]
     if not numbers:
         return None
@@ -47,14 +47,14 @@ def worst(values: Iterable[Number]) -> float | None:
 
 
 def step_numbers(steps: Sequence[StepRow]) -> Floats:
-    """The step numbers of the lines of `steps.jsonl`."""
+    """Returns the step numbers of the lines of `steps.jsonl`."""
     return np.asarray([row.step for row in steps], dtype=np.float64)
 
 
 def per_twin(steps: Sequence[StepRow], name: str) -> PerTwin | None:
-    """A quantity that each line holds once for every twin: NaN where a line lacks it, infinite above `DRAWABLE`.
+    """Returns a quantity that each line has for every twin: NaN if a line lacks it, infinite above `DRAWABLE`.
 
-    None where no line has it.
+    None if no line has it.
     """
     lists = [[real(value) for value in each(getattr(row, name))] for row in steps]
     twins = max((len(values) for values in lists), default=0)
@@ -67,15 +67,15 @@ def per_twin(steps: Sequence[StepRow], name: str) -> PerTwin | None:
 
 
 def per_site(steps: Sequence[StepRow], site: str, name: str) -> Floats:
-    """A quantity of one site at every step; NaN where a line lacks it."""
+    """Returns a quantity of one site at every step; NaN if a line lacks it."""
     values = (real(getattr(row.sites[site], name)) if site in row.sites else None for row in steps)
     return np.asarray([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def per_method(steps: Sequence[StepRow], name: str, of: Callable[[list[float]], float] = max) -> list[float] | None:
-    """What a method of aggregation recorded at every step, of several numbers one; NaN where a line has none.
+    """Returns a quantity that an aggregation method recorded at every step, reduced to one number; NaN if missing.
 
-    None where no line says it: what each method says of a step is its own.
+    None if no line has it: each method has its own quantities.
     """
     lines = [row.aggregation or {} for row in steps]
     if not any(name in line for line in lines):

@@ -1,7 +1,7 @@
-"""What a run with a running checkpoint lost of its state and got back, what losing parts of it would cost, and how to
-save: in tables, in words, and beside other runs.
+"""Losses of parts of the state in a run with a running checkpoint, their recovery, the predicted cost of further
+losses, and advice on saving: as tables, in words, and compared with other runs.
 
-What a loss cost is counted as its source has it (Qiao et al., ICML 2019): in steps, until training is where it was.
+The cost of a loss is defined as by Qiao et al., ICML 2019: the number of steps until training has caught up.
 """
 
 import dataclasses
@@ -18,61 +18,63 @@ from .figures import over_steps
 from .report import NOT_MEASURED, Figure, LeftOut, Table, filled, show
 from .series import per_twin, real, whole
 
-LOST_PARTS, COSTS = "Parts of the state that were lost", "What losing parts of the state would cost"
-ADVICE, PREDICTED = "How often to save how much", "Predicted cost of a loss"
-UNKNOWN = "too few saves were made, or nothing moved"
+LOST_PARTS, COSTS = "Parts of the state that were lost", "Predicted cost of losing parts of the state"
+ADVICE, PREDICTED = "Recommended saving interval and fraction", "Predicted cost of a loss"
+UNKNOWN = "too few saves were made, or no parameter changed"
 NEXT = 10
-"""Steps after a loss of which the excess of the training loss is averaged."""
+"""Steps after a loss over which the excess of the training loss is averaged."""
 LEAST = 8
-"""Steps that it needs."""
+"""Minimum number of these steps."""
 AROUND = 30
-"""Steps before and after a loss in which it is seen how fast the training loss falls."""
+"""Steps before and after a loss from which the slope of the training loss is estimated."""
 FAILURES = {"1 hour": 3_600.0, "1 day": 86_400.0, "1 week": 604_800.0}
 OR_MORE, ALL = " or more", "all of it"
 LOST = {"1/8": 0.125, "1/2": 0.5, "all": 1.0}
 SMALLEST, LARGEST = 1e-12, 1e18
-"""Of seconds, bytes and steps: what is beyond is damaged."""
+"""Maximum of seconds, bytes and steps; larger values are damaged."""
 MOST_PARTS = 1_000
-"""Of a list of speeds: a longer one is damaged."""
+"""Maximum length of a list of speeds; a longer one is damaged."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StateLoss:
-    """A loss on record."""
+    """A recorded loss."""
 
     after: int  # the last step before it
     row: RecoveryRow
-    kind: Literal["simulated", "real"]  # made on purpose, in a run that went on; or all processes started again
+    kind: Literal[
+        "simulated", "real"
+    ]  # deliberate, in a continuing run; or real, followed by a restart of all processes
 
     @property
     def blocks(self) -> str:
-        """How many blocks of how many."""
+        """Describes the number of lost blocks and the total."""
         if self.row.blocks is None:
             return "everything"
         return f"{show(self.row.lost)} of {show(self.row.blocks)} blocks"
 
     @property
     def steps_lost(self) -> int:
-        """Steps that were done again, for they were lost as well."""
+        """Number of steps that were lost too and had to be repeated."""
         return whole(self.row.steps_lost) or 0
 
     @property
     def copied(self) -> int | None:
-        """Bytes that processes had on their own hosts."""
+        """Bytes that processes read from copies on their own hosts."""
         own = [one["own"] for one in self.row.processes or () if "own" in one]
         return sum(whole(one.bytes) or 0 for one in own) if self.row.processes else None
 
     @property
     def words(self) -> str:
-        """In a sentence."""
+        """Describes the loss in a sentence."""
         if self.kind == "simulated":
             return f"{self.blocks} were lost after step {self.after} (simulated), and recovered"
         steps = f" and {self.steps_lost:,} step{'s' * (self.steps_lost != 1)}"
-        return f"started again at step {self.after + 1}: {self.blocks}{steps} were lost (real)"
+        return f"restarted at step {self.after + 1}: {self.blocks}{steps} were lost (real)"
 
 
 def losses(lines: Sequence[StepRow]) -> list[StateLoss]:
-    """All losses on record, in their order: what was there before a step first, then what was lost after it."""
+    """Returns all recorded losses in order: those found before a step first, then those after it."""
     found = []
     for row in lines:
         if row.restarted is not None:
@@ -85,7 +87,7 @@ def losses(lines: Sequence[StepRow]) -> list[StateLoss]:
 
 
 def _interruptions(lines: Sequence[StepRow]) -> list[StateLoss]:
-    """All losses, and all restarts from a full checkpoint, after which steps were done again."""
+    """Returns all losses, and all restarts from a full checkpoint after which steps were repeated."""
     found, before = [], 0
     for row in lines:
         done = row.discarded or 0
@@ -97,7 +99,7 @@ def _interruptions(lines: Sequence[StepRow]) -> list[StateLoss]:
 
 
 def sentences(lines: Sequence[StepRow]) -> tuple[str, str]:
-    """What to add to the headline of a run: what was lost, and what a loss would cost; empty where nothing is known."""
+    """Returns additions to the headline of a run: losses, and the predicted cost of a loss; empty if unknown."""
     every = losses(lines)
     lost = "".join(one.words for one in every)
     if len(every) > 1:
@@ -110,13 +112,13 @@ def sentences(lines: Sequence[StepRow]) -> tuple[str, str]:
     steps, bound, _ = costs[0.5]
     most = "" if bound is None else f" (at most {show(bound)} by theorem 3.2)"
     rollback = _positive(found.rollback)
-    against = "" if rollback is None else f", a rollback of everything {show(rollback)}"
+    against = "" if rollback is None else f", a full rollback {show(rollback)}"
     when = f"after {show(whole(found.step))} steps"
     return lost, f"losing half of the state {when} would cost about {show(steps)} steps{most}{against}"
 
 
 def losses_table(lines: Sequence[StepRow]) -> Table | LeftOut:
-    """Every loss of a run, and from where what was lost came back."""
+    """Returns a table of every loss of a run and the sources of recovery."""
     rows = tuple(
         (
             f"after step {one.after}", one.kind, str(one.row.policy or NOT_MEASURED),
@@ -131,15 +133,15 @@ def losses_table(lines: Sequence[StepRow]) -> Table | LeftOut:
         "oldest block: steps behind", "perturbation", "steps lost",
     )  # fmt: skip
     note = (
-        "Recovery: partial gives back what was lost, full reads the whole running checkpoint. Perturbation: L2 norm of "
-        "the change of the parameters; after a real loss it is not known. Own copies: those that survivors had on "
-        "their hosts. Blocks that were never saved come back as they were at the start."
+        "Recovery: partial restores the lost blocks, full reads the whole running checkpoint. Perturbation: L2 norm of "
+        "the change of the parameters; unknown after a real loss. Own copies: those of survivors on their hosts. "
+        "Blocks that were never saved return to their initial values."
     )
     return filled(Table(LOST_PARTS, header, rows, note), "nothing was lost")
 
 
 def losses_compared(runs: Sequence[tuple[str, Sequence[StepRow]]]) -> Table | None:
-    """What losses cost, beside a run that lost nothing: steps until its training loss of the next step is reached."""
+    """Compares the cost of losses with a run without losses: steps until its next training loss is reached."""
     if not any(losses(lines) for _, lines in runs):
         return None
     plain = next((_curve(lines) for _, lines in runs if not _interruptions(lines)), {})
@@ -154,7 +156,7 @@ def losses_compared(runs: Sequence[tuple[str, Sequence[StepRow]]]) -> Table | No
             later = sorted(step for step in curve if step > one.after)
             reached = (step for step in later if target is not None and curve[step] <= target)
             took = None if (step := next(reached, None)) is None else step - one.after
-            # Batches are the same in all runs, so that their scatter cancels.
+            # Batches are the same in all runs, so their scatter cancels.
             next_steps = [
                 step for step in range(one.after + 1, one.after + 1 + NEXT) if step in curve and step in plain
             ]
@@ -173,25 +175,25 @@ def losses_compared(runs: Sequence[tuple[str, Sequence[StepRow]]]) -> Table | No
         "steps to reach that", "steps lost", "rework", "predicted", "at most",
     )  # fmt: skip
     note = (
-        f"Excess: how far the training loss is above that of the uninterrupted run, on the same batches, on average of "
-        f"the {NEXT} steps after a loss of shards; in steps: divided by how much the uninterrupted run's falls in a "
-        f"step, by a line through the {AROUND} before and after, where it does for certain. Steps to reach that: until "
-        "it is first at or below that of the uninterrupted run one step after. Rework: so many more than that one, and "
-        "the steps that were lost. Training losses of single batches scatter: a difference of a few steps may be "
-        "chance. Predicted: the excess in steps, by how far the blocks that went back had moved; at most: by theorem "
-        "3.2 and the perturbation, where it is known how the training converges."
+        f"Excess: training loss minus that of the uninterrupted run on the same batches, averaged over the {NEXT} "
+        "steps after a loss of shards. Excess in steps: divided by the uninterrupted run's decrease per step, fitted "
+        f"to the {AROUND} steps before and after, if that decrease is significant. Steps to reach that: until the "
+        "training loss is first at or below that of the uninterrupted run one step after the loss. Rework: the steps "
+        "beyond that one, plus the lost steps. Training losses of single batches scatter, so a difference of a few "
+        "steps may be chance. Predicted: the excess in steps, from how far the restored blocks had moved. At most: "
+        "from theorem 3.2 and the perturbation, if the convergence rate is known."
     )
-    return Table("What the losses cost", header, tuple(rows), note)
+    return Table("Cost of the losses", header, tuple(rows), note)
 
 
 def _curve(lines: Sequence[StepRow]) -> dict[int, float]:
-    """The loss of each step; that of the first twin, where there are several."""
+    """Returns the loss of each step, of the first twin if there are several."""
     found = per_twin(lines, "loss")
     return {} if found is None else {row.step: float(loss) for row, loss in zip(lines, found[0], strict=True)}
 
 
 def _fall(plain: dict[int, float], after: int) -> float | None:
-    """How much the loss falls in a step; None unless it does with a certainty of 97.5 %."""
+    """Returns the decrease of the loss per step; None unless it is significant at 97.5 %."""
     near = [(step, loss) for step, loss in plain.items() if abs(step - after) <= AROUND and math.isfinite(loss)]
     if len(near) < LEAST:
         return None
@@ -203,12 +205,12 @@ def _fall(plain: dict[int, float], after: int) -> float | None:
 
 
 def latest(lines: Sequence[StepRow]) -> OutlookRow | None:
-    """The last outlook on record that says what a loss costs; None if there is none."""
+    """Returns the last recorded outlook with a cost of a loss; None if there is none."""
     return next((row.outlook for row in reversed(lines) if row.outlook and _costs(row.outlook)), None)
 
 
 def outlook_table(lines: Sequence[StepRow]) -> Table | LeftOut:
-    """What a loss would cost at the last save."""
+    """Returns a table of the predicted cost of a loss at the last save."""
     found = latest(lines)
     if found is None:
         return LeftOut(COSTS, UNKNOWN)
@@ -219,31 +221,31 @@ def outlook_table(lines: Sequence[StepRow]) -> Table | LeftOut:
         for fraction, (steps, bound, perturbation) in sorted(_costs(found).items())
     )
     note = (
-        f"After {show(whole(found.step))} steps, just before a save. Repair: what is lost is given back alone, "
-        "any of the blocks; steps of the way that the parameters came since these were saved, exact where all move "
-        "evenly along a line. At most: theorem 3.2 (Qiao et al., ICML 2019), whatever the direction, and for the time "
-        "that suffices for an error; only where movements shrink from step to step as they do in linear convergence. "
+        f"After {show(whole(found.step))} steps, just before a save. Repair: only the lost blocks are restored; the "
+        "cost is the number of steps that moved the parameters this far since the blocks were saved, exact if all move "
+        "uniformly along a line. At most: theorem 3.2 (Qiao et al., ICML 2019), for any direction and the time to "
+        "reach an error; defined only if updates shrink from step to step as in linear convergence. "
     )
     if (c := _positive(found.c)) is not None:
         low, high = (show(_positive(one), digits=4) for one in [*(found.interval or ()), None, None][:2])
         far = show(_positive(found.distance))
         note += (
-            f"They do here, by c = {show(c, digits=4)} ({low} to {high}) a step, as if {far} were left to go: where "
-            "they shrink because the learning rate is lowered, c is that of the schedule, and what is left not the "
-            "distance to an optimum. "
+            f"Here they shrink by c = {show(c, digits=4)} ({low} to {high}) per step, as if {far} remained: if they "
+            "shrink because the learning rate decays, c reflects the schedule, and the remainder is not the distance "
+            "to an optimum. "
         )
     else:
-        note += "They do not here, or too few saves were made: no bound is told. "
+        note += "Here they do not, or too few saves were made, so there is no bound. "
     note += (
-        "Rollback: everything goes back to the last full checkpoint, had there been one after every checkpoint_every "
-        "steps; half of them on average."
+        "Rollback: the whole state returns to the last full checkpoint, assuming one every checkpoint_every steps; it "
+        "loses half of them on average."
     )
     header = ("lost", "repair: steps", "at most", "perturbation", "rollback: steps")
     return Table(COSTS, header, rows, note)
 
 
 def outlook_figure(lines: Sequence[StepRow]) -> Figure | LeftOut:
-    """Predicted cost at each save."""
+    """Returns the figure of the predicted cost at each save."""
     rows = [(row, row.outlook) for row in lines if row.outlook and _costs(row.outlook)]
     if not rows:
         return LeftOut(PREDICTED, UNKNOWN)
@@ -251,14 +253,15 @@ def outlook_figure(lines: Sequence[StepRow]) -> Figure | LeftOut:
     curves = {f"{name} lost": [_costs(one).get(part, (math.nan,))[0] for one in found] for name, part in LOST.items()}
     curves["rollback"] = [_positive(one.rollback) or math.nan for one in found]
     caption = (
-        "Steps that a loss would cost just before each save, if what is lost is given back alone; a rollback of "
-        "everything to a full checkpoint loses half of their interval, on average."
+        "Predicted cost in steps of a loss just before each save with partial recovery; a rollback to a full "
+        "checkpoint loses half of the interval on average."
     )
     return over_steps(PREDICTED, caption, "steps", [row for row, _ in rows], curves)
 
 
 def advice_table(manifest: RunManifest, summary: RunSummary, lines: Sequence[StepRow]) -> Table | LeftOut:
-    """Fraction and interval that waste least, for several kinds of failures, beside full checkpoints (Daly)."""
+    """Returns a table of the fraction and interval with the least waste for several failure modes, and of full
+    checkpoints (Daly)."""
     found, unknown = latest(lines), LeftOut(ADVICE, UNKNOWN)
     if found is None or (times := found.timings) is None or len(found.speeds) > MOST_PARTS:
         return unknown
@@ -278,7 +281,7 @@ def advice_table(manifest: RunManifest, summary: RunSummary, lines: Sequence[Ste
     rows = []
     for name, failure in FAILURES.items():
         interval = max(daly_interval(held + more, failure), written)
-        full = (held + more) / interval + (interval / 2 + written) / failure  # as of `advise`, but everything is lost
+        full = (held + more) / interval + (interval / 2 + written) / failure  # as in `advise`, but everything is lost
         for part, lost in LOST.items():
             best = advice(failure_every=failure, lost=lost)
             here = NOT_MEASURED
@@ -296,23 +299,22 @@ def advice_table(manifest: RunManifest, summary: RunSummary, lines: Sequence[Ste
         f"waste of this run{run}", "full checkpoint: minutes (Daly)", "its waste",
     )  # fmt: skip
     note = (
-        "Waste: of the time, for saves that hold up the training and steps that are lost; restarts are not counted. "
-        f"From what was measured: {show(seconds)} s a step, {show(held)} s held up by any save and "
-        f"{show(more)} s more by one of everything, {show(size / 1e6)} MB written at "
-        f"{show(bandwidth / 1e6)} MB/s. Assumed: blocks move as at the last save, those are saved that moved "
-        "most, any block may be lost, at any time, and a save is written before the next begins. Daly (2006), equation "
-        "37, with the time that a save of everything holds up, and at least the time that it is written in; after a "
-        "failure everything goes back to it."
+        "Waste: share of time spent blocked by saves and repeating lost steps; restarts are not counted. Measured: "
+        f"{show(seconds)} s per step, {show(held)} s blocked by any save and {show(more)} s more by a full one, "
+        f"{show(size / 1e6)} MB written at {show(bandwidth / 1e6)} MB/s. Assumed: blocks move as at the last save, the "
+        "blocks that moved most are saved, any block may be lost at any time, and a save completes before the next one "
+        "starts. Daly (2006), equation 37, with the time that a full save blocks, and at least its writing time; after "
+        "a failure the whole state returns to it."
     )
     if any(OR_MORE in row[2] for row in rows):
-        note += f" Or more: longer intervals may waste less, but the run has seen {show(outlook.step)} steps only."
+        note += f" Or more: longer intervals may waste less, but the run has only {show(outlook.step)} steps."
     if any(ALL in row for row in rows):
-        note += f" Waste of {ALL}: failures come, or saves are due, faster than what they cost is made up for."
+        note += f" Waste of {ALL}: failures occur, or saves are due, faster than their cost can be recovered."
     return Table(ADVICE, header, tuple(rows), note)
 
 
 def _costs(found: OutlookRow) -> dict[float, tuple[float, float | None, float | None]]:
-    """Steps, bound and perturbation by the fraction that is lost."""
+    """Returns steps, bound and perturbation by the lost fraction."""
     costs = {}
     for one in found.losses:
         fraction, steps = _positive(one.fraction), _positive(one.steps, 0)

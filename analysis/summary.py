@@ -1,6 +1,6 @@
-"""From the lines of a run record to its verdict and totals: the contents of `summary.json`.
+"""Computes verdict and totals, the contents of `summary.json`, from the lines of a run record.
 
-Numbers in brackets are those of the equations in Ma et al., "Understanding Silent Data Corruption in LLM Training"
+Numbers in parentheses are those of the equations in Ma et al., "Understanding Silent Data Corruption in LLM Training"
 (arXiv 2502.12340); `definitions` restates them.
 """
 
@@ -22,7 +22,7 @@ from .series import each, real, whole, worst
 from .statistics import frequency_upper_bound
 
 MOST_LAYERS = 10_000
-"""Layers of a table: no model has more."""
+"""Maximum layers of a table, more than any model has."""
 MARGINS = ("margin", "first_margin")
 PLACE = ("site", "layer", "twin", "data", "model")
 SUBMODULES = ("fwd/attn", "fwd/ffn", "bwd/attn", "bwd/ffn")
@@ -31,19 +31,18 @@ SUBMODULES = ("fwd/attn", "fwd/ffn", "bwd/attn", "bwd/ffn")
 def summarize(
     manifest: RunManifest, steps: Sequence[StepRow], mismatches: Sequence[MismatchRow], *, whole_run: bool = True
 ) -> RunSummary:
-    """Computes the summary of a run, finished or not.
+    """Computes the summary of a run, complete or not.
 
     Args:
         manifest: contents of `manifest.json`.
         steps: lines of `steps.jsonl`.
         mismatches: lines of `mismatches.jsonl`.
-        whole_run: the lines are those of the whole run, so that none may be missing; else those of some of its steps.
+        whole_run: whether the lines are those of the whole run, so that none may be missing, or of some of its steps.
 
     Returns:
-        Contents of `summary.json`. `verdict` is `corrupt` if anything mismatched anywhere, `clean` only if at least one
-        step was done, something was checked and nothing was injected unseen, else `inconclusive`; None for a training
-        run that neither compares nor checks anything. Frequencies are None where nothing was checked, severities where
-        none was measured.
+        Contents of `summary.json`. `verdict` is `corrupt` if anything mismatched, `clean` only if at least one step was
+        completed, something was checked and no injection was missed, otherwise `inconclusive`; None for a training run
+        without comparisons or checks. Frequencies are None if nothing was checked, severities if none was measured.
 
     Example:
         >>> from sdc.schema import RunManifest, SiteCounts, StepRow
@@ -91,11 +90,10 @@ def summarize(
 
 
 def summary_of(run: Contents) -> RunSummary:
-    """The summary of a run as read from its folder, finished or not.
+    """Returns the summary of a run read from its folder, complete or not.
 
-    The verdict is computed anew. What the run wrote itself can only make it graver, as does what a step showed although
-    it was run again, and twins whose final states differ. A verdict is never `clean` before its time: a run that has
-    not ended is `corrupt` already, or `inconclusive`.
+    The verdict is recomputed. The run's own summary can only make it more severe, as can findings of repeated steps and
+    twins whose final states differ. An incomplete run is never `clean`: it is already `corrupt`, or `inconclusive`.
     """
     stored, manifest = run.run_summary, run.run
     summary = summarize(manifest, run.steps, run.mismatches)
@@ -103,7 +101,7 @@ def summary_of(run: Contents) -> RunSummary:
     if run.discarded:
         again = summarize(manifest, run.again.steps, run.again.mismatches, whole_run=False)
         summary.simulated = summary.simulated or again.simulated
-        reason = f"in {len(run.discarded)} steps that were run again, {again.reason}; after that, {found.reason}"
+        reason = f"in {len(run.discarded)} repeated steps, {again.reason}; afterwards, {found.reason}"
         found = graver(found, Judgement(again.verdict, reason))
     if apart := final_states(manifest, stored.state_digest if stored else None, ended=run.ended):
         found = graver(found, apart)
@@ -111,15 +109,15 @@ def summary_of(run: Contents) -> RunSummary:
         for name in ("state_digest", "first_difference", "shadow"):
             setattr(summary, name, getattr(stored, name))
         if stored.steps is not None and stored.steps != len(run.steps):
-            found = graver(found, inconclusive(f"{len(run.steps)} of the {stored.steps} steps are on record"))
+            found = graver(found, inconclusive(f"{len(run.steps)} of the {stored.steps} steps are recorded"))
         said = str(stored.reason)
         if stored.verdict is Verdict.CORRUPT and found.verdict is not None:
             said = f"summary.json says corrupt ({said}), although the lines do not: {found.reason}"
         found = graver(found, Judgement(stored.verdict, said))
-    elif run.kind.name == "trace" and run.manifest.get("against"):  # it writes at its end what it found
-        found = inconclusive("the run has not ended")
+    elif run.kind.name == "trace" and run.manifest.get("against"):  # it writes its findings at its end
+        found = inconclusive("the run is incomplete")
     elif found.verdict is Verdict.CLEAN:
-        found = inconclusive(f"the run has not ended; so far: {found.reason}")
+        found = inconclusive(f"the run is incomplete; so far: {found.reason}")
     summary.verdict, summary.reason = found
     return summary
 
@@ -127,24 +125,24 @@ def summary_of(run: Contents) -> RunSummary:
 def contents_of(
     summary: schema.RunSummary | schema.CampaignSummary, stored: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """What `summary.json` says: what was computed, and what else the run wrote into it."""
+    """Returns the contents of `summary.json`: the computed fields, and the other fields that the run wrote into it."""
     keep = {"format", "schema", "version", "host", "lines", "state_digest", "first_difference", "shadow"}
     return {**(stored or {}), **{k: value for k, value in msgspec.to_builtins(summary).items() if k not in keep}}
 
 
 def _is_rehearsal(manifest: RunManifest) -> bool:
-    """Whether all twins ran on one processor, as simulated devices do: they share the hardware that could be wrong."""
+    """Returns whether all twins ran on one processor, as simulated devices do, and so share hardware."""
     environment = manifest.environment
     if manifest.kind != "twin" or isinstance(environment, str | None) or environment.platform != "cpu":
         return False
-    if not manifest.devices:  # of a record that does not name them
+    if not manifest.devices:  # the record does not list them
         return manifest.processes == 1
     machines = {device.machine or device.host for device in manifest.devices}
     return min(len(machines), manifest.hosts or len(machines)) == 1
 
 
 def _products(lines: Sequence[tuple[int, schema.ProductRow]]) -> schema.ProductTotals | None:
-    """Totals of checked products over the steps; None for a run that checked none."""
+    """Returns totals of checked products over the steps; None without checks."""
     if not lines:
         return None
 
@@ -177,7 +175,7 @@ def _products(lines: Sequence[tuple[int, schema.ProductRow]]) -> schema.ProductT
 
 
 def _site(rows: Sequence[schema.SiteCounts]) -> schema.SiteTotals:
-    """Totals of one site: frequency (2) over all microsteps, severity (4) as the largest of all steps."""
+    """Returns totals of one site: frequency (2) over all microsteps, severity (4) as the maximum over all steps."""
     total = _total(rows, COUNTS)
     checked, mismatched = total["checked"], total["mismatched"]
     return schema.SiteTotals(
@@ -189,7 +187,7 @@ def _site(rows: Sequence[schema.SiteCounts]) -> schema.SiteTotals:
 
 
 def _total(rows: Iterable[schema.Counts], names: Sequence[str] = COUNTS[:2]) -> dict[str, int]:
-    """Sums counts. A line with something else for a count is damaged: nothing of it counts, least of all as checked."""
+    """Sums counts. A line with an invalid count is damaged and does not contribute, in particular not as checked."""
     total = dict.fromkeys(names, 0)
     for row in rows:
         counts = {name: whole(0 if (value := getattr(row, name)) is None else value) for name in names}
@@ -204,7 +202,7 @@ def _layers(
     mismatches: Sequence[MismatchRow],
     sites: Mapping[str, schema.SiteTotals],
 ) -> dict[str, schema.LayerTotals]:
-    """Per-layer frequency (1) and severity (3); every layer has the same number of checked elements."""
+    """Returns frequency (1) and severity (3) per layer; every layer has the same number of checked elements."""
     recorded = {row.step for row in steps}  # a crash can leave mismatches of a step that has no line
     rows = [(layer, row) for row in mismatches if row.step in recorded and (layer := whole(row.layer)) is not None]
     layers = min(max([manifest.layers or 0, *(layer + 1 for layer, _ in rows)]), MOST_LAYERS)

@@ -14,21 +14,21 @@ from .statistics import bootstrap_interval, frequency_upper_bound
 from .summary import MARGINS, PLACE, SUBMODULES
 
 FREQUENCIES, ELEMENTS = "Mismatch frequency and severity by submodule", "Elements by submodule"
-CHECKED, UNCHECKED = "Checked matrix products", "Products that were not checked"
+CHECKED, UNCHECKED = "Checked matrix products", "Unchecked products"
 FLAGGED, RANKS = "Flagged rows by product, layer and rank", "Mismatches by rank"
 FIRST, TRAINING = "First mismatches", "Training"
 BRIEF = (FREQUENCIES, ELEMENTS, CHECKED, UNCHECKED)
-"""What a terminal shows."""
+"""Tables that a terminal shows."""
 NOTHING = "no submodule was compared (that needs --sync compute)"
 UNSEEN = "no mismatch at a submodule was recorded"
 RESTS_ON = (
-    "Intervals are of the block bootstrap over steps, which allows for bursts; with too few bursts there is none. "
-    "Below: what a run without a mismatch says if elements fail independently. With bursts it says less."
+    "Intervals are from a block bootstrap over steps, which allows for bursts; with too few bursts there is none. "
+    "Below: the upper bound from a run without a mismatch if elements fail independently; with bursts it is weaker."
 )
 
 
 def submodules(summary: RunSummary, steps: Sequence[StepRow]) -> Table | LeftOut:
-    """Measured frequency and severity of each site, beside the published values where the run simulates a node."""
+    """Returns the measured frequency and severity of each site, with published values if the run simulates a node."""
     if not any(site.checked for site in summary.sites.values()):
         return LeftOut(FREQUENCIES, NOTHING)
     published, expected = summary.published or {}, summary.expected or {}
@@ -45,18 +45,18 @@ def submodules(summary: RunSummary, steps: Sequence[StepRow]) -> Table | LeftOut
         rows.append((name, show(site.frequency), interval, *likely, *frequency, show(site.severity), *severity))
     note = RESTS_ON
     if expected:
-        note += " Expected here: the published mean, shaped in time as the node's bursts are, over the planned steps."
+        note += " Expected here: the published mean over the planned steps, with the node's bursts."
     if published:
         note += (
             " Published: mean frequency, and largest severity of 4,500 steps, of that node in the study. Severities "
-            "have a heavy tail, so that a run of fewer steps meets milder ones; and severe steps hit few elements, so "
-            "that frequencies of a short run scatter more than their counts would let expect."
+            "have a heavy tail, so a run of fewer steps has milder ones; and severe steps hit few elements, so "
+            "frequencies of a short run scatter more than their counts suggest."
         )
     return Table(FREQUENCIES, (*header, "severity (4)", *beside), tuple(rows), note)
 
 
 def counts(summary: RunSummary) -> Table | LeftOut:
-    """Element counts behind the frequencies, and the injected ones, which are the ground truth of a simulation."""
+    """Returns the element counts behind the frequencies, and the injected ones, the ground truth of a simulation."""
     sites = summary.sites
     if not any(site.checked or site.injected for site in sites.values()):
         return LeftOut(ELEMENTS, NOTHING)
@@ -71,13 +71,13 @@ def counts(summary: RunSummary) -> Table | LeftOut:
     note = ""
     if summary.simulated and any(site.checked for site in sites.values()):
         differ = [name for name, site in sites.items() if site.checked and site.mismatched != site.injected]
-        note = f"Mismatched differs from injected at {', '.join(differ)}: the check or the injection is at fault."
-        note = note if differ else "Mismatched equals injected at every site that was compared."
+        note = f"Mismatched differs from injected at {', '.join(differ)}: the check or the injection is wrong."
+        note = note if differ else "Mismatched equals injected at every compared site."
     return Table(ELEMENTS, ("site", *(name.replace("_", " ") for name in COUNTS)), tuple(rows), note)
 
 
 def whole_step(summary: RunSummary, steps: Sequence[StepRow]) -> Table | LeftOut:
-    """Bitwise comparison of gradients, and of parameters with the optimizer state."""
+    """Returns the bitwise comparison of gradients, and of parameters with the optimizer state."""
     rows, free = [], summary.sync == "none"
     for part, name in COMPARED.items():
         total = getattr(summary, part)
@@ -87,19 +87,19 @@ def whole_step(summary: RunSummary, steps: Sequence[StepRow]) -> Table | LeftOut
             share = show(total.mismatched / total.checked)
             rows.append((name, show(total.checked), show(total.mismatched), share, interval))
     persists = (
-        " Without synchronization a difference persists and is counted again at every step, so that there is no "
+        " Without synchronization a difference persists and is counted again at every step, so there is no "
         "interval either."
     )
     title, header = "Whole-step comparison", ("compared", "checked", "mismatched", "frequency", "95 % interval")
     note = f"Elements summed over steps. {RESTS_ON}{persists * free}"
-    return filled(Table(title, header, tuple(rows), note), "no gradient and no parameter was compared")
+    return filled(Table(title, header, tuple(rows), note), "no gradients or parameters were compared")
 
 
 def training(summary: RunSummary) -> Table | LeftOut:
-    """Scalars of the training run."""
+    """Returns the scalars of the training run."""
     loss = summary.final_loss
     names = [f"last loss, twin {twin}" for twin in range(len(loss))] if len(loss) > 1 else ["last loss"]
-    # Twins can differ in the last bits: nine digits tell two float32 numbers apart.
+    # Twins can differ in the last bits: nine digits distinguish two float32 numbers.
     rows = [(name, show(value, digits=9)) for name, value in zip(names, loss, strict=False)]
     scalars = {
         "worst-case noise-to-signal (5)": summary.worst_noise_to_signal,
@@ -107,11 +107,11 @@ def training(summary: RunSummary) -> Table | LeftOut:
         "seconds per step, median": summary.seconds_per_step,
     }
     rows += [(name, show(value)) for name, value in scalars.items() if value is not None]
-    return filled(Table(TRAINING, ("quantity", "value"), tuple(rows)), "no step was done")
+    return filled(Table(TRAINING, ("quantity", "value"), tuple(rows)), "no step was completed")
 
 
 def ranks(mismatches: Sequence[MismatchRow]) -> Table | LeftOut:
-    """Mismatches by device: where on the mesh the corruption sits."""
+    """Returns mismatches by device, which locate the corruption on the mesh."""
     found: dict[tuple[str, str, str], list[tuple[str, RankRow]]] = defaultdict(list)
     for row in mismatches:
         for rank in row.ranks:
@@ -131,7 +131,7 @@ def ranks(mismatches: Sequence[MismatchRow]) -> Table | LeftOut:
 
 
 def first_mismatches(mismatches: Sequence[MismatchRow], limit: int = 10) -> Table | LeftOut:
-    """The first lines of `mismatches.jsonl` in which something mismatched."""
+    """Returns the first lines of `mismatches.jsonl` with a mismatch."""
     hits = [row for row in mismatches if whole(row.mismatched)]
     names = ("step", "microstep", "layer", "mismatched", "injected", "severity", "relative_max")
     order = {site: place for place, site in enumerate(SUBMODULES)}
@@ -143,7 +143,7 @@ def first_mismatches(mismatches: Sequence[MismatchRow], limit: int = 10) -> Tabl
 
 
 def products(found: ProductTotals | None) -> list[Table | LeftOut]:
-    """Rows of products that were checked, products that could not be, and the layers and ranks that were flagged."""
+    """Returns checked rows of products, products that could not be checked, and flagged layers and ranks."""
     found = found or ProductTotals()
     margins = ("worst margin", "first tier's")
     checked = [
@@ -154,26 +154,27 @@ def products(found: ProductTotals | None) -> list[Table | LeftOut]:
     flagged = [(str(place.site), *(show(getattr(place, key)) for key in keys)) for place in found.places[:20]]
     more = len(found.places) - len(flagged)
     note = (
-        "Rows. Examined: passed on by the first tier. Confirmed: flagged, and right when computed again. Nonfinite: "
-        "rows of inputs that are not finite, of which nothing can be said. Margin: largest |r| / bound in the tier "
-        "that decides; above 1 is a flag, 0 means that no row came so far. The first tier decides nothing: rows above "
+        "Numbers of rows. Examined: passed on by the first tier. Confirmed: flagged, and correct when recomputed. "
+        "Nonfinite: rows with non-finite inputs, which cannot be checked. Margin: largest |r| / bound in the deciding "
+        "tier; above 1 is a flag, 0 means that no row reached it. The first tier does not decide: rows above "
         "1 are examined."
     )
     share = (
-        f"Checked: {show(found.coverage)} of the work of the products that were asked for. Products of unknown work "
-        "count as all of it."
+        f"Checked: {show(found.coverage)} of the work of the selected products. Products of unknown work count as all "
+        "of it."
     )
-    rest = f"The most often flagged; {more:,} more are in steps.jsonl." if more else ""
+    rest = f"The most often flagged rows; {more:,} more are in steps.jsonl." if more else ""
     header = ("product", "line", "reason", "share of the step")
     return [
-        filled(Table(CHECKED, ("product", *PRODUCTS, *margins), tuple(checked), note), "no step was done"),
+        filled(Table(CHECKED, ("product", *PRODUCTS, *margins), tuple(checked), note), "no step was completed"),
         filled(Table(UNCHECKED, header, tuple(unchecked), share), "every product was checked"),
         filled(Table(FLAGGED, ("product", *keys), tuple(flagged), rest), "no row was flagged"),
     ]
 
 
 def aggregation(steps: Sequence[StepRow], summary: RunSummary) -> list[Table]:
-    """What methods of aggregation (`sdc train --aggregate`) did over the run; what each says of a step is its own."""
+    """Returns tables of the aggregation methods (`sdc train --aggregate`) over the run, each with its own
+    quantities."""
     tables, quantity = [], ("quantity", "value")
     if (divergence := per_method(steps, "divergence")) is not None:
         found = [value for value in divergence if not np.isnan(value)]
@@ -193,16 +194,16 @@ def aggregation(steps: Sequence[StepRow], summary: RunSummary) -> list[Table]:
             for rank, each in enumerate(counts.T)
         ]
         skipped = int((counts.sum(axis=1) == 0).sum())
-        note = f"{skipped} steps were left out: no rank completed anything." if skipped else ""
+        note = f"{skipped} steps are omitted, since no rank completed a micro-batch." if skipped else ""
         header = ("rank", "mean", "least", "most")
-        tables.append(Table("Completed micro-batches a step", header, tuple(rows), note))
+        tables.append(Table("Completed micro-batches per step", header, tuple(rows), note))
     if per_method(steps, "gradient_loss") is not None:
         names = {
             "gradient_loss": "packets of gradients lost, share",
             "parameter_loss": "packets of parameters lost, share",
-            "unreduced": "packets of which nothing arrived",
+            "unreduced": "packets of which no copy arrived",
             "owner_drift": "drift of copies from their owners, mean square",
-            "pair_drift": "drift between copies, mean square",  # with two workers there is but one copy, and none
+            "pair_drift": "drift between copies, mean square",  # with two workers there is only one copy, and none
         }
         means = {name: np.asarray(per_method(steps, key) or [np.nan]) for key, name in names.items()}
         cells = [(name, show(float(np.nanmean(each)))) for name, each in means.items() if np.isfinite(each).any()]
@@ -218,7 +219,8 @@ def aggregation(steps: Sequence[StepRow], summary: RunSummary) -> list[Table]:
 
 
 def _interval(counts: Sequence[Counts], total: Counts) -> str:
-    """The interval of a frequency, from the counts of each step and their total, or why there is none."""
+    """Returns the interval of a frequency, from the counts of each step and their total, or the reason for its
+    absence."""
     if not total.checked:
         return NOT_MEASURED
     if not total.mismatched:

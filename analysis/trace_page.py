@@ -1,4 +1,4 @@
-"""A comparison of two traces: verdict, place, how to narrow it down, and how the difference spreads from there."""
+"""A comparison of two traces: verdict, place, how to narrow it down, and the spread of the difference."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ from .report import Action, Definition, Drawing, Facts, Figure, Headline, LeftOu
 from .run_page import LABELS, SIMULATED
 
 DEFINITIONS = (
-    Definition("Digest", "64 bits", "Of every selected value at every step; equal values have equal digests."),
+    Definition("Digest", "64 bits", "Digest of every selected value at every step; equal values have equal digests."),
     Definition(
         "First difference",
         "in program order",
@@ -33,26 +33,26 @@ class TraceComparison(msgspec.Struct, kw_only=True):
 
     verdict: Verdict
     reason: str
-    runs: list[str]  # folders of the two
+    runs: list[str]  # folders of both traces
     hosts: list[str]
     simulated: bool  # whether faults were simulated in one of them
-    where: str | None  # selector of the values
-    steps: int  # compared
+    where: str | None  # selector of the traced values
+    steps: int  # number of compared steps
     sites: int
-    first: DifferencePlace | None = None  # where they part
+    first: DifferencePlace | None = None  # the first difference
 
 
 class PartedTraces(TraceComparison, kw_only=True):
-    """A comparison of two traces that part."""
+    """A comparison of two traces that differ."""
 
     first: DifferencePlace
-    agreeing: int  # digests before that
-    before: list[OperationPlace]  # the last of them
-    narrow: str | None  # selector with which to trace again, to find the operation inside a guilty scope
+    agreeing: int  # number of equal digests before the difference
+    before: list[OperationPlace]  # the last equal values before it
+    narrow: str | None  # selector for another trace, to find the operation inside the affected scope
 
 
 def describe_difference(a: Trace, b: Trace, found: TraceDifference) -> TraceComparison:
-    """What a comparison of two traces says; a `PartedTraces` where they differ."""
+    """Describes a comparison of two traces, as a `PartedTraces` if they differ."""
     first, manifests = found.first, (_manifest(a), _manifest(b))
     digests = sum(math.prod(shape[:-1]) for shape in a.shapes)
     steps = f"{len(found.steps):,} steps" if len(found.steps) > 1 else f"step {found.steps[0]}"
@@ -72,10 +72,10 @@ def describe_difference(a: Trace, b: Trace, found: TraceDifference) -> TraceComp
         return result
     try:
         guilty = guilty_scope(as_selector(str(result.where)), first)
-    except ValueError:  # a selector made in Python, of a trace of somebody's own step
+    except ValueError:  # a selector made in Python, for a trace of a user's own step
         guilty = None
     known = msgspec.structs.asdict(result)
-    known.update(verdict=Verdict.CORRUPT, reason=f"the traces part at step {found.step}: {first}")
+    known.update(verdict=Verdict.CORRUPT, reason=f"the traces first differ at step {found.step}: {first}")
     known.update(first=first.describe(found.step))
     return PartedTraces(
         **known,
@@ -97,27 +97,27 @@ def write_difference(folder: str | PathLike[str], a: Trace, b: Trace, found: Tra
     """Writes `diff.html` and `diff.md`, the report of a comparison of two traces.
 
     Args:
-        folder: where to write them; it is made if it is not there.
+        folder: where to write them; it is created if missing.
         a: one trace.
         b: the other.
-        found: what `sdc.twins.diff` returned.
+        found: the result of `sdc.twins.diff`.
 
     Returns:
         Path of the HTML page.
 
     Raises:
-        RecordError: they cannot be written, or a trace is damaged.
+        RecordError: the report cannot be written, or a trace is damaged.
     """
     return report.write_page(difference_page(a, b, found, describe_difference(a, b, found)), Path(folder) / "diff.html")
 
 
 def difference_page(a: Trace, b: Trace, found: TraceDifference, told: TraceComparison) -> Report:
-    """The page of a comparison of two traces, made of what `describe_difference` says of it."""
+    """Makes the page of a comparison of two traces from the result of `describe_difference`."""
     mark, before = SIMULATED if told.simulated else "", None
     if isinstance(told, PartedTraces):
         rows = [(one.site, ", ".join(map(str, one.iteration)) or "–", one.source) for one in told.before]
         note = f"The last of {told.agreeing:,} digests that agree before the first difference."
-        before = Table("What agrees before it", ("value", "iteration", "source"), tuple(rows), note)
+        before = Table("Equal values before it", ("value", "iteration", "source"), tuple(rows), note)
     return report.record_page(
         command=["sdc", "diff", *told.runs],
         mark=mark,
@@ -126,7 +126,7 @@ def difference_page(a: Trace, b: Trace, found: TraceDifference, told: TraceCompa
         verdict=told.verdict,
         label=LABELS[told.verdict] + (f" ({mark})" if mark else ""),
         headline=_headline(told),
-        simulated="at least one of the runs was corrupted on purpose, on sound hardware" if mark else "",
+        simulated="at least one of the runs was deliberately corrupted on healthy hardware" if mark else "",
         faults=[fault for trace in (a, b) for fault in _suspect(_manifest(trace)).faults],
         facts=[
             ("first trace", told.runs[0]), ("second trace", told.runs[1]), ("steps compared", told.steps),
@@ -142,7 +142,7 @@ def difference_page(a: Trace, b: Trace, found: TraceDifference, told: TraceCompa
 
 
 def _place(told: PartedTraces) -> tuple[tuple[str, str], ...]:
-    """The first difference, for a terminal."""
+    """Returns the first difference, for a terminal."""
     first = told.first
     iteration = ", ".join(map(str, first.iteration)) + (" (outermost loop first)" if first.iteration else "")
     devices = "; ".join(" ".join(f"{axis}={number}" for axis, number in device.items()) for device in first.devices)
@@ -154,31 +154,31 @@ def _place(told: PartedTraces) -> tuple[tuple[str, str], ...]:
 
 
 def _headline(told: TraceComparison) -> Headline:
-    real = "simulated: a fault was made on purpose" if told.simulated else "real: nothing was injected"
+    real = "simulated: a fault was injected deliberately" if told.simulated else "real: nothing was injected"
     if not isinstance(told, PartedTraces):
         nothing = "none: every digest agrees"
-        keep = Action("Nothing to mend", "Up to here both machines computed the same. Trace more steps to know more.")
-        return Headline(told.reason, nothing, nothing, "at no step that both have", real, (keep,))
+        keep = Action("No action", "Both hosts computed the same up to this step. Trace more steps for more evidence.")
+        return Headline(told.reason, nothing, nothing, "at none of the common steps", real, (keep,))
     found = of_place(told.first)
     places = [
         f"{Path(run).name} (host {host})" if host else Path(run).name
         for run, host in zip(told.runs, told.hosts, strict=True)
     ]
-    device = f"{found.device}, in {' or in '.join(places)}: of two traces the comparison cannot say which is wrong"
+    device = f"{found.device}, in {' or in '.join(places)}: either of the two traces may be wrong"
     actions = [
-        Action("Trace again on a third machine", "Of two traces one is wrong; sdc diff with a third tells which."),
+        Action("Trace again on a third host", "Either trace may be wrong; sdc diff with a third shows which."),
         Action("Reproduce it", "Trace the suspect again: a difference at the same place is persistent."),
     ]
     if told.narrow:
         actions.insert(0, Action("Narrow it down", f"Trace both again with --where '{told.narrow}'."))
     if told.simulated:
-        actions = [Action("Nothing to mend: the detection works", "The fault was made on purpose, and it was found.")]
+        actions = [Action("No action: detection works", "The fault was deliberate and was detected.")]
     return dataclasses.replace(found, device=device, real=real, actions=tuple(actions))
 
 
 def _spread(a: Trace, b: Trace, found: TraceDifference) -> Figure | LeftOut:
-    """Share of the digests of each value that differ at the step where the traces part, in program order."""
-    title = "How it spreads within the step"
+    """Draws the share of the digests of each value that differ at the first differing step, in program order."""
+    title = "Spread of the difference within the step"
     if found.step is None or found.first is None:
         return LeftOut(title, "no digest differs")
     ours, theirs = a[found.step], b[found.step]
@@ -197,5 +197,5 @@ def _spread(a: Trace, b: Trace, found: TraceDifference) -> Figure | LeftOut:
         report.whole_numbers(axes.xaxis)
         drawing.legend()
 
-    caption = f"Step {found.step}: of each value, the share of its digests (iterations, devices) that differ."
+    caption = f"Step {found.step}: share of the digests (iterations, devices) of each value that differ."
     return Figure(title, caption, draw)

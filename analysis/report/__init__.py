@@ -1,4 +1,4 @@
-"""Reports: what a page or a terminal shows, and the renderers, which know nothing else.
+"""Reports for pages and terminals, and their renderers, which depend on nothing else.
 
 sections   a report, its sections and their parts: tables, figures, texts
 page       the page of one record: headline, answers, actions, figures, tables, settings, definitions; the findings

@@ -1,7 +1,7 @@
-"""The canvas of every figure: SVG with selectable text, one look, and a mark where faults are simulated.
+"""The canvas of every figure: SVG with selectable text, one style, and a mark if faults are simulated.
 
-A figure takes its colours from the page that it stands in, so that one drawing is legible on light and on dark paper;
-by itself it is one for light paper.
+A figure takes its colours from its page, so one drawing is legible in light and dark mode; on its own it is for light
+mode.
 """
 
 import io
@@ -26,16 +26,17 @@ INK, GRID, PAPER, ZERO, MARK, FULL = "#18212b", "#e3e6ea", "#fefefe", "#eceef0",
 HEAT = (
     "#c9def2", "#b6d3ed", "#a3c7e8", "#90bbe2", "#7eb0db", "#2f6fb0", "#24609f", "#1b4f8a", "#123e72", "#0a2d59"
 )  # fmt: skip
-"""Colours of a heat map from little to much; text on the upper half is of the colour of paper, else of ink."""
+"""Colours of a heat map from low to high; text is in the paper colour on the upper half, otherwise in the ink
+colour."""
 VARIABLES = {
     **{colour: f"h{place}" for place, colour in enumerate(HEAT)},
     **{colour: f"c{place}" for place, colour in enumerate(COLOURS, start=1)},
     INK: "ink", GRID: "grid", PAPER: "paper", ZERO: "zero", MARK: "mark", FULL: "full",
 }  # fmt: skip
-"""The page's variable for each colour; colours that are not here are the same on any paper."""
+"""The page's variable for each colour; other colours are the same in both modes."""
 STYLE = {
-    "svg.fonttype": "none",  # text stays text: it can be searched, copied and read aloud
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+    "svg.fonttype": "none",  # keep text as text, which can be searched, copied and read aloud
+    "text.parse_math": False,  # do not interpret a dollar sign in a name
     "font.size": 10.0,
     "axes.titlesize": 10.0,
     "legend.fontsize": 9.5,
@@ -55,7 +56,7 @@ WIDTH = 5.4
 
 
 class Drawing:
-    """A figure under way."""
+    """A figure under construction."""
 
     def __init__(self, height: float, mark: str) -> None:
         from matplotlib.figure import Figure as Canvas
@@ -66,11 +67,11 @@ class Drawing:
 
     @property
     def axes(self) -> "Axes":
-        """The only axes."""
+        """Returns the only axes of the figure."""
         return self.figure.axes[0] if self.figure.axes else self.figure.subplots()
 
     def legend(self) -> None:
-        """Names the lines above the drawing, which grows by as much as they need."""
+        """Adds a legend above the drawing, which grows accordingly."""
         handles, labels = self.axes.get_legend_handles_labels()
         columns = max(1, min(len(labels), int(70 / (max(map(len, labels), default=0) + 6))))
         self.figure.set_figheight(self.figure.get_figheight() + 0.2 * math.ceil(len(labels) / columns))
@@ -79,7 +80,7 @@ class Drawing:
         )
 
     def to_svg(self) -> str:
-        """The figure as SVG, without what matplotlib writes before and about it."""
+        """Returns the figure as SVG, without matplotlib's preamble and metadata."""
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -94,9 +95,9 @@ class Drawing:
 
 
 def svg(figure: Figure, name: str) -> str:
-    """A figure as an `<svg>` element with the colours of the page and with ids that begin with a name.
+    """Renders a figure as an `<svg>` element with the colours of the page and with ids that begin with `name`.
 
-    It is drawn under matplotlib's defaults, whatever the user's settings are.
+    Uses matplotlib's defaults regardless of the user's settings.
     """
     import matplotlib.style
     from markupsafe import escape
@@ -112,14 +113,14 @@ def svg(figure: Figure, name: str) -> str:
 
     text = re.sub(r"((?:fill|stroke): )(#[0-9a-f]{6})", paint, text)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text).strip()
-    title, described = f"{name}-title", f"{name}-desc"  # its name for those who cannot see it
+    title, described = f"{name}-title", f"{name}-desc"  # its accessible name
     texts = f'<title id="{title}">{escape(figure.title)}</title><desc id="{described}">{escape(figure.caption)}</desc>'
     opened = text.replace("<svg ", f'<svg role="img" aria-labelledby="{title} {described}" ', 1)
     return re.sub(r"^(<svg [^>]*>)", lambda tag: tag[1] + texts, opened, count=1)
 
 
 def line_figure(chart: Chart) -> Figure | LeftOut:
-    """The figure of a chart."""
+    """Makes the figure of a chart."""
     xs = [np.asarray(line.x, np.float64) for line in chart.lines]
     ys = [np.asarray(line.y, np.float64) for line in chart.lines]
     drawable = [np.isfinite(y) & ((y > 0) | ("y" not in chart.log)) for y in ys]
@@ -131,7 +132,7 @@ def line_figure(chart: Chart) -> Figure | LeftOut:
         for place, (line, x, y, shown) in enumerate(zip(chart.lines, xs, ys, drawable, strict=True)):
             if not shown.any():
                 continue
-            few = shown.sum() <= 40 and not line.dashed  # then a marker shows where the points are, even beside gaps
+            few = shown.sum() <= 40 and not line.dashed  # then a marker shows each point, even next to gaps
             colour = COLOURS[(place if line.colour is None else line.colour) % 6]
             if len(line.error):
                 reach = np.asarray(line.error, np.float64)[shown]
@@ -146,7 +147,7 @@ def line_figure(chart: Chart) -> Figure | LeftOut:
         if chart.x == "step":
             every = np.concatenate(xs)
             margin = max(0.5, 0.02 * (every.max() - every.min()))
-            axes.set_xlim(every.min() - margin, every.max() + margin)  # steps without a point too
+            axes.set_xlim(every.min() - margin, every.max() + margin)  # include steps without a point
             whole_numbers(axes.xaxis)
         for which in chart.log:
             powers(axes, which)
@@ -157,7 +158,7 @@ def line_figure(chart: Chart) -> Figure | LeftOut:
 
 
 def thin(x: Points, y: Points, limit: int = 2000) -> tuple[Points, Points]:
-    """Fewer points for a long line: of each run of neighbours the smallest and the largest stay, so spikes stay too."""
+    """Thins a long line: keeps the minimum and maximum of each run of neighbours, and therefore spikes."""
     if len(x) <= limit:
         return x, y
     keep = []
@@ -168,7 +169,7 @@ def thin(x: Points, y: Points, limit: int = 2000) -> tuple[Points, Points]:
 
 
 def whole_numbers(axis: "Axis") -> None:
-    """Ticks of what has no fractions, such as steps."""
+    """Sets integer ticks, such as for steps."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis.set_major_locator(MaxNLocator(nbins="auto", integer=True, min_n_ticks=1))
@@ -176,7 +177,7 @@ def whole_numbers(axis: "Axis") -> None:
 
 
 def powers(axes: "Axes", which: str) -> None:
-    """Makes an axis (`x` or `y`) logarithmic, with labels in plain text."""
+    """Makes an axis (`x` or `y`) logarithmic, with plain-text labels."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis = axes.xaxis if which == "x" else axes.yaxis
@@ -189,7 +190,7 @@ def powers(axes: "Axes", which: str) -> None:
 
 
 def power(value: float) -> str:
-    """A number on a logarithmic axis: `0.01`, `10⁻⁷`, `2e-07`."""
+    """Formats a number on a logarithmic axis: `0.01`, `10⁻⁷`, `2e-07`."""
     text = f"{value:.0e}"
     if 1e-3 <= value < 1e5 or not text.startswith("1e") or not math.isclose(value, float(text)):
         return f"{value:g}"
@@ -197,5 +198,5 @@ def power(value: float) -> str:
 
 
 def short(name: str, limit: int = 24) -> str:
-    """A name that leaves room for the drawing."""
+    """Shortens a name to leave room for the drawing."""
     return name if len(name) <= limit else f"{name[: limit - 1]}…"

@@ -1,5 +1,5 @@
-"""The page of one record, in the order of what a reader asks: what happened, which device, what now, how sure; and the
-findings of a study as data, with their page."""
+"""The page of one record, in the order of a reader's questions: what happened, which device, what to do, how certain;
+and the findings of a study as data, with their page."""
 
 import dataclasses
 import shlex
@@ -31,8 +31,8 @@ from .sections import (
 )
 
 REPRODUCE = (
-    "Give this again, with another run folder (--run) where it takes one, on a machine with the same environment; the "
-    "digests of program and data tell whether it is the same run."
+    "Run this command again, with another run folder (--run) if it takes one, on a machine with the same environment; "
+    "equal digests of program and data confirm that it is the same run."
 )
 
 PAGE = "report.html"
@@ -42,20 +42,20 @@ SOURCES = {
     "dropcompute": "Giladi et al., DropCompute (NeurIPS 2023, arXiv:2306.10598).",
     "lossy": "Weintraub, Banner, Orda, Distributed Training under Packet Loss (2025).",
     "scar": "Qiao, Aragam, Zhang, Xing, Fault Tolerance in Iterative-Convergent Machine Learning (ICML 2019).",
-    "shadow": "Ma et al. 2025 (arXiv:2502.12340), section 7.2, where a shadow replica is proposed.",
+    "shadow": "Ma et al. 2025 (arXiv:2502.12340), section 7.2, which proposes a shadow replica.",
     "nodes": "Ma et al., Understanding Silent Data Corruption in LLM Training (2025, arXiv:2502.12340).",
 }
 
 
 class Action(NamedTuple):
-    """Something to do, in a few words, and how and why."""
+    """A next action in a few words, with its method and reason."""
 
     what: str
     how: str
 
 
 class Definition(NamedTuple):
-    """A quantity, its formula, what to know about it, and the number of its equation in the study."""
+    """A quantity, its formula, an explanation, and the number of its equation in the study."""
 
     name: str
     formula: str
@@ -65,7 +65,7 @@ class Definition(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Headline:
-    """The first screen in words: what happened, and what a reader asks first."""
+    """The text of the first screen: the finding, and answers to a reader's first questions."""
 
     sentence: str
     device: str
@@ -73,15 +73,15 @@ class Headline:
     since: str
     real: str = ""
     actions: tuple[Action, ...] = ()
-    # What advice rests on where something is wrong.
+    # The basis of advice after a finding.
     course: str | None = None
     first: int | None = None  # step
-    named: str = ""  # what hardware
+    named: str = ""  # affected hardware
     hits: tuple[int, ...] = ()  # steps
 
     @property
     def answers(self) -> tuple[tuple[str, str], ...]:
-        """The five questions with their answers."""
+        """Returns the five questions with their answers."""
         return (
             ("Which device", self.device),
             ("Which operation", self.operation),
@@ -111,11 +111,11 @@ def record_page(
     notes: Iterable[str] = (),
     brief: Iterable[Part] = (),
 ) -> Report:
-    """Puts the page of a record together.
+    """Assembles the page of a record.
 
-    Facts and settings without a value and tables without a row are left out; the first figure that can be drawn leads.
-    `mark`, which is what is simulated, stands before the caption of every table and figure; `brief` is what a terminal
-    shows.
+    Facts and settings without a value and tables without rows are omitted; the first figure that can be drawn comes
+    first. `mark` names what is simulated and precedes the caption of every table and figure; `brief` is the terminal
+    output.
     """
     found, figures = list(measured), list(drawn)
     pictures = [marked(part, mark) for part in figures if isinstance(part, Figure)]
@@ -147,12 +147,12 @@ def record_page(
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """Something that the paper says, and whether it was seen here.
+    """A claim of the paper, and whether it was reproduced here.
 
     Attributes:
         claim: one sentence.
-        holds: whether it was seen.
-        seen: the figures.
+        holds: whether it was reproduced.
+        seen: the measured figures.
     """
 
     claim: str
@@ -165,7 +165,7 @@ Finding: TypeAlias = Table | Chart | Check
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """All that a study has to say."""
+    """All findings of a study."""
 
     grids: tuple[Table, ...] = ()
     charts: tuple[Chart, ...] = ()
@@ -173,7 +173,7 @@ class Findings:
 
     @classmethod
     def of(cls, parts: Iterable[Finding]) -> "Findings":
-        """Sorts what a study yields."""
+        """Sorts the parts that a study yields."""
         found: dict[type, list[Any]] = {Table: [], Chart: [], Check: []}
         for part in parts:
             found[type(part)].append(part)
@@ -189,35 +189,35 @@ class Conclusion:
 
     record: Contents
     summary: Ending
-    fields: dict[str, Any]  # of `summary.json`, those of one's own included
+    fields: dict[str, Any]  # of `summary.json`, including custom ones
     report: Report
 
     @property
     def verdict(self) -> Verdict | None:
-        """The verdict; None where nothing is compared."""
+        """The verdict; None if nothing is compared."""
         return self.summary.verdict
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is to come: the summary is on record, or of all that was planned."""
+        """Whether the record is complete: the summary is recorded, or covers all that was planned."""
         summary = self.summary
         planned = isinstance(summary, CampaignSummary | StudySummary) and bool(summary.complete)
         return self.record.ended or planned
 
     @property
     def contents(self) -> dict[str, Any]:
-        """What `conclude` returns."""
+        """Returns the result of `conclude`."""
         path = Path(self.record.path)
         return {**self.fields, "sentence": self.entry("").sentence, "run": str(path), "report": str(path / PAGE)}
 
     def entry(self, name: str) -> "IndexEntry":
-        """What is said of it among others."""
+        """Returns its entry in an index."""
         banner = self.report.banner
         return IndexEntry(name, self.verdict, banner.label if banner else "", banner.sentence if banner else "")
 
 
 class IndexEntry(msgspec.Struct, frozen=True):
-    """A run among others, in the index or beside them."""
+    """A run in an index or a comparison."""
 
     run: str
     verdict: Verdict | None
@@ -234,18 +234,18 @@ class StudyFindings(StudySummary, kw_only=True):
 
 
 def summarize_findings(study: str, findings: Findings) -> StudyFindings:
-    """Contents of `summary.json`."""
+    """Returns the contents of `summary.json`."""
     return StudyFindings(study=study, grids=findings.grids, charts=findings.charts, checks=findings.checks)
 
 
 def study_page(record: Contents, findings: StudyFindings) -> Report:
-    """The page of a study, ended or not."""
+    """Makes the page of a study, complete or not."""
     study, manifest, checks = str(findings.study), record.study, findings.checks
     missing = [check.claim for check in checks if not check.holds]
     tables = [marked(table, SIMULATED) for table in findings.grids]
     charts = [line_figure(chart) for chart in findings.charts]
     rows = tuple((check.claim, "yes" if check.holds else "NO", check.seen) for check in checks)
-    seen = f"{len(checks) - len(missing)} of {len(checks)} of the paper's statements were seen at this scale"
+    seen = f"{len(checks) - len(missing)} of {len(checks)} of the paper's claims were reproduced at this scale"
     settings = {key: record.manifest.get(key) for key in ("workers", "steps", "seed", "settings", "workloads")}
     claims = (
         Text(f"{check.claim}: {check.seen}", "", *(("seen", "clean") if check.holds else ("not seen", "inconclusive")))
@@ -257,10 +257,10 @@ def study_page(record: Contents, findings: StudyFindings) -> Report:
         title=record.path.resolve().name,
         verdict=None,
         label=f"STUDY: {study.upper()} ({SIMULATED})",
-        headline=headline_of_study(seen if findings.study else "the study has not ended", "; ".join(missing)),
-        simulated="gradients, delays, losses or faults were simulated on sound hardware",
+        headline=headline_of_study(seen if findings.study else "the study is incomplete", "; ".join(missing)),
+        simulated="gradients, delays, losses or faults were simulated on healthy hardware",
         facts=[(name, getattr(manifest, name)) for name in ("workers", "steps", "seed", "parts", "created", "seconds")],
-        measured=[Table("What the paper says", ("claim", "seen here", "figures"), rows), *tables],
+        measured=[Table("Claims of the paper", ("claim", "reproduced here", "figures"), rows), *tables],
         drawn=[chart if isinstance(chart, LeftOut) else marked(chart, SIMULATED) for chart in charts],
         settings=[("Environment", record.manifest.get("environment")), ("Study", settings)],
         definitions=(),
@@ -270,9 +270,15 @@ def study_page(record: Contents, findings: StudyFindings) -> Report:
 
 
 def headline_of_study(sentence: str, missing: str = "") -> Headline:
-    """The headline of a study, which is no test of a device."""
+    """Makes the headline of a study, which does not test a device."""
     none = "none: a study of methods, not a test of a device"
-    actions = [Action("Compare with your own training", "A study is of small workloads: the tables say of which.")]
+    actions = [Action("Compare with your own training", "The study uses small workloads, which the tables name.")]
     if missing:
-        actions.insert(0, Action("Look at what was not seen", f"It may need more steps, workers or trials: {missing}."))
-    return Headline(sentence, none, none, "not asked", "simulated, all of it", tuple(actions))
+        actions.insert(
+            0,
+            Action(
+                "Look at the claims that were not reproduced",
+                f"They may need more steps, workers or trials: {missing}.",
+            ),
+        )
+    return Headline(sentence, none, none, "not measured", "all of it is simulated", tuple(actions))

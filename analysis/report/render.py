@@ -1,4 +1,4 @@
-"""From sections to HTML, one page without scripts, images or links to elsewhere, and to Markdown."""
+"""Renders sections to HTML, as one page without scripts, images or external links, and to Markdown."""
 
 import importlib.resources
 import itertools
@@ -13,7 +13,7 @@ from .sections import Banner, Facts, Figure, Items, Part, Report, Section, Table
 
 
 def to_html(report: Report) -> str:
-    """The report as one HTML page; every text in it is shown literally."""
+    """Renders the report as one HTML page; all text is escaped."""
     if missing("report"):
         raise ModuleNotFoundError(f"a page {remedy('report')}")
     import jinja2
@@ -29,17 +29,17 @@ def to_html(report: Report) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    numbers = itertools.count(1)  # all figures stand in one page, where an id must be unique
+    numbers = itertools.count(1)  # all figures are on one page, where ids must be unique
     environment.filters["drawing"] = lambda figure: Markup(svg(figure, f"figure{next(numbers)}"))
     environment.filters["kind"] = lambda part: type(part).__name__
     environment.filters["cell"] = cell
     environment.filters["sentence"] = sentence
-    style = Markup(_read("style.css"))  # the page's own
+    style = Markup(_read("style.css"))  # our own file, not user input
     return environment.get_template("page.html.jinja").render(report=report, style=style).lstrip()
 
 
 def to_markdown(report: Report) -> str:
-    """The report as Markdown: everything but the figures."""
+    """Renders the report as Markdown, without the figures."""
     banner, title = report.banner, escape(report.title)
     parts = [f"# {title}" + (f": {escape(banner.label)}" if banner else "")]
     if banner is not None:
@@ -81,17 +81,17 @@ def _lines(part: Part) -> Iterator[str]:
 
 
 def escape(text: str) -> str:
-    """Text that Markdown shows literally, on one line."""
+    """Escapes text for Markdown, on one line."""
     return re.sub(r"([\\`*_\[\]<>|&~#$])", r"\\\1", " ".join(text.split()))
 
 
 def sentence(reason: str) -> str:
-    """A reason as a sentence."""
+    """Formats a reason as a sentence."""
     return f"{reason[:1].upper()}{reason[1:]}{'' if reason.endswith('.') else '.'}"
 
 
 def write_page(report: Report, path: Path, *, markdown: bool = True) -> Path:
-    """Writes a report as HTML to a path, and as Markdown beside it, each whole or not at all; returns the path."""
+    """Writes a report as HTML to a path, and as Markdown next to it, each atomically; returns the path."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if markdown:
@@ -99,7 +99,7 @@ def write_page(report: Report, path: Path, *, markdown: bool = True) -> Path:
         write_text(path, to_html(report))
     except OSError as error:
         raise RecordError(
-            f"cannot write a report into {path.parent}: {error.strerror}; make room or make it writable"
+            f"cannot write a report into {path.parent}: {error.strerror}; free some space or make the folder writable"
         ) from error
     return path
 

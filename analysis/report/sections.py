@@ -1,4 +1,4 @@
-"""The parts of a report: tables, figures and texts in sections, built once and shown by any renderer."""
+"""The parts of a report: tables, figures and texts in sections, built once for all renderers."""
 
 import dataclasses
 import math
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     Numbers: TypeAlias = Sequence[float] | NDArray[np.float64]
 else:
-    Numbers = Sequence[float]  # as a file has them
+    Numbers = Sequence[float]  # as stored in a file
 
 NOT_MEASURED = "–"
 
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """A text that leads to another page."""
+    """A text that links to another page."""
 
     text: str
     target: str
@@ -34,10 +34,10 @@ class Table:
     """A table. The first cell names the row.
 
     Attributes:
-        caption: what it shows.
+        caption: title of the table.
         header: names of the columns.
-        rows: cells: text, links, numbers, or None where nothing was measured.
-        note: what to know when reading it.
+        rows: cells: text, links, numbers, or None if not measured.
+        note: an explanation below the table.
     """
 
     caption: str
@@ -45,7 +45,7 @@ class Table:
     rows: tuple[tuple[Any, ...], ...]
     note: str = ""
     style: Literal["", "text", "settings", "settings folded", "runs"] = ""
-    tones: tuple[str, ...] = ()  # of the rows, the verdicts that colour them
+    tones: tuple[str, ...] = ()  # verdicts that colour the rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Line:
     Attributes:
         label: label for the legend; empty for none.
         x: abscissae.
-        y: ordinates, as many; what is not finite is left out.
-        dashed: whether the line is dashed, for theory beside what was measured.
+        y: ordinates, of the same number; values that are not finite are omitted.
+        dashed: whether the line is dashed, for theory next to measurements.
         points: points without a line between them.
         error: half-lengths of the 95 % intervals of `y`, or none.
-        colour: number of its colour; by default its place.
+        colour: index of its colour (default: its position).
     """
 
     label: str
@@ -76,12 +76,12 @@ class Chart:
     """Lines over a pair of axes, as data.
 
     Attributes:
-        title: what it shows.
-        caption: what to know when looking at it.
-        x: what the abscissa shows, with its unit; steps are whole numbers.
-        y: what the ordinate shows.
+        title: title of the chart.
+        caption: an explanation below the chart.
+        x: label of the abscissa, with its unit; steps are integers.
+        y: label of the ordinate.
         lines: the lines, at most two dozen.
-        log: which axes are logarithmic.
+        log: the logarithmic axes.
     """
 
     title: str
@@ -95,18 +95,18 @@ class Chart:
 @final
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """Something to draw, and how; a renderer that draws nothing leaves it out."""
+    """A figure and the function that draws it; text renderers omit it."""
 
     title: str
     caption: str
     draw: Callable[["Drawing"], None]
     height: float = 2.9  # inches
-    mark: str = ""  # drawn into it, such as that faults are simulated
+    mark: str = ""  # text drawn into it, such as a note that faults are simulated
 
 
 @dataclasses.dataclass(frozen=True)
 class LeftOut:
-    """A figure or a table that the record cannot give, and why."""
+    """A figure or table for which the record lacks data, and the reason."""
 
     title: str
     reason: str
@@ -114,7 +114,7 @@ class LeftOut:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A paragraph, a note or code; `lead` stands out before it, in the colour of `tone`."""
+    """A paragraph, a note or code; `lead` precedes it, emphasized in the colour of `tone`."""
 
     text: str
     style: Literal["", "note", "code"] = ""
@@ -124,7 +124,7 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Terms, each with what is said of it: an answer, a value, or a formula and a text."""
+    """Terms, each with an answer, a value, or a formula and a text."""
 
     entries: tuple[tuple[str, ...], ...]
     style: Literal["facts", "answers", "definitions"] = "facts"
@@ -132,7 +132,7 @@ class Facts:
 
 @dataclasses.dataclass(frozen=True)
 class Items:
-    """A list; of an item in two parts the first stands out."""
+    """A list; the first part of a two-part item is emphasized."""
 
     items: tuple[tuple[str, ...], ...]
     numbered: bool = False
@@ -140,7 +140,7 @@ class Items:
 
 @dataclasses.dataclass(frozen=True)
 class Banner:
-    """A verdict (None where nothing is compared), its label for reading, and what happened in a sentence."""
+    """A verdict (None if nothing is compared), its label, and the finding in a sentence."""
 
     verdict: str | None
     label: str
@@ -149,13 +149,13 @@ class Banner:
 
     @property
     def tone(self) -> str:
-        """The name of its colours."""
+        """Name of its colours."""
         return self.verdict or "neutral"
 
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """Parts under a heading. Those of a row or of the first screen stand beside each other; `folded` ones open."""
+    """Parts under a heading. In a row or on the first screen they are side by side; `folded` ones are collapsed."""
 
     heading: str | Link
     parts: tuple["Part", ...]
@@ -168,17 +168,17 @@ Marked = TypeVar("Marked", Table, Figure)
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A page of a run, of what kind it is a report, and what a terminal shows of it before the verdict."""
+    """A page, the kind of its report, and the terminal output before the verdict."""
 
     title: str
     kind: str
-    banner: Banner | None  # None on a page that has several
+    banner: Banner | None  # None on a page with several verdicts
     sections: tuple[Section, ...]
     brief: tuple[Part, ...] = ()
 
 
 def marked(part: Marked, mark: str) -> Marked:
-    """A table or figure that says what is simulated in it; itself without a mark."""
+    """Marks a table or figure with what is simulated in it; returns it unchanged without a mark."""
     if not mark:
         return part
     caption = f"[{mark}] {part.caption}"
@@ -188,12 +188,12 @@ def marked(part: Marked, mark: str) -> Marked:
 
 
 def filled(table: Table, lacking: str) -> Table | LeftOut:
-    """A table, or why it has no rows."""
+    """Returns a table, or the reason why it has no rows."""
     return table if table.rows else LeftOut(table.caption, lacking)
 
 
 def show(value: Any, *, digits: int = 3) -> str:
-    """A number for reading: some digits; counts in full with separators; a dash for what was not measured."""
+    """Formats a number with a few digits; counts in full with separators; a dash if not measured."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return NOT_MEASURED
     try:
@@ -208,12 +208,12 @@ def show(value: Any, *, digits: int = 3) -> str:
 
 
 def cell(value: Any) -> str:
-    """A cell of a table as text: numbers with four digits."""
+    """Formats a cell of a table: numbers with four digits."""
     return str(value) if isinstance(value, str | Link) else show(value, digits=4)
 
 
 def flat(caption: str, value: Any) -> Table | None:
-    """A nested record as one row per leaf, `a.b.c` beside its value; None if it has none."""
+    """Flattens a nested record to one row per leaf, `a.b.c` and its value; returns None if it has none."""
     rows = tuple(_leaves("", value))
     return Table(caption, ("setting", "value"), rows, style="settings folded") if rows else None
 

@@ -1,4 +1,4 @@
-"""Statistics: how sure a frequency is, and how long to wait for a burst."""
+"""Statistics: confidence in a frequency, and the time to wait for a burst."""
 
 from typing import TYPE_CHECKING
 

@@ -1,32 +1,33 @@
-"""How sure a mismatch frequency is, and how long to wait for a burst.
+"""Confidence in a mismatch frequency, and the time to wait for a burst.
 
 **If elements fail independently** and rarely, the mismatches x of n checked elements are Poisson distributed with mean
 f·n·recall, and exact (Garwood) limits of that mean give limits of the frequency f. Without a mismatch the one-sided
 upper limit is -ln(1 - confidence) / n: 3.0/n at 95 %, 4.6/n at 99 %.
 
 **Corruption comes in bursts**, so elements are not independent and these limits are too narrow. `needed_mismatches`
-says by how much if the rate varies between runs. `bootstrap_interval` holds under bursts: counts of neighbouring steps
-depend on each other, those of long stretches hardly. So the steps are cut into blocks, as long as the data's own
-correlation asks for, and blocks are drawn with replacement (Carlstein, Annals of Statistics 14, 1986). Sums of bursts
-are skewed, and a percentile interval would be too low as a whole; so the difference of a drawn frequency from the
-measured one is divided by its own standard error, and the quantiles of *that* make the interval (studentized,
+    quantifies this if the rate varies between runs. `bootstrap_interval` is valid under bursts: counts of neighbouring
+    steps are dependent, those of long stretches hardly. So the steps are divided into blocks whose length follows from
+    the correlation of the data, and blocks are drawn with replacement (Carlstein, Annals of Statistics 14, 1986). Sums
+    of bursts
+are skewed, so a percentile interval would be too low; therefore the difference of a drawn frequency from the
+measured one is divided by its own standard error, and the quantiles of *that* give the interval (studentized,
 "bootstrap-t": Efron and Tibshirani, An Introduction to the Bootstrap, 1993, section 12.5).
 
 **Bursts at random times**, independent of each other, are a Poisson process: the steps from one to the next are
-exponential variables of mean m, and n steps show none with a probability of exp(-n/m). That holds where m is *known*.
-Estimated from k intervals whose sum is T, m is as uncertain as they are few. Of a plan of n = r T steps, r chosen
-beforehand, 2T/m has a chi-square distribution of 2k degrees of freedom, and so the plan shows none with
+exponential variables of mean m, and n steps show none with a probability of exp(-n/m). This holds if m is *known*. If m
+is estimated from k intervals with sum T, a small k makes it uncertain. For a plan of n = r T steps with r fixed
+beforehand, 2T/m has a chi-square distribution of 2k degrees of freedom, so the plan shows no burst with probability
 
     E[exp(-r T/m)] = (1 + r)^-k = (T / (T + n))^k
 
-whatever m is: the next interval, divided by the mean T/k of those observed, has the F distribution of 2 and 2k degrees
-of freedom, whose quantiles are prediction limits (Lawless, Technometrics 13, 1971). For 95 % that takes 19
-times the interval where one was observed, 5.1 times the mean of three, 3.5 times that of ten, and 3.0 times one that is
-known. Three times a single observed interval show a burst with 75 %.
+for any m: the next interval, divided by the mean T/k of those observed, has the F distribution of 2 and 2k degrees
+of freedom, whose quantiles are prediction limits (Lawless, Technometrics 13, 1971). For 95 % the plan needs 19 times a
+single observed interval, 5.1 times the mean of three, 3.5 times the mean of ten, and 3.0 times a known mean. Three
+times a single observed interval show a burst with 75 % probability.
 
-If bursts attract each other, as aftershocks do, or become rarer or more frequent, none of this holds.
+If bursts trigger each other, as aftershocks do, or if their rate changes, none of these formulas hold.
 
-Quantiles are those of SciPy's distributions, taken from `scipy.special`, which loads in a quarter of the time of
+Quantiles are those of SciPy's distributions, taken from `scipy.special`, which loads four times faster than
 `scipy.stats`; functions import it, so that `sdc --help` does not wait for it.
 """
 
@@ -52,18 +53,20 @@ def frequency_upper_bound(
         mismatched: mismatched elements x.
         checked: checked elements n.
         confidence: probability with which the bound holds.
-        recall: share of corrupted elements that the check finds; a bitwise comparison finds all.
+        recall: share of corrupted elements that the check detects; a bitwise comparison detects all.
 
     Returns:
         Mismatches per element.
 
     Raises:
-        ValueError: no element was checked, more mismatched than were checked, or confidence or recall is no share.
+        ValueError: no element was checked, more mismatched than were checked, or confidence or recall is not a valid
+            share.
     """
     from scipy.special import gammainccinv
 
     _check_counts(mismatched, checked, confidence, recall)
-    # Half a quantile of chi-square with 2x + 2 degrees of freedom is one of the gamma distribution of shape x + 1.
+    # Half a quantile of chi-square with 2x + 2 degrees of freedom is a quantile of the gamma distribution of shape x +
+    # 1.
     return min(1.0, float(gammainccinv(mismatched + 1, 1 - confidence)) / (checked * recall))
 
 
@@ -75,14 +78,14 @@ def frequency_interval(
     Args:
         mismatched: mismatched elements x.
         checked: checked elements n.
-        confidence: probability with which the interval holds the frequency, at the least.
-        recall: share of corrupted elements that the check finds.
+        confidence: minimum probability with which the interval contains the frequency.
+        recall: share of corrupted elements that the check detects.
 
     Returns:
         Lower and upper limit, in mismatches per element.
 
     Raises:
-        ValueError: as for `frequency_upper_bound`.
+        ValueError: as in `frequency_upper_bound`.
     """
     from scipy.special import gammainccinv, gammaincinv
 
@@ -97,16 +100,16 @@ def proportion_interval(successes: int, trials: int, *, confidence: float = CONF
     """Two-sided exact interval of a proportion (Clopper and Pearson, Biometrika 26, 1934).
 
     Args:
-        successes: successes among the trials.
-        trials: independent ones.
-        confidence: probability with which the interval holds the proportion, at the least.
+        successes: number of successes.
+        trials: number of independent trials.
+        confidence: minimum probability with which the interval contains the proportion.
 
     Returns:
-        Lower and upper limit: the proportions at which so many successes or more, and so many or fewer, have a
-        probability of half of what the confidence leaves.
+        Lower and upper limit: the proportions at which at least, and at most, this many successes have the probability
+            (1 - confidence) / 2.
 
     Raises:
-        ValueError: there are no trials, more successes than trials, or the confidence is no share.
+        ValueError: there are no trials, more successes than trials, or the confidence is not a valid share.
     """
     from scipy.special import betainccinv, betaincinv
 
@@ -118,14 +121,15 @@ def proportion_interval(successes: int, trials: int, *, confidence: float = CONF
 
 
 def needed_mismatches(*, shape: float = math.inf, confidence: float = CONFIDENCE) -> float:
-    """Expected mismatches at which seeing none is improbable: the numerator that replaces 3.0 in a clean run's bound.
+    """Expected mismatches at which observing none is improbable: the numerator that replaces 3.0 in a clean run's
+    bound.
 
     If the rate itself varies between runs as a gamma distribution of the given shape, the count is negative binomial
     and P(0) = (1 + mean/shape)^-shape.
 
     Args:
         shape: shape of the gamma distribution; infinite means independent elements, smaller means burstier.
-        confidence: probability with which such a run would have shown a mismatch.
+        confidence: probability with which such a run shows a mismatch.
 
     Returns:
         Expected number of mismatches.
@@ -144,8 +148,8 @@ def _check_counts(mismatched: int, checked: int, confidence: float, recall: floa
         raise ValueError(f"confidence {confidence} and recall {recall}: expected shares above 0, confidence below 1")
 
 
-MOST = 30  # blocks at most: longer blocks than needed cost little, shorter ones than needed make intervals too narrow
-LEAST = 8  # blocks with a mismatch at least: with fewer no interval holds
+MOST = 30  # maximum number of blocks: too long blocks cost little, too short ones make intervals too narrow
+LEAST = 8  # minimum number of blocks with a mismatch: with fewer, no interval is valid
 DRAWN = 1999
 
 Counts: TypeAlias = Float[np.ndarray, " steps"]
@@ -158,8 +162,8 @@ def bootstrap_interval(
 ) -> tuple[float, float] | None:
     """Two-sided interval of a mismatch frequency, by a studentized block bootstrap over steps.
 
-    Blocks are at least twice as long as `block_length` says, and at most 30. Simulated at 95 %, with 2,000 runs for
-    each line and about 1,000 mismatches a step, it holds the true frequency with
+    Blocks are at least twice as long as `block_length` returns, and at most 30. In simulations at 95 %, with 2,000 runs
+    per line and about 1,000 mismatches per step, the interval contains the true frequency with probability
 
     ================================================================================  =======
     elements independent (a mismatch a step, or one in 20 steps); 1,350 steps         96 %
@@ -172,21 +176,21 @@ def bootstrap_interval(
     a lognormal rate that correlates over 20 of 1,350 and 50 of 4,500 steps           91-92 %
     ================================================================================  =======
 
-    Where it fails, the truth is above it more often than below. Limits of independent elements (`frequency_interval`)
-    hold it in the first line, and in all others with less than 6 %.
+    If it fails, the true value is above it more often than below. The limits for independent elements
+    (`frequency_interval`) contain it as stated in the first line, but in less than 6 % of the runs in all others.
 
     Args:
         mismatched: mismatched elements of each step, in the order of the steps.
         checked: checked elements of each step.
-        confidence: probability with which the interval is to hold the frequency.
+        confidence: intended probability with which the interval contains the frequency.
         seed: seed of the draws; equal seeds give equal intervals.
 
     Returns:
-        Lower and upper limit, in mismatches per element. None where too few blocks have a mismatch, so that nothing
-        can be said: with 8 bursts at the least there can be an interval, with fewer there is none.
+        Lower and upper limit, in mismatches per element. None if too few blocks have a mismatch: an interval needs at
+            least 8 bursts.
 
     Raises:
-        ValueError: the numbers of counts differ, a count is no count, or the confidence is no share.
+        ValueError: the numbers of counts differ, a count is invalid, or the confidence is not a valid share.
     """
     x, n = np.asarray(mismatched, np.float64), np.asarray(checked, np.float64)
     if x.shape != n.shape or x.ndim != 1 or not np.all((x >= 0) & (x <= n)):
@@ -208,7 +212,7 @@ def bootstrap_interval(
     frequency, error = _estimate(hits, elements)
     drawn = np.random.default_rng(seed).integers(blocks, size=(DRAWN, blocks))
     found, errors = _estimate(hits[drawn], elements[drawn])
-    # Draws of blocks that are all alike have no error. If no draw has one, the frequency is that of every step.
+    # Draws of equal blocks have no standard error. If no draw has one, every step has the same frequency.
     apart = errors > 1e-9 * found
     if not apart.any():
         return float(frequency), float(frequency)
@@ -218,12 +222,12 @@ def bootstrap_interval(
 
 
 def block_length(counts: Sequence[float] | Counts) -> int:
-    """Length of blocks for a bootstrap of a series of counts, chosen by its autocorrelations.
+    """Returns the block length for a bootstrap of a series of counts, from its autocorrelations.
 
     Politis and White, Econometric Reviews 23 (2004), corrected by Patton, Politis and White, Econometric Reviews 28
-    (2009), for blocks that do not hang over: b = (2 G^2 / D)^(1/3) N^(1/3), with D = 4/3 g(0)^2, where G = sum |k| R(k)
-    and g(0) = sum R(k) over autocovariances R, with a flat-top window of twice the lag after which no five in a row are
-    significant.
+    (2009), for non-overlapping blocks: b = (2 G^2 / D)^(1/3) N^(1/3), with D = 4/3 g(0)^2, where G = sum |k| R(k)
+    and g(0) = sum R(k) over autocovariances R, with a flat-top window of twice the lag that precedes five consecutive
+    insignificant lags.
     """
     x = np.asarray(counts, np.float64)
     size = len(x)
@@ -235,7 +239,7 @@ def block_length(counts: Sequence[float] | Counts) -> int:
     spectrum = np.fft.rfft(x, 1 << (size + most).bit_length())
     correlations = np.fft.irfft(spectrum * spectrum.conj())[: most + 1] / size
     large = np.flatnonzero(np.abs(correlations[1:]) > 2 * math.sqrt(math.log10(size) / size)) + 1
-    # The last significant lag before `run` lags that are not; without such a stretch, the last one of all.
+    # The last significant lag before `run` insignificant ones; without such a stretch, the last significant lag.
     edges = [0, *large.tolist(), most + run + 1]
     lag = next(edge for edge, following in itertools.pairwise(edges) if following - edge > run)
     window = min(2 * max(lag, 1), most)
@@ -249,7 +253,7 @@ def block_length(counts: Sequence[float] | Counts) -> int:
 
 
 def _estimate(hits: Sums, elements: Sums) -> tuple[Each, Each]:
-    """Frequencies of drawn blocks, and their standard errors: those of a ratio, by the delta method."""
+    """Returns the frequencies of drawn blocks and their standard errors, those of a ratio by the delta method."""
     blocks = hits.shape[-1]
     total = elements.sum(-1)
     found = hits.sum(-1) / total
@@ -257,56 +261,58 @@ def _estimate(hits: Sums, elements: Sums) -> tuple[Each, Each]:
     return found, np.sqrt(blocks / (blocks - 1) * np.square(residuals).sum(-1)) / total
 
 
-# Steps between bursts as observed once (arXiv:2502.12340, section 6.2 and figure 6; section 4.2 and figure 3), and
+# Steps between bursts, each observed once (arXiv:2502.12340, section 6.2 and figure 6; section 4.2 and figure 3), and
 # whether the observation ended with the burst.
 PUBLISHED = {"node 13": (450, True), "node 14": (4500, False)}
 
 
 def burn_in_steps(mean_interval: float, *, observed: int | None = None, confidence: float = CONFIDENCE) -> int:
-    """Steps to plan for, so that bursts at random times show at least one.
+    """Number of steps that show at least one burst, for bursts at random times.
 
     Known mean: n = -ln(1 - confidence) m. Mean of k observed intervals: n = k m ((1 - confidence)^(-1/k) - 1), which
     is m times the quantile of F with 2 and 2k degrees of freedom.
 
-    Where not intervals were observed but k bursts in a run of a fixed length T, take T/k for the mean. Over all runs
-    that show a burst and those that show none, for which nothing is planned, such a plan then fails with a probability
-    of at most 1 - confidence (Nelson, IEEE Transactions on Reliability R-19, 1970, for a count of none). Of the runs
-    that show a burst by good luck, because bursts are far rarer than the run is long, it fails more often.
+    If k bursts were observed in a run of fixed length T instead of intervals, use T/k as the mean. Over all runs,
+    including those without a burst, for which nothing is planned, such a plan fails with a probability of at most 1 -
+    confidence (Nelson, IEEE Transactions on Reliability R-19, 1970, for a count of zero). It fails more often for runs
+    that show a burst by chance, because bursts are far rarer than the run is long.
 
     Args:
         mean_interval: mean number of steps between bursts.
-        observed: number of intervals of which it is the mean; None if it is known, as that of a simulation is.
+        observed: number of intervals in that mean; None if the mean is known, as in a simulation.
         confidence: probability of seeing a burst.
 
     Returns:
         Number of steps, rounded up.
 
     Raises:
-        ValueError: the interval is not positive, none was observed, or the confidence is no share.
+        ValueError: the interval is not positive, none was observed, or the confidence is not a valid share.
     """
     _check_interval(mean_interval, observed, confidence)
     odds = -math.log1p(-confidence)
     intervals = odds if observed is None else observed * math.expm1(odds / observed)
-    return math.ceil(intervals * mean_interval * (1 - 1e-12))  # 19 intervals are not to be 19 and one step by rounding
+    return math.ceil(
+        intervals * mean_interval * (1 - 1e-12)
+    )  # keep rounding from turning 19 intervals into 19 and one step
 
 
 def probability_seen(steps: float, mean_interval: float, *, observed: int | None = None) -> float:
-    """Probability that so many steps show a burst: the inverse of `burn_in_steps`.
+    """Probability that `steps` steps show a burst: the inverse of `burn_in_steps`.
 
     Args:
         steps: length of a run.
         mean_interval: mean number of steps between bursts.
-        observed: number of intervals of which it is the mean; None if it is known.
+        observed: number of intervals in that mean; None if the mean is known.
 
     Returns:
-        1 - exp(-n/m) if the mean is known, else 1 - (1 + n / (k m))^-k.
+        1 - exp(-n/m) if the mean is known, otherwise 1 - (1 + n / (k m))^-k.
 
     Raises:
-        ValueError: as for `burn_in_steps`, or the number of steps is below zero.
+        ValueError: as in `burn_in_steps`, or the number of steps is below zero.
     """
     _check_interval(mean_interval, observed, CONFIDENCE)
     if not steps >= 0:
-        raise ValueError(f"{steps} steps: expected 0 or more")
+        raise ValueError(f"{steps} steps: expected at least 0")
     passed = steps / mean_interval
     return -math.expm1(-passed if observed is None else -observed * math.log1p(passed / observed))
 
@@ -319,52 +325,52 @@ def mean_interval_limits(
     Args:
         steps: steps over which bursts were counted, T.
         observed: bursts among them, k.
-        ends_with_burst: whether counting stopped with the k-th burst, so that T is a sum of k intervals; else it
-            stopped after a number of steps that was fixed beforehand, with k at random.
-        confidence: probability with which the interval holds the mean: exactly if counting stopped with a burst
-            (Epstein and Sobel, Journal of the American Statistical Association 48, 1953), else at the least (Garwood,
+        ends_with_burst: whether counting stopped with the k-th burst, so that T is a sum of k intervals; otherwise it
+            stopped after a fixed number of steps, and k is random.
+        confidence: probability with which the interval contains the mean: exact if counting stopped with a burst
+            (Epstein and Sobel, Journal of the American Statistical Association 48, 1953), otherwise a minimum (Garwood,
             Biometrika 28, 1936).
 
     Returns:
         Lower and upper limit: 2T / chi2(2k) and 2T / chi2(2k), at 1 - a/2 and a/2; if the number of steps was fixed,
-        2T / chi2(2k + 2) is the lower one. The upper one is infinite where none was seen.
+        2T / chi2(2k + 2) is the lower one. The upper one is infinite without a burst.
 
     Raises:
-        ValueError: no steps, a negative count, none where one ended the count, or a confidence that is no share.
+        ValueError: no steps, a negative count, no burst although one ended the count, or an invalid confidence.
     """
     from scipy.special import gammainccinv, gammaincinv
 
     if not 0 < steps < math.inf or observed < (1 if ends_with_burst else 0):
-        least = "1 burst or more where one ended the count" if ends_with_burst else "0 bursts or more"
+        least = "at least 1 burst, since one ended the count" if ends_with_burst else "at least 0 bursts"
         raise ValueError(f"{observed} bursts in {steps} steps: expected {least}, in a positive number of steps")
     _check_interval(steps, None, confidence)
     tail = (1 - confidence) / 2
-    # Half a quantile of chi-square with 2k degrees of freedom is one of the gamma distribution of shape k.
+    # Half a quantile of chi-square with 2k degrees of freedom is a quantile of the gamma distribution of shape k.
     most = float(gammainccinv(observed if ends_with_burst else observed + 1, tail))
     fewest = float(gammaincinv(observed, tail)) if observed else 0.0
     return steps / most, steps / fewest if fewest else math.inf
 
 
 def excluded_interval(steps: float, *, confidence: float = CONFIDENCE) -> float:
-    """A run of `steps` without a burst excludes bursts that come this often or oftener.
+    """Interval such that a run of `steps` steps without a burst excludes bursts at this or a shorter interval.
 
-    Nothing is estimated here, so that the rule of three holds: were bursts as frequent, a run of this length would show
-    none with a probability of at most 1 - confidence.
+    Nothing is estimated here, so the rule of three holds: if bursts were this frequent, a run of this length would show
+        none with a probability of at most 1 - confidence.
     """
     return steps / -math.log(1 - confidence)
 
 
 def count_bursts(steps: Sequence[int], length: int) -> int:
-    """How many bursts the steps with a mismatch are.
+    """Counts the bursts in the steps with a mismatch.
 
-    Steps next to each other are one burst, and so are those between which fewer clean steps lie than a fifth of the
-    mean distance of bursts. Joining makes this distance longer, so it is repeated until nothing more is joined. Of
-    steps that are hit at random a fifth at most is joined, so that plans made of the count are a little too long.
+    Adjacent steps form one burst, as do steps separated by fewer clean steps than a fifth of the mean distance between
+    bursts. Merging increases this distance, so it is repeated until nothing more is merged. Of steps hit at random at
+    most a fifth is merged, so plans based on the count are slightly too long.
 
     A plan by `burn_in_steps(length / bursts, observed=bursts)` for 95 % was simulated over 1,350 steps. It showed a
-    mismatch again in 97 % of the runs and more where steps were hit at random (1 in 450, 100, 20, 3, 2) or in bursts
-    at random times of 5 or 20 steps, every 100 or 450; in 90 % where bursts of 50 steps, with hits in one step of 10,
-    came every 150 steps.
+    mismatch again in at least 97 % of the runs if steps were hit at random (1 in 450, 100, 20, 3, 2) or in bursts of 5
+    or 20 steps at random times, every 100 or 450 steps; and in 90 % if bursts of 50 steps, with hits in one step of 10,
+    occurred every 150 steps.
     """
     gaps = np.diff(np.unique(np.asarray(steps, np.float64)))
     bursts = np.count_nonzero(gaps > 1) + 1
@@ -374,9 +380,10 @@ def count_bursts(steps: Sequence[int], length: int) -> int:
 
 
 def burst_outlooks(steps: int, published: Iterable[str] = tuple(PUBLISHED)) -> list[BurstOutlook]:
-    """What a number of training steps would have seen, between the exact limits (95 %) of the mean interval.
+    """Probability that a number of training steps shows a burst, with the exact limits (95 %) of the mean interval.
 
-    The chance is that of at least one burst of a Poisson process, averaged over what one observed interval leaves open.
+    The probability is that of at least one burst of a Poisson process, averaged over the uncertainty of one observed
+    interval.
     """
     found = []
     for node in published:
@@ -399,6 +406,6 @@ def _check_interval(mean_interval: float, observed: int | None, confidence: floa
     if not 0 < mean_interval < math.inf:
         raise ValueError(f"a mean interval of {mean_interval} steps: expected a positive number")
     if observed is not None and observed < 1:
-        raise ValueError(f"observed={observed}: expected 1 interval or more; without one nothing can be planned")
+        raise ValueError(f"observed={observed}: expected at least 1 interval, which a plan requires")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence {confidence}: expected a share above 0 and below 1")

@@ -1,4 +1,4 @@
-"""What studies found, beside what was published: tables, figures and claims, made of the numbers of `sdc.train`."""
+"""Findings of studies next to published values: tables, figures and claims, made from the numbers of `sdc.train`."""
 
 from typing import TYPE_CHECKING
 

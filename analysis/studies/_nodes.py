@@ -1,4 +1,4 @@
-"""What the study of the simulated nodes found: each published figure beside the simulated one."""
+"""Findings of the study of the simulated nodes: each published value next to the simulated one."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,14 +10,14 @@ from sdc.train.studies import Compared, NodesMeasured
 from ..report import Chart, Check, Finding, Line, Table
 
 STUDY = "nodes study"
-MOST_OUTSIDE = 0.1  # of intervals of 95 % this share may lie outside; more would be a model that does not hold
-NEAR = 5.0  # factor between a small model's answer to last bits and the fitted one that is taken as the same mechanism
+MOST_OUTSIDE = 0.1  # maximum share of values outside of 95 % intervals; a larger share refutes the model
+NEAR = 5.0  # maximum factor between a small model's response to last bits and the fitted one for the same mechanism
 TABLES = ("frequency", "severity")
-YES = {True: "yes", False: "NO", None: "cannot be said"}
+YES = {True: "yes", False: "NO", None: "undetermined"}
 
 
 def findings(measured: NodesMeasured) -> Iterator[Finding]:
-    """Tables, figures and claims."""
+    """Returns tables, figures and claims."""
     yield _overview(measured)
     yield from _tables(measured)
     yield _chart(measured)
@@ -34,17 +34,16 @@ def _overview(measured: NodesMeasured) -> Table:
         for name in names:
             said = [row.agrees for row in measured.rows if (row.node, row.quantity) == (node, name)]
             known = [agrees for agrees in said if agrees is not None]
-            cells.append(f"{sum(known)} of {len(known)}" if known else "cannot be said" if said else "-")
+            cells.append(f"{sum(known)} of {len(known)}" if known else "undetermined" if said else "-")
         rows.append((node, *cells))
     return Table(
-        "Published figures inside the simulated nodes' intervals of 95 %",
+        "Published values within the 95 % intervals of the simulated nodes",
         ("node", *names),
         tuple(rows),
         "Frequency and severity: tables 1, 2 and 6 to 9. Time: figures 3, 4, 6 and section 9. Noise: figure 5, "
-        "predicted from the other nodes. Drift and loss: figure 6, in words. Dashes: the study says nothing of it. "
-        "Rates by layer are put into the simulation, so that frequencies test how it does what they say; of "
-        "a node with a handful of bursts a run without any is inside of each interval. Severities by layer, noise, "
-        "drift and loss test the model.",
+        "predicted from the other nodes. Drift and loss: the description of figure 6. Dashes: not in the study. Rates "
+        "by layer are inputs of the simulation, so frequencies test its implementation; for a node with a few bursts, "
+        "each interval includes a run without bursts. Severities by layer, noise, drift and loss test the model.",
     )
 
 
@@ -58,7 +57,7 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
         "Tables 1 and 2: runs of 4,500 steps at the study's size",
         ("node and submodule", "quantity", "published", "simulated", "95 % interval", "inside"),
         tuple(rows),
-        "Severities are the largest of the run, so that they scatter from run to run: the study's run is one.",
+        "Severities are the maximum of a run and scatter between runs: the study reports a single run.",
     )
     small = {trained.node: float(trained.noise.max()) for trained in measured.trainings}
     rows = [
@@ -70,10 +69,11 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
         "Figure 5: worst noise-to-signal ratio, each node predicted from the other fourteen",
         ("node", "published", "predicted", "95 % interval", "times and divided by", "inside", "small model"),
         tuple(rows),
-        "Fitted to the other nodes: how few elements are in severe steps, and how gradients answer to errors. The last "
+        "Fitted to the other nodes: the share of elements in severe steps, and the response of gradients to errors. "
+        "The last "
         f"column is the largest ratio of a small model trained on the simulated node. {_rival(measured)} "
-        "Node 3 is outside whatever is fitted: 1.34e-15 is less than what the last bit of one element of a gradient of "
-        "8 billion does on average, while any error before the last products is answered by the rounding of all that "
+        "Node 3 is outside for every fit: 1.34e-15 is less than the average effect of the last bit of one element of a "
+        "gradient of 8 billion, while any error before the last products changes the rounding of all that "
         "follows.",
     )
     rows = [
@@ -82,19 +82,19 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
         if row.quantity in ("time", "drift", "loss")
     ]
     yield Table(
-        "What the study says in words",
+        "Qualitative claims of the study",
         ("node", "what", "simulated", "published", "agrees"),
         tuple(rows),
-        "Drift: distance of the parameters from the healthy ones after the last step of a small model, which has grown "
+        "Drift: distance of the parameters from the healthy ones after the last step of a small model; it must grow "
         "from a quarter of the steps to half of them and to the last. Loss: largest relative difference; below 1 % two "
-        "curves are one line.",
+        "curves coincide.",
     )
     yield Table(
         "Bursts: correlation of the submodules' frequencies from step to step",
         ("node", "simulated"),
         tuple(measured.together.items()),
-        "Nodes that are hit in few steps are hit in all of their submodules together; of those that are hit in each "
-        "step the study shows no bursts but those at the start.",
+        "Nodes hit in few steps are hit in all submodules at once; for nodes hit in every step the study shows only "
+        "initial bursts.",
     )
     rows = [
         (f"{row.node}, {row.place}" if row.place else row.node, row.quantity, row.published, row.simulated,
@@ -103,10 +103,10 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
         if row.agrees is False
     ]  # fmt: skip
     yield Table(
-        "Published figures outside of the intervals, and why",
+        "Published values outside of the intervals, and the reasons",
         ("node and place", "quantity", "published", "simulated", "95 % interval", "why"),
         tuple(rows),
-        "About 5 % are to be expected.",
+        "About 5 % are expected.",
     )
     rows = [
         (name, measured.used[name].value if name in measured.used else None, found.value,
@@ -114,10 +114,10 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
         for name, found in measured.estimates.items()
     ]  # fmt: skip
     yield Table(
-        "Parameters: what the simulated nodes have, and what was fitted now",
+        "Parameters: values of the simulated nodes, and values fitted now",
         ("parameter", "used", "fitted", "95 % interval"),
         tuple(rows),
-        "tail: inverse index of the severities' tail; few: how few elements are in severe steps; bursts: steps of "
+        "tail: inverse index of the severities' tail; few: share of elements in severe steps; bursts: steps of "
         "4,500 in which a rare node is hit; response, rounding, scatter: of the noise model, which simulated nodes do "
         "not need.",
     )
@@ -126,17 +126,17 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
     fitted = f"8B model, fitted to figure 5: {rounding.low:.3g} to {rounding.high:.3g}"
     rows.append((fitted, rounding.value, *[None] * len(sites)))
     yield Table(
-        "Scale: how the gradients of small models in bfloat16 answer to errors",
-        ("model", "answer to last bits", *(f"response, {site}" for site in sites)),
+        "Scale: response of the gradients of small models in bfloat16 to errors",
+        ("model", "response to last bits", *(f"response, {site}" for site in sites)),
         tuple(rows),
-        "Answer to last bits: noise-to-signal ratio where 64 last bits are wrong in every microstep. Response: "
-        "squared ratio over the mean square of relative errors. Neither contains the number of elements, which is why "
-        "figures of a small model say something of a large one.",
+        "Response to last bits: noise-to-signal ratio with 64 wrong last bits in every microstep. Response: "
+        "squared ratio over the mean square of relative errors. Neither contains the number of elements, so values of "
+        "a small model apply to a large one.",
     )
 
 
 def _rival(measured: NodesMeasured) -> str:
-    """How much better the predictions are than the mean of the other nodes."""
+    """Compares the predictions with the mean of the other nodes."""
     known = {node: math.log10(found.published) for node, found in measured.predicted.items() if node != "node3"}
     if len(known) < 3:
         return ""
@@ -145,25 +145,26 @@ def _rival(measured: NodesMeasured) -> str:
     mean = [value - (total - value) / (len(known) - 1) for value in known.values()]
     errors = (math.sqrt(sum(error**2 for error in each) / len(each)) for each in (own, mean))
     model, rival = (f"{10**error:.1f}" for error in errors)
-    return f"Typical error: a factor of {model}; of the mean of the other nodes, {rival} (both without node 3)."
+    return f"Typical error: a factor of {model}; using the mean of the other nodes, {rival} (both without node 3)."
 
 
 def _why(row: Compared, rows: Sequence[Compared]) -> str:
     if row.quantity == "noise":
-        return "less than a last bit: an error behind the last products" if row.node == "node3" else "scatter of nodes"
+        return "less than a last bit: an error after the last products" if row.node == "node3" else "scatter of nodes"
     if row.published is None or row.low is None or not row.quantity.startswith("severity"):
         return "not known"
     site, _, layer = row.place.partition(", ")
     own, every = _scatter(rows, (row.node, site)), _scatter(rows, None)
     side = "milder" if row.published < row.low else "more severe"
     return (
-        f"{'this layer' if layer else 'its most severe layer'} was {side} than one tail for all nodes allows: layers "
-        f"here scatter by a factor of {own:.1f}, those of all nodes by {every:.1f}"
+        f"{'this layer' if layer else 'its most severe layer'} was {side} than a common tail for all nodes allows: its "
+        f"layers scatter by a factor of {own:.1f}, those of all nodes by {every:.1f}"
     )
 
 
 def _scatter(rows: Sequence[Compared], place: tuple[str, str] | None) -> float:
-    """By which factor the published severities of a submodule's layers scatter; of all together where none is named."""
+    """Returns the factor by which the published severities of a submodule's layers scatter; of all layers without a
+    name."""
     groups: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         if row.quantity == "severity by layer" and row.published:
@@ -182,7 +183,7 @@ def _chart(measured: NodesMeasured) -> Chart:
         Line("95 %, lower end", x, [one.low for one in found], dashed=True),
         Line("95 %, upper end", x, [one.high for one in found], dashed=True),
     )
-    caption = "Node 3 (1.34e-15) lies far below the figure."
+    caption = "Node 3 (1.34e-15) is far below the range of the figure."
     return Chart("Worst noise-to-signal ratio of the gradients", caption, "node", "ratio", lines, log="y")
 
 
@@ -191,13 +192,13 @@ def _checks(measured: NodesMeasured) -> Iterator[Check]:
         said = _said(measured.rows, name)
         if said:
             yield Check(
-                f"{name}: at most {MOST_OUTSIDE:.0%} of the published figures are outside of the 95 % intervals",
+                f"{name}: at most {MOST_OUTSIDE:.0%} of the published values are outside of the 95 % intervals",
                 said.count(False) <= MOST_OUTSIDE * len(said),
                 f"{said.count(False)} of {len(said)} outside",
             )
     outside = [node for node, found in measured.predicted.items() if not found.inside]
     yield Check(
-        "noise: at most two of fifteen nodes are outside of what the others predict",
+        "noise: at most two of fifteen nodes are outside of the prediction from the others",
         len(outside) <= 2,
         f"outside: {', '.join(outside) or 'none'}",
     )
@@ -206,7 +207,7 @@ def _checks(measured: NodesMeasured) -> Iterator[Check]:
         if (now := measured.estimates.get(name)) is not None and not now.low <= used.value <= now.high
     ]  # fmt: skip
     yield Check(
-        "the parameters that the simulated nodes have are inside of what is fitted",
+        "the parameters of the simulated nodes are within the fitted ranges",
         not wrong,
         f"outside: {', '.join(wrong) or 'none'}",
     )
@@ -225,21 +226,21 @@ def _checks(measured: NodesMeasured) -> Iterator[Check]:
     ]
     if inside:
         yield Check(
-            "noise of small models on the simulated nodes: inside of what the other nodes predict for the 8B model",
+            "noise of small models on the simulated nodes: within the other nodes' prediction for the 8B model",
             sum(inside) >= 0.75 * len(inside),
             f"{sum(inside)} of {len(inside)}",
         )
     rounding = measured.estimates["rounding"].value
     factors = [found.rounding / rounding for found in measured.responses]
     yield Check(
-        f"small models answer to last bits as the fitted 8B model does, within a factor of {NEAR:g}",
+        f"small models respond to last bits like the fitted 8B model, within a factor of {NEAR:g}",
         all(1 / NEAR < factor < NEAR for factor in factors),
         ", ".join(f"{factor:.2g} times" for factor in factors),
     )
-    for name, claim in (("time", "behaviour in time"), ("drift", "drift grows"), ("loss", "losses are one line")):
+    for name, claim in (("time", "behaviour in time"), ("drift", "drift grows"), ("loss", "loss curves coincide")):
         said = _said(measured.rows, name)
         if said:
-            yield Check(f"{claim}, as the study says", all(said), f"{sum(said)} of {len(said)}")
+            yield Check(f"{claim}, as in the study", all(said), f"{sum(said)} of {len(said)}")
 
 
 def _said(rows: Sequence[Compared], quantity: str) -> list[bool]:

@@ -1,4 +1,4 @@
-"""What the study of PAFT found, beside the paper: Capturing and Mitigating Gradient Aggregation Errors."""
+"""Findings of the study of PAFT, compared with the paper: Capturing and Mitigating Gradient Aggregation Errors."""
 
 import math
 from collections.abc import Iterator
@@ -22,16 +22,16 @@ PUBLISHED = {
         "paft": (93.9, 93.4, 85.2, 33.2),
     }.items()
 }
-TOLERANCE = 0.05  # relative: how far the mean divergence over all steps of one run may lie from what theory expects
+TOLERANCE = 0.05  # maximum relative deviation of the mean divergence over all steps of a run from theory
 
 
 def printed_divergence(exact: np.ndarray, workers: int) -> np.ndarray:
-    """Lemma 3.1 as the paper prints it, with the factor (M + 1)/M where (M - 1)/M is right."""
+    """Returns lemma 3.1 as printed in the paper, with the factor (M + 1)/M instead of the correct (M - 1)/M."""
     return exact * (workers + 1) / (workers - 1)
 
 
 def findings(measured: PaftMeasured) -> Iterator[Finding]:
-    """Tables, figures and claims."""
+    """Returns tables, figures and claims."""
     for training in measured.trainings:
         yield from _training(measured, training)
     yield from _divergence(measured)
@@ -53,8 +53,8 @@ def _training(measured: PaftMeasured, training: NoisyTraining) -> Iterator[Findi
         f"{name}: {training.metric} ({unit}), {study.workers} workers, {study.steps} steps",
         tuple(header),
         tuple(rows),
-        "Mean over the replicas and the last three looks. Published: ResNet-18 on CIFAR-10 (table 1): another network, "
-        "other data and 120 epochs. Synchronizations of paft: "
+        "Mean over the replicas and the last three evaluations. Published: ResNet-18 on CIFAR-10 (table 1), with 120 "
+        "epochs; network and data differ. Synchronizations of paft: "
         + ", ".join(f"{x:g}" for x in training.synchronizations)
         + ".",
     )
@@ -69,8 +69,8 @@ def _training(measured: PaftMeasured, training: NoisyTraining) -> Iterator[Findi
     )
     if training.bursts:
         yield Chart(
-            f"{name}: accidental large noise",
-            f"σ² = {variances[0]:g} always, and bursts of the given variance at every {study.burst_every}th step.",
+            f"{name}: occasional large noise",
+            f"σ² = {variances[0]:g} at all steps, and bursts of the given variance every {study.burst_every} steps.",
             "step",
             training.metric,
             tuple(
@@ -80,13 +80,13 @@ def _training(measured: PaftMeasured, training: NoisyTraining) -> Iterator[Findi
             log="" if higher else "y",
         )
 
-    # noisy < PAFT <= clean, where noise matters: at the noise that costs the noisy run most and leaves PAFT alive.
+    # noisy < PAFT <= clean, at the noise that harms the noisy run most while PAFT still converges.
     def better(method: str, place: int) -> float:
         value = scores[method][place] if higher else -scores[method][place]
         return value if math.isfinite(value) else -math.inf
 
     def gain(place: int) -> float:
-        """How much PAFT gains; infinities (a run that diverged) come last."""
+        """Returns the gain of PAFT; infinities (diverged runs) come last."""
         mended, noisy = better("paft", place), better("noisy", place)
         return mended - noisy if math.isfinite(mended) and math.isfinite(noisy) else -math.inf
 
@@ -124,11 +124,11 @@ def _divergence(measured: PaftMeasured) -> Iterator[Finding]:
         f"{measured.drifting}: model divergence, plain SGD, sigma = {study.sigma}, {study.workers} workers",
         ("synchronization", "largest measured", "exact (lemma 3.1)", "as printed", "measured / exact, mean"),
         tuple(rows),
-        "Squared distance of a replica from the mean of all, before a synchronization, mean over replicas.",
+        "Squared distance of a replica from the mean of all replicas before a synchronization, averaged over replicas.",
     )
     yield Chart(
         f"{measured.drifting}: model divergence over time",
-        "E‖mean θ - θ_m‖²: measured, d (M-1)/M σ² Σ η² (exact), and with (M+1)/M as the paper prints it.",
+        "E‖mean θ - θ_m‖²: measured, d (M-1)/M σ² Σ η² (exact), and with (M+1)/M as printed in the paper.",
         "step",
         "squared divergence",
         tuple(lines),

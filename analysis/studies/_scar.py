@@ -1,4 +1,4 @@
-"""What the study of SCAR found, beside the paper (Qiao, Aragam, Zhang, Xing, ICML 2019)."""
+"""Findings of the study of SCAR, compared with the paper (Qiao, Aragam, Zhang, Xing, ICML 2019)."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ class Interval(NamedTuple):
     high: float
 
     def text(self, percent: bool = False) -> str:
-        """For a table."""
+        """Formats the interval for a table."""
         scale, unit = (100, " %") if percent else (1, "")
         return f"{scale * self.value:.3g}{unit} [{scale * self.low:.3g}, {scale * self.high:.3g}]"
 
@@ -31,7 +31,7 @@ UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
 
 def mean_interval(values: Float[np.ndarray, "starts trials"]) -> Interval:
-    """Mean of trials that share starts: 95 % of Student's t over the starts' means. What is no number is left out."""
+    """Returns the mean of trials with shared starts, with a 95 % Student's t interval over the starts. Omits NaN."""
     means = np.asarray([row[np.isfinite(row)].mean() for row in values if np.isfinite(row).any()])
     if len(means) < 2:
         return UNKNOWN
@@ -40,7 +40,7 @@ def mean_interval(values: Float[np.ndarray, "starts trials"]) -> Interval:
 
 
 def ratio_interval(top: Float[np.ndarray, "starts trials"], bottom: Float[np.ndarray, "starts trials"]) -> Interval:
-    """Ratio of two means over the same starts: 95 % of the bootstrap over starts. What is no number is left out."""
+    """Returns the ratio of two means over the same starts, with a 95 % bootstrap interval over starts. Omits NaN."""
     pairs = np.asarray([(np.nanmean(a), np.nanmean(b)) for a, b in zip(top, bottom, strict=True)])
     pairs = pairs[np.isfinite(pairs).all(axis=1)]
     if len(pairs) < 2:
@@ -54,27 +54,28 @@ def ratio_interval(top: Float[np.ndarray, "starts trials"], bottom: Float[np.nda
 STUDY = "scar study"
 # By fraction lost, the range of the published reductions of the iteration cost by partial recovery (figure 7).
 PARTIAL = {0.25: (0.59, 0.89), 0.5: (0.31, 0.62), 0.75: (0.12, 0.42)}
-# Iterations by which SCAR is published to reach a likelihood sooner (figure 9), and over which that is averaged.
+# Published number of iterations by which SCAR reaches a likelihood sooner (figure 9), and the averaging window.
 SOONER, AFTERWARDS = 3, 8
-LEAST_STARTS = 5  # starts of which an interval is told
-# Predictions count as good within this factor, or if both costs are below this many iterations; so many should be.
+LEAST_STARTS = 5  # minimum number of starts for an interval
+# Predictions are good within this factor, or if both costs are below this many iterations; and the share that should
+# be.
 FACTOR, SHARE, LEAST_COST = 2.0, 0.8, 0.5
 
 
 class Workload(NamedTuple):
-    """All failures of a training: of each case one row for each start."""
+    """All failures of a training: one row per case and start."""
 
     name: str
     criterion: Criterion
     full: Float[np.ndarray, "starts trials"]
     full_sizes: Float[np.ndarray, "starts trials"]
     cases: Mapping[tuple[str, float, float, str], "CaseCosts"]
-    failed: int  # starts that did not converge
+    failed: int  # number of starts that did not converge
     busiest: float
 
 
 class CaseCosts(NamedTuple):
-    """A way of saving and a kind of loss; nothing is predicted of most."""
+    """The costs of a policy of saving and a kind of loss; most have no prediction."""
 
     costs: Float[np.ndarray, "starts trials"]
     sizes: Float[np.ndarray, "starts trials"]
@@ -83,12 +84,12 @@ class CaseCosts(NamedTuple):
 
     @property
     def failed(self) -> int:
-        """Trials that did not converge any more, of which there is no cost."""
+        """Number of trials that did not converge again and so have no cost."""
         return int((~np.isfinite(self.costs)).sum())
 
 
 def summary_of(record: Contents) -> StudyFindings:
-    """The summary of a study, of the parts that are on record."""
+    """Returns the summary of a study from its recorded parts."""
     rows = sorted(record.parts, key=lambda row: row.part)
     summary = summarize_findings("scar", findings(rows))
     summary.complete = len(rows) == record.study.parts
@@ -96,13 +97,13 @@ def summary_of(record: Contents) -> StudyFindings:
 
 
 def findings(rows: Sequence[PartRow]) -> Findings:
-    """Tables, figures and claims of what is on record."""
+    """Returns tables, figures and claims of the recorded parts."""
     return Findings.of(_found(rows))
 
 
 def _found(rows: Sequence[PartRow]) -> Iterator[Finding]:
     workloads = dict.fromkeys(row.workload for row in rows)
-    # What did not converge, of which there is no cost.
+    # Trials that did not converge, which have no cost.
     said = [
         (row.what, row.workload, "all" if row.start is None else row.start, row.failed)
         for row in rows
@@ -111,10 +112,10 @@ def _found(rows: Sequence[PartRow]) -> Iterator[Finding]:
     for name in workloads:
         starts = [row for row in rows if (row.what, row.workload) == ("failures", name)]
         if 0 < (good := sum(row.failed is None for row in starts)) < LEAST_STARTS:
-            said.append(("failures", name, "all", f"{good} starts converged: too few for an interval"))
+            said.append(("failures", name, "all", f"{good} starts converged, too few for an interval"))
     if said:
         header = ("part", "workload", "start", "why")
-        yield Table("What did not converge", header, tuple(said), "Nothing is told of its costs.")
+        yield Table("Trainings that did not converge", header, tuple(said), "They have no cost.")
     for row in rows:
         if row.failed is not None:
             continue
@@ -141,7 +142,7 @@ def _workload(name: str, rows: Sequence[PartRow]) -> Workload | None:
     if criterion is None or len(starts) < LEAST_STARTS:
         return None
     cases = {}
-    for each in zip(*(one.cases for one in starts), strict=True):  # of one case, each start
+    for each in zip(*(one.cases for one in starts), strict=True):  # all starts of one case
         key = (each[0].policy, each[0].fraction, each[0].lost, each[0].how)
         cases[key] = CaseCosts(*(np.asarray([getattr(one, name) for one in each], float) for name in CaseCosts._fields))
     full, sizes = (np.asarray([getattr(one.full, key) for one in starts], float) for key in ("costs", "sizes"))
@@ -150,7 +151,7 @@ def _workload(name: str, rows: Sequence[PartRow]) -> Workload | None:
 
 
 def reduction(workload: Workload, key: tuple[str, float, float, str]) -> Interval:
-    """By which fraction a case costs less than a full restore."""
+    """Returns the fraction by which a case costs less than a full restore."""
     ratio = ratio_interval(workload.cases[key].costs, workload.full)
     return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
 
@@ -165,17 +166,16 @@ def _converged(workloads: Sequence[Workload]) -> Table:
     )  # fmt: skip
     header = (
         "workload", "data", "blocks", "iterations", "criterion (loss)", "starts", "starts that did not converge",
-        "failures of each case", "movement of the busiest 1/8 of blocks",
+        "failures of each case", "movement of the most active 1/8 of blocks",
     )  # fmt: skip
     note = (
-        "Converged: at the mean losses of all starts in the last quarter of so many iterations. A cost is the mean "
-        "over these of the iterations beyond those of the same start without a failure, between iterations on a line; "
-        "a full restore, of data and random numbers too, costs the iterations that it goes back. Failures come after "
-        "geometric times whose mean is half of the training. A checkpoint writes everything once in 8 iterations, "
-        "whatever the fraction of a save. "
-        "Intervals are 95 %, over starts."
+        "Convergence criterion: the mean losses of all starts in the last quarter of these iterations. A cost is the "
+        "mean over these criteria of the additional iterations relative to the same start without a failure, "
+        "interpolated linearly; a full restore, including data and random numbers, costs the iterations that it goes "
+        "back. Failure times are geometric with a mean of half of the training. A checkpoint writes everything once in "
+        "8 iterations, for any fraction of a save. Intervals are 95 %, over starts."
     )
-    return Table("What was trained", header, rows, note)
+    return Table("Trainings", header, rows, note)
 
 
 def _partial(workloads: Sequence[Workload]) -> Iterator[Finding]:
@@ -208,7 +208,7 @@ def _partial(workloads: Sequence[Workload]) -> Iterator[Finding]:
             "; ".join(reversed(seen)),
         )  # fmt: skip
         yield Chart(
-            f"Figure 7: {one.name}", "Iterations that a failure costs; a checkpoint of everything every 8.",
+            f"Figure 7: {one.name}", "Cost of a failure in iterations, with a full checkpoint every 8.",
             "fraction lost", "iterations",
             (
                 Line("full restore", list(PARTIAL), [full.value] * 3, dashed=True),
@@ -216,7 +216,7 @@ def _partial(workloads: Sequence[Workload]) -> Iterator[Finding]:
             ),
         )  # fmt: skip
     yield Check(
-        "theorem 4.2: lost at random, the squared perturbation is p times that of a full restore (within 15 %)",
+        "theorem 4.2: with random losses, the squared perturbation is p times that of a full restore (within 15 %)",
         not squares_off,
         "; ".join(squares_off) or "everywhere",
     )
@@ -225,8 +225,8 @@ def _partial(workloads: Sequence[Workload]) -> Iterator[Finding]:
         "squared perturbation / full", "did not converge",
     )  # fmt: skip
     note = (
-        "Theorem 4.2 says for losses at random that the squared perturbation is the lost fraction of that of a full "
-        "restore; for neighbouring blocks, as a host holds them, nothing says so."
+        "By theorem 4.2, the squared perturbation of random losses is that of a full restore times the lost fraction; "
+        "the theorem does not cover adjacent blocks, which a host holds."
     )
     yield Table("Figure 7: partial against full recovery", header, tuple(rows), note)
 
@@ -260,7 +260,8 @@ def _saving(workloads: Sequence[Workload]) -> Iterator[Finding]:
         claim = f"{one.name}: 1/8 checkpoints by priority cost less than random ones"
         yield Check(claim, gain.low > 0, f"by {gain.text()} iterations")
         yield Chart(
-            f"Figure 8: {one.name}", "Half lost at random; as many bytes are written whatever the fraction.",
+            "Figure 8: "
+            f"{one.name}", "Half of the blocks are lost at random; the bytes written do not depend on the fraction.",
             "saves, relative to full checkpoints", "iterations",
             (
                 Line("full restore", [1, 2, 4, 8], [mean_interval(one.full).value] * 4, dashed=True),
@@ -270,12 +271,12 @@ def _saving(workloads: Sequence[Workload]) -> Iterator[Finding]:
     header = (
         "workload", "fraction of a save", "policy", "cost", "less than a full restore", "published", "did not converge",
     )  # fmt: skip
-    note = "Half of the blocks lost at random. A save of a fraction r follows after r times 8 iterations."
-    yield Table("Figure 8: which blocks are saved", header, tuple(rows), note)
+    note = "Half of the blocks are lost at random. Saves of a fraction r are r times 8 iterations apart."
+    yield Table("Figure 8: selection of saved blocks", header, tuple(rows), note)
 
 
 def _bounds(title: str, perturbed: Mapping[str, Perturbed], *, always: bool) -> Iterator[Finding]:
-    """Perturbations beside the bound; `always` if the iteration shrinks errors by c in each step, whatever they are."""
+    """Yields perturbations compared with the bound; `always` if the iteration shrinks every error by c in each step."""
     rows, lines = [], []
     for kind, one in perturbed.items():
         bounds, costs, beyond = (np.asarray(values, float) for values in (one.bounds, one.costs, one.beyond))
@@ -291,11 +292,11 @@ def _bounds(title: str, perturbed: Mapping[str, Perturbed], *, always: bool) -> 
     lines.append(Line("bound", [0.0, most], [0.0, most], dashed=True))
     header = (
         "perturbations", "trials", "c", "mean cost", "mean bound", "measured costs above the bound",
-        "above it, of iterations beyond kappa(x)", "did not converge",
+        "above it, in iterations beyond kappa(x)", "did not converge",
     )  # fmt: skip
     note = (
-        "The theorem bounds the difference of two upper bounds, kappa(y) and kappa(x). Beyond kappa(x) no trial may "
-        "lie above it where every iteration shrinks every error by c; the measured difference of two trainings may."
+        "The theorem bounds the difference of two upper bounds, kappa(y) and kappa(x). If every iteration shrinks "
+        "every error by c, no trial may exceed it beyond kappa(x); the measured difference of two trainings may."
     )
     yield Table(f"{title}, beside theorem 3.2", header, tuple(rows), note)
     yield Chart(f"{title}: cost against bound", note, "bound (iterations)", "cost (iterations)", tuple(lines))
@@ -307,7 +308,7 @@ def _bounds(title: str, perturbed: Mapping[str, Perturbed], *, always: bool) -> 
         cost = {kind: float(np.nanmean(np.asarray(one.costs, float))) for kind, one in perturbed.items()}
         share = cost["adversarial"] / float(np.mean(perturbed["adversarial"].bounds))
         yield Check(
-            f"{title}: perturbations away from the optimum cost more than random ones, and near the bound",
+            f"{title}: perturbations away from the optimum cost more than random ones, and close to the bound",
             cost["adversarial"] > max(cost["random"], 0) and 0.5 < share < 1.5,
             f"{cost['adversarial']:.3g} and {cost['random']:.3g} iterations; {share:.0%} of the bound",
         )
@@ -324,10 +325,10 @@ def _overhead(workload: str, overhead: Overhead) -> Iterator[Finding]:
     )  # fmt: skip
     header = ("recovery", "saves", "iterations behind", "ms of an iteration", "ms of a save", "overhead")
     note = (
-        f"Half is lost in iteration {overhead.after} of a single training. Behind: how many iterations earlier the "
-        f"undisturbed training had the same loss, on average over the {AFTERWARDS} iterations after the failure. "
-        "Overhead: time for which saves hold up the training (waiting for the one before included), over that of "
-        "iterations, of milliseconds here; published: 13 s of 243 s, 5.3 %."
+        f"Half of the blocks are lost in iteration {overhead.after} of a single training. Behind: number of iterations "
+        f"by which the undisturbed training reached the same loss earlier, averaged over the {AFTERWARDS} iterations "
+        "after the failure. Overhead: time for which saves block the training (including waits for the previous save), "
+        "relative to that of iterations, which take milliseconds here; published: 13 s of 243 s, 5.3 %."
     )
     yield Table(f"Figure 9: {workload}, through a failure", header, rows, note)
     lines = [Line("undisturbed", range(len(overhead.undisturbed)), overhead.undisturbed, dashed=True)]
@@ -335,13 +336,13 @@ def _overhead(workload: str, overhead: Overhead) -> Iterator[Finding]:
     yield Chart(f"Figure 9: {workload} through a failure", note, "iteration", "loss", tuple(lines))
     sooner = goal["traditional"] - goal["SCAR"]
     yield Check(
-        f"Figure 9: {workload} with SCAR is further after a failure than with a full restore", sooner > 0,
+        f"Figure 9: {workload} with SCAR is ahead after a failure of a full restore", sooner > 0,
         f"by {sooner:.2g} iterations here; published: about {SOONER}",
     )  # fmt: skip
 
 
 def _behind(losses: Sequence[float], undisturbed: Sequence[float], after: int) -> float:
-    """Iterations by which a training is behind another after its failure, on average."""
+    """Returns the mean number of iterations by which a training is behind another after its failure."""
     found = []
     for k in range(after, after + AFTERWARDS):
         at = next((other for other, one in enumerate(undisturbed) if one <= losses[k]), len(undisturbed) - 1)
@@ -374,17 +375,17 @@ def _advice(workloads: Sequence[Workload]) -> Iterator[Finding]:
             )  # fmt: skip
     header = (
         "workload", "saves", "lost", "losses", "predicted cost", "measured cost", "within a factor of two",
-        "measured within the bound, where one was told",
+        "measured within the bound, if there is one",
     )  # fmt: skip
     note = (
-        "Predicted at the last save before each loss, from how far blocks had moved. Costs below half an iteration "
-        "count as predicted if both are. A bound is told where movements shrink geometrically for certain."
+        "Predicted at the last save before each loss, from how far blocks had moved. If both costs are below half an "
+        "iteration, the prediction counts as correct. There is a bound if updates significantly shrink geometrically."
     )
-    yield Table("What was predicted, and what losses cost", header, tuple(rows), note)
+    yield Table("Predicted and measured cost of losses", header, tuple(rows), note)
     if every := [right for several in good.values() for right in several]:
         each = ", ".join(f"{name} {np.mean(several):.0%}" for name, several in good.items() if several)
         yield Check(
-            "asked for here: predicted costs are within a factor of two of those measured, or both below half an "
+            "own criterion: predicted costs are within a factor of two of measured ones, or both below half an "
             "iteration, in 80 % of losses",
             bool(np.mean(every) >= SHARE),
             f"{np.mean(every):.0%} of {len(every)} ({each}); {np.mean(strictly):.0%} within a factor of two strictly",
@@ -392,7 +393,7 @@ def _advice(workloads: Sequence[Workload]) -> Iterator[Finding]:
 
 
 def within_factor(predicted: Float[np.ndarray, "n"], costs: Float[np.ndarray, "n"], least: float = LEAST_COST) -> Any:
-    """Whether predictions are within a factor of two, or both costs are below so many iterations."""
+    """Returns whether predictions are within a factor of two, or both costs are below a number of iterations."""
     costs = np.where(np.isfinite(costs), costs, np.inf)
     near = (predicted <= FACTOR * costs) & (costs <= FACTOR * predicted)
     return near | ((predicted < least) & (costs < least))

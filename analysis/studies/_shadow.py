@@ -1,4 +1,4 @@
-"""What the study of the shadow replica found: Ma et al. 2025 (arXiv:2502.12340), section 7.2, propose one."""
+"""Findings of the study of the shadow replica proposed by Ma et al. 2025 (arXiv:2502.12340), section 7.2."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from ..report import Chart, Check, Finding, Line, Table
 
 
 def findings(measured: ShadowMeasured) -> Iterator[Finding]:
-    """Tables, figures and claims."""
+    """Returns tables, figures and claims."""
     for training in measured.trainings:
         judged = [_judged(run) for run in training.runs]
         yield Table(
@@ -21,9 +21,9 @@ def findings(measured: ShadowMeasured) -> Iterator[Finding]:
                 "verdict", "named",
             ),
             tuple(row for row, _ in judged),
-            "Each step compares a working rank with the spare one; roles go round. Compared: corrupted steps in which "
-            "the faulty rank was one of the two (of three with two spares). A fault that strikes but once is never "
-            "pinned on one rank by one spare.",
+            "Each step compares a working rank with the spare; roles rotate. Compared: corrupted steps in which the "
+            "faulty rank was one of the two (of three with two spares). One spare never attributes a fault that "
+            "strikes only once to a single rank.",
         )  # fmt: skip
         lines = (
             Line(run.hardware, list(range(1, len(run.differed) + 1)), np.cumsum(run.differed).astype(float).tolist())
@@ -31,17 +31,18 @@ def findings(measured: ShadowMeasured) -> Iterator[Finding]:
             if run.faulty is not None
         )
         title = f"{training.workload}: differences found over time"
-        yield Chart(title, "Comparisons that differed, added up.", "step", "differences", tuple(lines))
+        yield Chart(title, "Cumulative number of comparisons that differed.", "step", "differences", tuple(lines))
         right = [good for _, good in judged]
         yield Check(
-            f"{training.workload}: every compared corruption is found, nothing else, and nobody else is named",
+            f"{training.workload}: every compared corruption is found, without false alarms, and no other rank is "
+            "named",
             all(right),
             f"{sum(right)} of {len(right)} kinds of hardware",
         )
 
 
 def _judged(run: Watched) -> tuple[tuple[Any, ...], bool]:
-    """A row of the table, and whether all is as it should be."""
+    """Returns a row of the table, and whether it is as expected."""
     seen = run.corrupted & (run.compared == (-1 if run.faulty is None else run.faulty)).any(axis=-1)
     first = [int(np.flatnonzero(mask)[0]) if mask.any() else None for mask in (run.corrupted, run.differed)]
     named = ", ".join(map(str, run.suspects)) or (

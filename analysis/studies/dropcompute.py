@@ -1,4 +1,4 @@
-"""What the study of DropCompute found, beside the paper: Giladi et al. (NeurIPS 2023, arXiv:2306.10598)."""
+"""Findings of the study of DropCompute, compared with the paper: Giladi et al. (NeurIPS 2023, arXiv:2306.10598)."""
 
 import itertools
 import math
@@ -12,12 +12,14 @@ from ..report import Chart, Check, Finding, Line, Table
 
 # F1 on SQuAD of BERT-Large pretrained with dropped micro-batches, by drop rate (table 1a of the paper).
 PUBLISHED = {0.0: 91.32, 0.03: 91.34, 0.06: 91.44, 0.1: 91.19}
-TOLERANCE = 0.05  # relative: a speedup on a clock that other programs disturb may lie so far from the predicted one
-WINDOW = 10  # steps over which a loss is averaged
+TOLERANCE = (
+    0.05  # maximum relative deviation of a measured speedup, which other programs disturb, from the predicted one
+)
+WINDOW = 10  # number of steps over which a loss is averaged
 
 
 def findings(measured: DropComputeMeasured) -> Iterator[Finding]:
-    """Tables, figures and claims."""
+    """Returns tables, figures and claims."""
     if measured.predicted:
         yield from _predicted(measured)
     if measured.clocked:
@@ -50,13 +52,14 @@ def _predicted(measured: DropComputeMeasured) -> Iterator[Finding]:
         f"s with bounded log-normal delays, {study.serial} s for the rest",
         (
             "workers", "step without threshold, s", "best threshold, s", "drop rate", "speedup (algorithm 2)",
-            "equations (5), (7)", "the same, measured E[T]",
+            "equations (5), (7)", "the same with measured E[T]",
         ),
         tuple(rows),
-        "Algorithm 2 on 100 sampled iterations. Equation (7) takes the slowest of normal times; tails are longer here.",
+        "Algorithm 2 on 100 sampled iterations. Equation (7) assumes the maximum of normal times; tails are longer "
+        "here.",
     )  # fmt: skip
     yield Chart(
-        "Effective speedup against drop rate", "Post analysis of sampled latencies, as in figure 4 of the paper.",
+        "Effective speedup against drop rate", "Analysis of sampled latencies, as in figure 4 of the paper.",
         "drop rate", "effective speedup", tuple(lines),
     )  # fmt: skip
     fleets, best = tuple(one.workers for one in measured.predicted), [one.speedup for one in measured.predicted]
@@ -85,11 +88,11 @@ def _clocked(measured: DropComputeMeasured) -> Iterator[Finding]:
         "Measured effective speedup: threads with injected delays, on a real clock",
         ("workers", "step, s", "step with threshold, s", "measured", "predicted (algorithm 2)", "measured / predicted"),
         rows,
-        f"{measured.clocked[0].iterations} iterations of {measured.study.micro_batches} micro-batches; completed "
-        "micro-batches a second.",
+        f"{measured.clocked[0].iterations} iterations of {measured.study.micro_batches} micro-batches; speeds are "
+        "completed micro-batches per second.",
     )
     off = max(abs(row[-1] - 1) for row in rows)
-    yield Check("the measured speedup is the predicted one", off < TOLERANCE, f"within {off:.1%}")
+    yield Check("the measured speedup agrees with the predicted one", off < TOLERANCE, f"within {off:.1%}")
 
 
 def _training(measured: DropComputeMeasured, training: DroppedTraining) -> Iterator[Finding]:
@@ -107,16 +110,16 @@ def _training(measured: DropComputeMeasured, training: DroppedTraining) -> Itera
         f"{name}: training with dropped micro-batches, {measured.study.workers} workers, {measured.study.steps} steps",
         ("run", "drop rate", training.metric, "last loss", "simulated time, s", "time saved, ×", "published F1"),
         tuple(rows),
-        "Published: F1 of BERT-Large on SQuAD (table 1a), pretrained with that drop rate. Loss: mean of ten steps.",
+        "Published: F1 of BERT-Large on SQuAD (table 1a), pretrained with that drop rate. Loss: mean over ten steps.",
     )
     for what, lines in (("step", by_step), ("simulated time, s", by_time)):
         title = f"{name}: loss against {what}"
-        yield Chart(title, "Loss of training, mean of ten steps.", what, "loss", tuple(lines))
+        yield Chart(title, "Training loss, mean over ten steps.", what, "loss", tuple(lines))
     whole, extra = rows[0], next(row for row, run in zip(rows, training.runs, strict=True) if run.extra)
-    # The loss may be higher by what single trainings differ.
+    # The tolerance of the loss is the variation between single trainings.
     same = extra[3] <= 1.02 * whole[3] + 0.005
     yield Check(
-        f"{name}: with extra steps the same loss in less time",
+        f"{name}: with extra steps, the same loss in less time",
         same and extra[4] < whole[4],
         f"loss {whole[3]:.4g} in {whole[4]:.0f} s, {extra[3]:.4g} in {extra[4]:.0f} s",
     )
@@ -132,7 +135,7 @@ def _name(run: DroppedRun) -> str:
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
-    """Mean over the last steps, fewer at the start; steps in which nothing was completed have no loss."""
+    """Returns the mean over the last steps, fewer at the start; steps without a completed micro-batch have no loss."""
     means = []
     for end in range(1, len(values) + 1):
         known = values[max(0, end - WINDOW) : end]

@@ -1,4 +1,4 @@
-"""What a step and its tools cost on chips that are not here: ratios to the first of them, and a report."""
+"""Estimated costs of a step and its tools on chips that are not present: ratios to the first program, and a report."""
 
 from collections.abc import Iterable, Sequence
 
@@ -25,17 +25,19 @@ from ..report import (
 
 STUDY = "estimate"
 MARK = "compiler's estimate"
-SOURCE = "The compiler's own estimates where there are any; docs/estimate.md says what is charged for the rest."
+SOURCE = "The compiler's own estimates if available; docs/estimate.md states the cost model for the rest."
 DEFINITIONS = (
-    Definition("Cycles", "sum of the compiler's", "Of operations, kernels and collectives; overlap is not modelled."),
-    Definition("Kernels, moved", "GPU", "Kernels that are launched, and bytes of their operands and results."),
-    Definition("Ratio", "cost / cost of the first", "Of programs for the same chips, on each device."),
-    Definition("Memory", "arguments + outputs + temporaries", "On each device, or the compiler's peak."),
+    Definition(
+        "Cycles", "sum of the compiler's", "Cycles of operations, kernels and collectives; overlap is not modelled."
+    ),
+    Definition("Kernels, moved", "GPU", "Number of launched kernels, and bytes of their operands and results."),
+    Definition("Ratio", "cost / cost of the first", "Cost of programs for the same chips, per device."),
+    Definition("Memory", "arguments + outputs + temporaries", "Bytes per device, or the compiler's peak."),
 )
 
 
 def summarize_estimates(programs: Iterable[ProgramEstimate]) -> EstimateSummary:
-    """The programs of an estimate, each with its ratio to the first of the same target."""
+    """Summarizes the programs of an estimate, each with its ratio to the first of the same target."""
     first: dict[str, float] = {}
     rows = []
     for row in programs:
@@ -53,7 +55,9 @@ def build(record: Contents, summary: EstimateSummary) -> Report:
     none = "none: an estimate, not a test of a device"
     said = (f"{row.target}: {row.tool} {row.ratio:.3f}" for row in fitting if row.ratio is not None)
     sentence = "; ".join(said) or "nothing could be estimated"
-    actions = (Action("Measure it", "An estimate compares programs; only the chips tell a time: sdc bench transform."),)
+    actions = (
+        Action("Measure it", "An estimate only compares programs; measure time on the chips with sdc bench transform."),
+    )
     tables = [_costs(fitting), _memory(fitting), _collectives(fitting)]
     costs, memory, collectives = (marked(table, MARK) for table in tables)
     unfit = [
@@ -66,7 +70,7 @@ def build(record: Contents, summary: EstimateSummary) -> Report:
         title=record.path.resolve().name,
         verdict=None,
         label="COMPILER'S ESTIMATE",
-        headline=Headline(sentence, none, none, "not asked", "nothing was run: an estimate", actions),
+        headline=Headline(sentence, none, none, "not measured", "nothing was run: an estimate", actions),
         simulated="nothing was run: all figures are the compiler's estimate",
         notes=[str(row.does_not_fit) for row in lacking],
         facts=[("step", manifest.subject), ("started", manifest.created)],
@@ -102,11 +106,11 @@ def _memory(programs: Sequence[ProgramEstimate]) -> Table:
         )
         for row in programs
     ]  # fmt: skip
-    return Table("Memory of each device", header, tuple(rows))
+    return Table("Memory on each device", header, tuple(rows))
 
 
 def _collectives(programs: Sequence[ProgramEstimate]) -> Table:
-    header = ("target", "program", "collective", "axes", "crosses", "blocking", "count", "sent", "time", "of it hidden")
+    header = ("target", "program", "collective", "axes", "crosses", "blocking", "count", "sent", "time", "hidden time")
     rows = [
         (
             row.target, row.tool, each.kind, each.axes or "-", each.crosses or "-", "yes" if each.blocking else "no",
@@ -120,7 +124,7 @@ def _collectives(programs: Sequence[ProgramEstimate]) -> Table:
 
 def _parts(row: ProgramEstimate) -> Table:
     rows = tuple((name, f"{share:.1%}") for name, share in row.parts.items())
-    return Table(f"Dearest operations: {row.tool} on {row.target}", ("operation", "share"), rows)
+    return Table(f"Most expensive operations: {row.tool} on {row.target}", ("operation", "share"), rows)
 
 
 def _drawn(programs: Sequence[ProgramEstimate]) -> Figure | LeftOut:
@@ -138,12 +142,12 @@ def _drawn(programs: Sequence[ProgramEstimate]) -> Figure | LeftOut:
         axes.set_yticks(list(places), [f"{target}  {tool}" for target, tool, _ in known])
         axes.set_xlabel("cost / cost of the first program")
 
-    caption = "Cycles (TPU), or time to move the kernels' bytes (GPU), on each device."
+    caption = "Cycles (TPU), or time to move the kernels' bytes (GPU), per device."
     return Figure(title, caption, draw, height=0.9 + 0.32 * len(known))
 
 
 def size(value: float | None) -> str:
-    """Bytes for people."""
+    """Formats bytes for reading."""
     if value is None:
         return "-"
     amount = float(value)

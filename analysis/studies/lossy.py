@@ -1,4 +1,5 @@
-"""What the study of lost packets found, beside the paper: Weintraub et al., Distributed Training under Packet Loss."""
+"""Findings of the study of lost packets, compared with the paper: Weintraub et al., Distributed Training under Packet
+Loss."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,16 +12,16 @@ from ..report import Chart, Check, Finding, Line, Table
 
 # Validation perplexity of Llama-2-7B, 64 workers, 5,000 steps (table 1 of the paper), by loss rate.
 PUBLISHED = {0.0: 10.653, 0.1: 10.778, 0.2: 10.934, 0.3: 11.055, 0.4: 11.362}
-TOLERANCE = 0.05  # relative: how far the mean drift of one random walk may lie from its limit
+TOLERANCE = 0.05  # maximum relative deviation of the mean drift of a random walk from its limit
 
 
 def printed_pair_drift(p: float) -> float:
-    """The drift between two copies of a random walk as the paper prints it, where `pair_drift` has 2p/(1 - p²)."""
+    """Returns the drift between two copies of a random walk as printed in the paper; `pair_drift` has 2p/(1 - p²)."""
     return 2 * p / (1 + p)
 
 
 def findings(measured: LossyMeasured) -> Iterator[Finding]:
-    """Tables, figures and claims."""
+    """Returns tables, figures and claims."""
     for training in measured.trainings:
         yield from _by_rate(measured, training)
     if measured.walks:
@@ -36,7 +37,7 @@ def _by_rate(measured: LossyMeasured, training: LossyTraining) -> Iterator[Findi
     lossless = scores["per shard"][rates[0]]
 
     def row(losses: str, found: Mapping[float, float], base: float) -> tuple[Any, ...]:
-        """Scores, and their changes in percent."""
+        """Returns scores, and their changes in percent."""
         changes = (100 * (found[rate] / base - 1) if rate in found else None for rate in rates[1:])
         return losses, *map(found.get, rates), *changes
 
@@ -50,8 +51,9 @@ def _by_rate(measured: LossyMeasured, training: LossyTraining) -> Iterator[Findi
         f"{training.steps} steps",
         header,
         tuple(rows),
-        f"Mean over {training.seeds} seeds, the replicas and the last three looks. Published: Llama-2-7B, 64 workers, "
-        "5,000 steps. Drift between copies exceeds that of a random walk where parameters keep their direction for a "
+        f"Mean over {training.seeds} seeds, the replicas and the last three evaluations. Published: Llama-2-7B, 64 "
+        "workers, "
+        "5,000 steps. Drift between copies exceeds that of a random walk if parameters keep their direction for a "
         "while.",
     )
     yield Chart(
@@ -84,13 +86,13 @@ def _walks(measured: LossyMeasured) -> Iterator[Finding]:
         for rate, found, right, wrong in zip(rates, walks, exact, printed, strict=True)
     )
     yield Table(
-        f"Drift between two copies of a random walk, in squares of its step ({measured.study.workers} workers)",
+        f"Drift between two copies of a random walk, in units of its squared step ({measured.study.workers} workers)",
         ("loss rate", "measured", "exact: 2p/(1-p²)", "as printed: 2p/(1+p)", "measured / exact"),
         rows,
     )
     yield Chart(
         "Drift between two copies against theory",
-        "Owners move by independent steps; parameters are lost per packet, gradients are not.",
+        "Owners move by independent steps; packets of parameters are lost, those of gradients are not.",
         "loss rate",
         "E[D²] / s²",
         (
@@ -100,7 +102,7 @@ def _walks(measured: LossyMeasured) -> Iterator[Finding]:
         ),
     )
     off = max(abs(row[4] - 1) for row in rows)
-    # At the smallest rates the two forms differ by no more than the tolerance.
+    # At the smallest rates the two forms differ by less than the tolerance.
     nearest = min(abs(found / wrong - 1) for found, wrong in zip(walks, printed, strict=True))
     yield Check(
         "drift follows the exact form, not the printed one",

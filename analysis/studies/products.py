@@ -1,4 +1,4 @@
-"""What the study of checked products found: shares of its counts, and its report."""
+"""Findings of the study of checked products: shares computed from its counts, and its report."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,16 +34,16 @@ MANTISSA = {32: 23, 16: 7}  # bits of the mantissa of float32 and bfloat16
 def summarize_products(
     counts: Mapping[str, Mapping[str, SchemeCounts]], magnitudes: Sequence[float]
 ) -> ProductsSummary:
-    """Shares from the counts of a study.
+    """Computes shares from the counts of a study.
 
     Args:
         counts: counts by variant and scheme.
         magnitudes: magnitudes of the errors, in root mean squares of the row.
 
     Returns:
-        By variant and scheme the counts, and: `false_alarms_upper_95` per row; the smallest magnitude of which `half`
-        and `almost_all` (99 %) are found, None where none is; shares of `flips`, and of flips of `sign_exponent`, that
-        are found.
+        By variant and scheme: the counts; `false_alarms_upper_95` per row; the smallest magnitudes at which `half` and
+            `almost_all` (99 %) of the errors are found, or None; the shares of `flips`, and of flips of
+            `sign_exponent`, that are found.
     """
     return ProductsSummary(
         magnitudes=list(magnitudes),
@@ -59,7 +59,7 @@ def _shares(found: SchemeCounts, magnitudes: Sequence[float]) -> SchemeShares:
     shares = np.asarray(found.found) / np.maximum(np.asarray(found.made), 1)
 
     def smallest(share: float) -> float | None:
-        """The smallest magnitude from which on at least this share is found."""
+        """Returns the smallest magnitude from which on at least this share is found."""
         enough = np.append(np.flatnonzero(shares < share), -1).max() + 1
         return float(magnitudes[enough]) if enough < len(magnitudes) else None
 
@@ -93,8 +93,10 @@ def build(record: Contents, summary: ProductsSummary) -> Report:
         verdict=None,
         label="STUDY OF CHECKSUMMED PRODUCTS",
         headline=headline_of_study(f"the default scheme flagged {alarms:,} of {rows:,} rows of healthy products"),
-        simulated="errors and flips were put into products on sound hardware, to see which are found",
-        notes=[f"The profile was measured elsewhere: {'; '.join(manifest.departs)}."] if manifest.departs else [],
+        simulated="errors and flips were injected into products on healthy hardware to measure detection",
+        notes=[f"The profile was measured on another setup: {'; '.join(manifest.departs)}."]
+        if manifest.departs
+        else [],
         facts=[
             ("steps", manifest.steps),
             ("products", manifest.where or "products"),
@@ -110,20 +112,27 @@ def build(record: Contents, summary: ProductsSummary) -> Report:
         ],
         definitions=DEFINITIONS,
         about=[
-            "Appendix D of Ma et al. 2025 (arXiv:2502.12340), whose scheme is `paper`; the others are of this project.",
-            "Errors are one to a row, in random columns; rows are judged one by one.",
+            "Appendix D of Ma et al. 2025 (arXiv:2502.12340), whose scheme is `paper`; the other schemes are from this "
+            "project.",
+            "Each row has one error in a random column; rows are checked individually.",
         ],
         brief=[*(marked(table, SIMULATED) for table in tables), Text(FOUND)],
     )
 
 
-FOUND = "half and 99 % found: the smallest error, in root mean squares of its row, of which so many are found"
+FOUND = "half and 99 % found: the smallest error, in root mean squares of its row, at which this share is found"
 DEFINITIONS = (
-    Definition("False alarm", "flagged / checked", "Rows of products as the machine computed them in training."),
-    Definition("Magnitude", "|error| / rms(row)", "The error of one element over the root mean square of its row."),
-    Definition("Half, almost all found", "50 %, 99 %", "The smallest magnitude from which on so many are found."),
-    Definition("Flips found", "found / made", "Over all bits of the type, each as often; zero rows are left out."),
-    Definition("Sums, rounded", "float32, bfloat16", "Checked before or after the rounding to the output's type."),
+    Definition(
+        "False alarm", "flagged / checked", "Share of rows of products, as computed in training, that are flagged."
+    ),
+    Definition("Magnitude", "|error| / rms(row)", "Error of one element divided by the root mean square of its row."),
+    Definition("Half, almost all found", "50 %, 99 %", "The smallest magnitude from which on this share is found."),
+    Definition(
+        "Flips found", "found / made", "Share over all bits of the type with equal weight; zero rows are omitted."
+    ),
+    Definition(
+        "Sums, rounded", "float32, bfloat16", "Whether the check precedes or follows rounding to the output's type."
+    ),
 )
 
 
@@ -141,16 +150,16 @@ def _table(variant: str, schemes: Mapping[str, SchemeShares]) -> Table:
 def _drawn(
     variant: str, schemes: Mapping[str, SchemeShares], magnitudes: Sequence[float]
 ) -> Iterator[Figure | LeftOut]:
-    """Errors found by magnitude, and flips found by bit."""
+    """Yields figures of errors found by magnitude, and of flips found by bit."""
     sizes, bits = [], []
     for scheme, found in schemes.items():
         sizes.append(Line(scheme, magnitudes, np.asarray(found.found) / np.maximum(np.asarray(found.made), 1)))
         made = np.asarray(found.bits_made)
         share = np.where(made > 0, np.asarray(found.bits_found) / np.maximum(made, 1), np.nan)
         bits.append(Line(scheme, range(len(share)), share))
-    caption = "Share of errors of this size, one in a row, that the scheme flags."
+    caption = "Share of errors of this size, one per row, that the scheme flags."
     title = f"Errors found by magnitude: {variant}"
     yield line_figure(Chart(title, caption, "error / rms of the row", "share found", tuple(sizes), log="x"))
-    caption = "Share of flips of this bit of an element, one in a row, that the scheme flags."
+    caption = "Share of flips of this bit of an element, one per row, that the scheme flags."
     x = "bit (0 is the lowest of the mantissa, the last the sign)"
     yield line_figure(Chart(f"Flips found by bit: {variant}", caption, x, "share found", tuple(bits)))

@@ -1,4 +1,4 @@
-"""The record of a study: its findings, and the report that shows them."""
+"""The record of a study: its findings, and their report."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
@@ -25,16 +25,17 @@ FINDINGS: Mapping[str, Callable[[Any], Iterable[Finding]]] = {
 
 
 def findings_of(measured: Measured | NodesMeasured) -> Findings:
-    """Tables, figures and claims of a study of robust aggregation or of the simulated nodes, beside the published ones.
+    """Returns tables, figures and claims of a study of robust aggregation or of the simulated nodes, with published
+    values.
 
     Args:
-        measured: what `sdc.train.studies.study` returned, or `sdc.train.studies.NodesStudy` found.
+        measured: the result of `sdc.train.studies.study`, or the findings of `sdc.train.studies.NodesStudy`.
     """
     return Findings.of(FINDINGS[measured.study.name](measured))
 
 
 def conclude_study(record: Contents) -> Conclusion:
-    """The summary and the page of a study or an estimate, ended or not."""
+    """Makes the summary and the page of a study or an estimate, complete or not."""
     stored, kind = record.summary or {}, record.kind.name
     if kind == products.STUDY:
         shares = msgspec.convert(stored, ProductsSummary)
@@ -42,7 +43,7 @@ def conclude_study(record: Contents) -> Conclusion:
     if kind == estimates.STUDY:
         costs = msgspec.convert(stored, EstimateSummary)
         return Conclusion(record, costs, stored, estimates.build(record, costs))
-    if kind == _scar.STUDY:  # its summary follows from its lines
+    if kind == _scar.STUDY:  # its summary is computed from its lines
         found = _scar.summary_of(record)
         every = msgspec.to_builtins(found, enc_hook=to_json)
         own = {name: every[name] for name in ("complete", "study", "grids", "charts", "checks")}
@@ -50,7 +51,7 @@ def conclude_study(record: Contents) -> Conclusion:
     try:
         found = msgspec.convert(stored, StudyFindings)
     except msgspec.ValidationError as error:
-        raise RecordError(f"{record.path / SUMMARY} is damaged ({error}); restore it or run the study anew") from error
+        raise RecordError(f"{record.path / SUMMARY} is damaged ({error}); restore it or run the study again") from error
     return Conclusion(record, found, stored, study_page(record, found))
 
 
@@ -58,12 +59,13 @@ def write_study(folder: Path, measured: Measured | NodesMeasured | ProductsMeasu
     """Writes the record and the report of a study.
 
     Args:
-        folder: a new one.
-        measured: what `sdc.train.studies.study` returned, or what `NodesStudy` or `ProductsStudy` measured.
-        **manifest: what else the manifest is to say, such as the command and the name of the profile.
+        folder: a new folder.
+        measured: the result of `sdc.train.studies.study`, or the measurements of `NodesStudy` or `ProductsStudy`.
+            **manifest: further fields of the manifest, such as the command and the name of the profile.
 
     Returns:
-        The summary, with what `conclude` adds: `sentence`, and the paths `run` (the folder) and `report` (the page).
+        The summary, with the fields that `conclude` adds: `sentence`, and the paths `run` (the folder) and `report`
+            (the page).
 
     Raises:
         RecordError: the folder exists already, or cannot be written.
@@ -91,12 +93,12 @@ def write_study(folder: Path, measured: Measured | NodesMeasured | ProductsMeasu
 
 
 def write_estimate(folder: Path, programs: Iterable[ProgramEstimate], **manifest: Any) -> dict[str, Any]:
-    """Writes the record and the report of what programs cost on chips that are not here.
+    """Writes the record and the report of the estimated costs of programs on chips that are not present.
 
     Args:
-        folder: a new one.
-        programs: what each costs, without its ratio to the first.
-        **manifest: what else the manifest is to say, such as the command.
+        folder: a new folder.
+        programs: the cost of each, without its ratio to the first.
+        **manifest: further fields of the manifest, such as the command.
 
     Returns:
         The same as `write_study`.
@@ -105,7 +107,7 @@ def write_estimate(folder: Path, programs: Iterable[ProgramEstimate], **manifest
         RecordError: the folder exists already, or cannot be written.
     """
     summary, rows = estimates.summarize_estimates(programs), []
-    for row in summary.programs:  # of a program that does not fit, the file says nothing else
+    for row in summary.programs:  # a program that does not fit has no other fields
         fits = row.does_not_fit is None
         names = set(row.__struct_fields__) - {"does_not_fit"} if fits else {"tool", "target", "does_not_fit", "ratio"}
         rows.append({name: value for name, value in msgspec.to_builtins(row).items() if name in names})

@@ -1,12 +1,12 @@
-"""The record of a run on disk, what makes a run repeat itself, and whether two may be compared.
+"""The record of a run on disk, deterministic execution, and whether two runs are comparable.
 
 - `format`: files of JSON with checksums, one `Format` for each kind of file
-- `lines`: files of lines that grow while a run goes on
+- `lines`: files of lines that grow during a run
 - `storage`: local disks, NFS and object stores
 - `lock`: one writer at a time
-- `layout`: which kind of record has which files, of the types of `sdc.schema`
-- `record`: a record as it is written, and as it is read
-- `determinism`, `devices`: what decides bits, and the hardware that computes them
+- `layout`: the files of each kind of record, with types from `sdc.schema`
+- `record`: writing and reading a record
+- `determinism`, `devices`: everything that determines bits, and the hardware that computes them
 """
 
 from typing import TYPE_CHECKING
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     # Their layout.
     from .layout import KINDS as KINDS, Kind as Kind, json_schema as json_schema
 
-    # Who wrote them.
+    # Their author.
     from ..schema import Host as Host, identify as identify, stamp as stamp
 
-    # What they computed on.
+    # Their hardware.
     from .devices import describe_devices as describe_devices, on_mesh as on_mesh
 
     # Determinism.

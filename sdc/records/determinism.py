@@ -1,8 +1,9 @@
-"""Determinism: what makes a backend repeat itself bit for bit, and whether two runs may be compared at all.
+"""Determinism: settings that make a backend bitwise deterministic, and whether two runs are comparable.
 
-Twins are compared bit for bit, so they must run one program on one kind of device with one set of libraries. `prepare`
-sets what each backend needs before JAX starts it, `environment` records it, and `differences` names what two processes
-do not have in common: such twins are not comparable, and a difference between them proves nothing.
+Twins are compared bit for bit, so they must run the same program on the same kind of device with the same libraries.
+    `prepare` makes the settings for each backend before JAX starts it, `environment` records them, and `differences`
+    lists the differences between processes: such twins are not comparable, and a difference in their results proves
+    nothing.
 """
 
 import hashlib
@@ -15,19 +16,19 @@ from ..schema import package_version
 from .devices import text_of, version_in
 
 if TYPE_CHECKING:
-    import jax  # what only reads and writes records does without, and starts at once
+    import jax  # code that only reads and writes records starts faster without it
 
 Platform: TypeAlias = Literal["cpu", "gpu", "tpu"]
 
-# GPU kernels that add in any order are excluded. Autotuning picks kernels by their measured time, so that two hosts may
-# pick different ones: it is switched off. TPUs and CPUs repeat themselves as they are.
+# Excludes GPU kernels with nondeterministic summation order. Autotuning picks kernels by measured time, so two hosts
+# may pick different ones: it is disabled. TPUs and CPUs are deterministic by default.
 GPU_FLAGS = (
     "--xla_gpu_deterministic_ops=true",
     "--xla_gpu_exclude_nondeterministic_ops=true",
     "--xla_gpu_autotune_level=0",
 )
 THREADS = "NPROC"  # the environment variable from which XLA takes the size of its thread pool on a CPU
-# Simulated devices of a process. Each has threads of its own, and a process that gets no more of them aborts.
+# Maximum simulated devices of a process. Each has its own threads, and a process that cannot create more aborts.
 MOST_DEVICES = 1024
 PACKAGES = ("jax-sdc", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 OPTIONS = (
@@ -40,23 +41,23 @@ OPTIONS = (
 
 
 def prepare(*, cpu_devices: int, cpu_threads: int | None = None, only_cpu: bool = False) -> None:
-    """Sets what makes every backend deterministic; call it before anything runs on a device.
+    """Makes every backend deterministic; call it before anything runs on a device.
 
     Args:
-        cpu_devices: simulate this many CPU devices in this process, where there is nothing but a CPU.
+        cpu_devices: number of CPU devices to simulate in this process, if it has only a CPU.
         cpu_threads: size of XLA's thread pool on a CPU, at least `cpu_devices` (by default as many). XLA splits matrix
-            products by the size of the pool, and rounds each part: another size, other last bits. Processes whose
-            results are compared need the same.
-        only_cpu: use the CPU although there is something better.
+            products by the size of the pool and rounds each part, so another size gives different low-order bits.
+        Processes whose results are compared need the same size.
+        only_cpu: use the CPU even if there is an accelerator.
 
     Raises:
-        ValueError: the environment already asks for the opposite of a flag that is needed, JAX has started, or there
-            would be more simulated devices than a process can have.
+        ValueError: the environment sets the opposite of a required flag, JAX has started, or a process cannot have that
+            many simulated devices.
     """
     if not 1 <= cpu_devices <= MOST_DEVICES:
         raise ValueError(
             f"cpu_devices={cpu_devices}: expected a number from 1 to {MOST_DEVICES:,} for one process, since each has "
-            "threads of its own; take fewer devices, or more processes"
+            "its own threads; use fewer devices, or more processes"
         )
     import jax
 
@@ -73,7 +74,7 @@ def prepare(*, cpu_devices: int, cpu_threads: int | None = None, only_cpu: bool 
 
 
 def _missing(flags: Sequence[str]) -> list[str]:
-    """Flags that GPUs need and that are not among those given."""
+    """Returns the flags that GPUs need and that are missing."""
     missing = []
     for flag in GPU_FLAGS:
         name, _, value = flag.partition("=")
@@ -86,19 +87,19 @@ def _missing(flags: Sequence[str]) -> list[str]:
 
 
 def check_deterministic(environment: Mapping[str, Any]) -> None:
-    """A ValueError for GPUs whose kernels may add in any order: healthy twins would differ there."""
+    """Raises ValueError for GPUs with nondeterministic kernels, on which healthy twins would differ."""
     if environment["platform"] == "gpu" and (missing := _missing(environment["xla_flags"].split())):
         raise ValueError(
-            f"XLA_FLAGS lacks {missing[0]}, without which a healthy GPU does not repeat itself; "
+            f"XLA_FLAGS lacks {missing[0]}, without which a healthy GPU is not deterministic; "
             "call sdc.records.prepare(cpu_devices=1) before JAX starts its devices"
         )
 
 
 def environment() -> dict[str, Any]:
-    """What this process computes with; equal between processes whose results may be compared bit for bit.
+    """Describes the environment of this process; equal for processes whose results are comparable bit for bit.
 
     Returns:
-        Versions, devices, flags and options, as JSON. Asking for them starts the devices.
+        Versions, devices, flags and options, as JSON. The call starts the devices.
     """
     import jax
     from jax.extend import backend
@@ -126,27 +127,27 @@ def environment() -> dict[str, Any]:
 
 
 def program_fingerprint(lowered: "jax.stages.Lowered") -> str:
-    """SHA-256 of a lowered program's StableHLO text, 64 hexadecimal digits: equal for equal programs.
+    """Returns the SHA-256 of a lowered program's StableHLO text, 64 hexadecimal digits: equal for equal programs.
 
     Args:
-        lowered: the lowered program, as `jax.jit(step).lower(...)` returns it.
+        lowered: the lowered program, the result of `jax.jit(step).lower(...)`.
     """
     return hashlib.sha256(lowered.as_text().encode()).hexdigest()
 
 
 class EnvironmentDifference(NamedTuple):
-    """One thing that differs between descriptions.
+    """One difference between descriptions.
 
     Attributes:
-        key: what differs, with dots between the levels of the descriptions.
-        values: its value in each description, `"nothing"` where there is none.
+        key: the key that differs, with dots between the levels of the descriptions.
+        values: its value in each description, `"nothing"` if missing.
     """
 
     key: str
     values: tuple[Any, ...]
 
     def describe(self, labels: Sequence[str] | None = None) -> str:
-        """A sentence: the key, and the first value with every other one that differs, each behind its label."""
+        """Returns a sentence with the key, the first value and every other value that differs, each after its label."""
         names = labels or [f"process {number} has" for number in range(len(self.values))]
         pairs = list(zip(names, self.values, strict=True))
         shown = [pairs[0], *(pair for pair in pairs[1:] if pair[1] != pairs[0][1])]
@@ -154,9 +155,9 @@ class EnvironmentDifference(NamedTuple):
 
 
 def differences(descriptions: Sequence[Mapping[str, Any]]) -> tuple[EnvironmentDifference, ...]:
-    """What differs between nested mappings, such as the environments of processes, in the order of their keys."""
+    """Returns the differences between nested mappings, such as the environments of processes, in the order of keys."""
     flat = [_flatten("", description) for description in descriptions]
-    # What one of them does not have at all is told by the entries that the others have.
+    # A missing mapping is reported through the entries of the others.
     above = {key[:dot] for each in flat for key in each for dot, sign in enumerate(key) if sign == "."}
     flat = [{key: value for key, value in each.items() if value is not None or key not in above} for each in flat]
     rows = {key: [description.get(key, "nothing") for description in flat] for key in sorted(set().union(*flat))}

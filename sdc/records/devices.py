@@ -1,8 +1,8 @@
-"""Which devices a process computes on: what says which part to take out of which machine.
+"""The devices of a process, identified so that the physical part can be located.
 
-A verdict names ranks. Whoever acts on it needs the host, the slot and the part: what JAX, the driver's libraries and
-the kernel's files tell of each device. What none of them tells is left out; nothing here is asked of a device itself.
-None of this decides what is computed, so it is no part of `environment` and never makes two processes incomparable.
+A verdict names ranks. Acting on it requires the host, the slot and the part, as reported by JAX, the driver's libraries
+and the kernel's files. Unreported fields are omitted; the devices themselves are not queried. These fields do not
+affect the computation, so they are not part of `environment` and never make two processes incomparable.
 """
 
 import ctypes
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import jax
 
 NVIDIA_DRIVER = r"Kernel Module\s+(?:for \S+\s+)?(\d[\w.]*)"
-VIDEO_BIOS = r"^Video BIOS:\s*([\w.]+)\s*$"  # a board without one has question marks there
+VIDEO_BIOS = r"^Video BIOS:\s*([\w.]+)\s*$"  # a board without one shows question marks
 MICROCODE = r"^microcode\s*:\s*(\S+)"
-PATIENCE = 5.0  # seconds for a command that tells serial numbers; it takes long where a driver is stuck
+PATIENCE = 5.0  # seconds for a command that reports serial numbers; it takes long if a driver hangs
 
 
 def text_of(path: str) -> str | None:
@@ -49,12 +49,12 @@ def _run(command: Sequence[str]) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """Where a host is asked. Each of them returns None where it has nothing to say.
+    """Sources of information about a host. Each returns None if it has no answer.
 
     Attributes:
-        read: the text of a file, by its path.
-        load: a C library, by its name.
-        run: what a command prints.
+        read: returns the text of a file, given its path.
+        load: returns a C library, given its name.
+        run: returns the output of a command.
     """
 
     read: Callable[[str], str | None] = text_of
@@ -65,15 +65,15 @@ class Sources:
 def describe_devices(
     devices: "Sequence[jax.Device] | None" = None, *, sources: Sources | None = None
 ) -> list[dict[str, Any]]:
-    """What is known of the hardware behind the devices of this process. Asking starts JAX's devices.
+    """Describes the hardware behind the devices of this process. The call starts JAX's devices.
 
     Args:
-        devices: those to describe, of which the ones of other processes are passed over; by default all.
-        sources: where the host is asked; by default its files, libraries and commands.
+        devices: the devices to describe; those of other processes are skipped (default: all).
+        sources: sources of information (default: the host's files, libraries and commands).
 
     Returns:
-        One object for each device of this process, as `sdc.schema.Device` describes it. A field that the
-        platform does not tell is absent.
+        One object for each device of this process, as `sdc.schema.Device` describes it. Fields that the platform does
+        not report are absent.
     """
     import jax
 
@@ -95,15 +95,15 @@ def describe_devices(
 
 
 def on_mesh(devices: Sequence[Mapping[str, Any]], mesh: "jax.sharding.Mesh") -> list[dict[str, Any]]:
-    """Adds to each device its rank: its place on a mesh.
+    """Adds its rank, the position on a mesh, to each device.
 
     Args:
-        devices: what `describe_devices` returned, of one process or of several.
+        devices: results of `describe_devices` from one or several processes.
         mesh: the mesh of the run.
 
     Returns:
-        The same objects with `rank`, the index on each axis, in the order of their ranks. A device that is not on the
-        mesh took no part in the run, and is left out.
+        The same objects with `rank`, the index on each axis, in the order of their ranks. Devices that are not on the
+        mesh took no part in the run and are omitted.
     """
     known = {device["id"]: device for device in devices}
     return [
@@ -114,31 +114,32 @@ def on_mesh(devices: Sequence[Mapping[str, Any]], mesh: "jax.sharding.Mesh") -> 
 
 
 def version_in(text: str | None, pattern: str) -> str | None:
-    """The first group of a pattern in the text of one of the kernel's files."""
+    """Returns the first group of a pattern in the text of one of the kernel's files."""
     found = re.search(pattern, text or "", re.MULTILINE)
     return found and found[1]
 
 
 def serials_of_nvidia(printed: str) -> dict[str, str]:
-    """Serial numbers by bus address, from the lines `BUS, SERIAL` of nvidia-smi; a board without one says so in []."""
+    """Parses serial numbers by bus address from lines `BUS, SERIAL` of nvidia-smi; a missing number is stated in []."""
     rows = (line.partition(",") for line in printed.splitlines())
     return {pci_address(bus): serial.strip() for bus, _, serial in rows if re.fullmatch(r"\w+", serial.strip())}
 
 
 def pci_address(text: str) -> str:
-    """A PCI address as Linux writes it: drivers write capitals, and some eight digits of a domain that has four."""
+    """Returns a PCI address in the notation of Linux: drivers use capitals, and some eight instead of four domain
+    digits."""
     domain, _, rest = text.strip().lower().partition(":")
     return f"{domain.lstrip('0'):0>4}:{rest}"
 
 
 def _parts(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[str, Any]]:
-    """What the platform tells of each device; the devices of a process are of one platform."""
+    """Returns the platform's information about each device; all devices of a process have the same platform."""
     if not devices:
         return []
     version = devices[0].client.platform_version
     match devices[0].platform:
         case "cpu":
-            # Several devices of one process are one processor: a fault of it would be a fault of all of them.
+            # Simulated devices of a process share one processor: a fault in it affects all of them.
             firmware = version_in(sources.read("/proc/cpuinfo"), MICROCODE)
             return [{"firmware": firmware, "simulated": True if len(devices) > 1 else None} for _ in devices]
         case "tpu":
@@ -151,7 +152,7 @@ def _parts(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[str, 
 
 
 def _of_tpu(device: Any, version: str) -> dict[str, Any]:
-    """What a TPU's runtime tells is its place in the slice; the library, which brings the driver, has a few lines."""
+    """A TPU's runtime reports its position in the slice; the version of the driver comes from its library."""
     lines = [line.strip() for line in version.splitlines() if line.strip() not in ("", "PJRT C API")]
     return {
         "coordinates": None if (place := getattr(device, "coords", None)) is None else [int(each) for each in place],
@@ -184,9 +185,9 @@ def _of_nvidia(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[s
 
 
 def _asked_of_cuda(library: Any, ordinal: int) -> tuple[str | None, str | None]:
-    """Bus address and UUID by the number that JAX has, which counts the devices that CUDA_VISIBLE_DEVICES leaves.
+    """Returns bus address and UUID by JAX's device number, which counts the devices in CUDA_VISIBLE_DEVICES.
 
-    It is the UUID of the whole GPU also where a part of it is used (MIG): that is what can be replaced.
+    The UUID is that of the whole GPU, the replaceable part, even if only a part of it is used (MIG).
     """
     number = ctypes.c_int()
     if library is None or library.cuInit(0) != 0 or library.cuDeviceGet(ctypes.byref(number), ordinal) != 0:
@@ -197,7 +198,7 @@ def _asked_of_cuda(library: Any, ordinal: int) -> tuple[str | None, str | None]:
 
 
 def _of_amd(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[str, Any]]:
-    # Its name changes with each version, and a second one besides that of JAX would be another runtime.
+    # Its name changes with each version, and loading a second one besides JAX's would start another runtime.
     loaded = re.search(r"\S*/libamdhip64\.so\S*", sources.read("/proc/self/maps") or "")
     hip = sources.load(loaded[0]) if loaded else None
     driver = (sources.read("/sys/module/amdgpu/version") or "").strip()
@@ -214,6 +215,6 @@ def _of_amd(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[str,
 
 
 def _bus(ask: Callable[..., int], number: ctypes.c_int) -> str | None:
-    """CUDA and HIP have the same call for the bus address."""
+    """Returns the bus address; CUDA and HIP have the same call for it."""
     text = ctypes.create_string_buffer(64)
     return pci_address(text.value.decode()) if ask(text, len(text), number) == 0 else None

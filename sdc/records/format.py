@@ -1,12 +1,12 @@
-"""Files: strict JSON with checksums, written whole or not at all, and checked against both when they are read.
+"""Files of strict JSON with checksums, written atomically; both are verified when a file is read.
 
-A `Format` is one kind of file: its name, its type and what to do when it cannot be read. The object in memory is the
-file. JSON knows no NaN and no infinity: they are written as the strings "NaN", "Infinity" and "-Infinity" and read back
-as numbers.
+A `Format` is one kind of file: its name, its type and the remedy if it cannot be read. The object in memory mirrors the
+    file. JSON has no NaN or infinity: they are written as the strings "NaN", "Infinity" and "-Infinity" and read back
+    as numbers.
 
-The checksum is a CRC-32, of a whole file or of a line together with all lines before it, so that a line that was lost,
-repeated, edited or put elsewhere no longer fits. It finds every change of up to 32 neighbouring bits and misses one in
-4e9 of all others. It guards against accidents, not against somebody who computes it anew.
+The checksum is a CRC-32, of a whole file or of a line together with all lines before it, so a line that was lost,
+repeated, edited or moved no longer matches. It detects every change of up to 32 adjacent bits and misses one in 4e9 of
+all others. It protects against accidents, not against manipulation, since anyone can recompute it.
 """
 
 import json
@@ -24,38 +24,38 @@ import msgspec
 from ..schema import Header, package_version
 from .storage import AnyPath, RecordError as RecordError, read_bytes, reason, write_bytes
 
-FIELD = "checksum"  # name of the field; it is the last one of an object, and no other may have that name
-DEEPEST = 100  # lists and objects within one another. Records need seven.
+FIELD = "checksum"  # name of the field; it is the last one of an object, and reserved
+DEEPEST = 100  # maximum nesting of lists and objects. Records need seven levels.
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 ODD = tuple(f'"{word}"'.encode() for word in NON_FINITE)
-REMEDY = "restore it or start the run anew"
+REMEDY = "restore it or start a new run"
 
 _TEXT = re.compile(rb',\n "checksum": "([0-9a-f]{8})"\n\}\n')
 _LENGTH = len(b',\n "checksum": "01234567"\n}\n')
 _NO_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
-_SHALLOW = 12  # levels of lists and objects, of which a result needs five
+_SHALLOW = 12  # levels of lists and objects; a result needs five
 
 
 def seal(text: bytes) -> bytes:
-    """Adds its checksum to the text of a JSON object with a field, as `to_text` writes it."""
+    """Adds a checksum to the text of a nonempty JSON object, as written by `to_text`."""
     return b'%s,\n "%s": "%08x"\n}\n' % (text[: -len(b"\n}\n")], FIELD.encode(), zlib.crc32(text))
 
 
 def is_sound(text: bytes) -> bool:
-    """Whether the text of a JSON file has a checksum, and the right one."""
+    """Returns whether the text of a JSON file has a correct checksum."""
     cut = max(0, len(text) - _LENGTH)
     found = _TEXT.fullmatch(text, cut)
     return found is not None and zlib.crc32(b"\n}\n", zlib.crc32(memoryview(text)[:cut])) == int(found[1], 16)
 
 
 def parse_json(text: str | bytes, decode: Callable[[Any], Any] = json.loads) -> Any:
-    """The value of a JSON text; a ValueError where it is no JSON, or is nested deeper than `DEEPEST`."""
+    """Parses a JSON text; raises ValueError if it is not JSON or is nested deeper than `DEEPEST`."""
     too_deep = ValueError(f"it is nested deeper than {DEEPEST} levels")
     try:
         value = decode(text)
     except RecursionError:
         raise too_deep from None
-    # The most levels that a text can have, which a line of a record has not: to count them takes no time.
+    # A fast upper bound on the nesting of a text, which lines of a record do not exceed.
     most = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
     level = [value] if most > DEEPEST else []
     for _ in range(DEEPEST):
@@ -67,13 +67,13 @@ def parse_json(text: str | bytes, decode: Callable[[Any], Any] = json.loads) -> 
 
 
 def to_json(value: Any) -> Any:
-    """A value in strict JSON's terms; see the module for non-finite numbers.
+    """Converts a value to strict JSON types; see the module for non-finite numbers.
 
     Args:
-        value: mappings, structs, sequences, arrays, numbers, texts and paths, within one another.
+        value: nested mappings, structs, sequences, arrays, numbers, strings and paths.
 
     Returns:
-        The same of dictionaries, lists and plain values.
+        The value as dictionaries, lists and plain values.
     """
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
@@ -91,7 +91,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """A value with its non-finite numbers as numbers."""
+    """Converts strings for non-finite numbers back to numbers."""
     if isinstance(value, dict):
         return {key: from_json(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -112,14 +112,14 @@ def write_text(path: AnyPath, text: str) -> None:
 
 
 def write_sealed(path: AnyPath, value: Mapping[str, Any]) -> None:
-    """Writes a JSON object with its checksum, whole or not at all."""
+    """Writes a JSON object with its checksum, atomically."""
     if FIELD in value:
-        raise RecordError(f"{os.fspath(path)} cannot have a field {FIELD!r}, which the record adds; name it otherwise")
+        raise RecordError(f"{os.fspath(path)} cannot have a field {FIELD!r}, which is reserved; use another name")
     write_bytes(path, seal(to_text(value).encode("utf-8")))
 
 
 def read_json(path: AnyPath) -> dict[str, Any]:
-    """Reads a JSON object of any format without its checksum, if it has one; a RecordError says what is damaged."""
+    """Reads a JSON object of any format and strips a checksum; raises RecordError if it is damaged."""
     place = os.fspath(path)
     content = _content(place, REMEDY)
     value = _object(content, place, REMEDY)
@@ -135,10 +135,10 @@ def _content(place: str, source: str) -> bytes:
         raise RecordError(f"there is no {place}; {source}") from error
     except IsADirectoryError as error:
         raise RecordError(
-            f"{place} is a folder, expected a file; name the file itself, or put it in its place"
+            f"{place} is a folder, expected a file; give the file itself, or replace the folder with it"
         ) from error
     except OSError as error:
-        raise RecordError(f"{place} cannot be read ({reason(error)}); mend that and try again") from error
+        raise RecordError(f"{place} cannot be read ({reason(error)}); correct that and try again") from error
 
 
 def _object(content: bytes, place: str, remedy: str) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def _object(content: bytes, place: str, remedy: str) -> dict[str, Any]:
 
 
 def misfit(value: Any, type: type) -> str | None:
-    """Which field of a JSON value is not what its `msgspec.Struct` asks for, and why; None for a value that fits."""
+    """Returns which field of a JSON value does not match its `msgspec.Struct`, and why; None if all match."""
     try:
         msgspec.convert(value, type)
     except msgspec.ValidationError as error:
@@ -175,12 +175,12 @@ class Format(Generic[T]):
     """A kind of file. Its name is the `tag` of its type, and its version the default of the type's field `schema`."""
 
     type: type[T]
-    noun: str  # what such a file is, for "FILE is no ..."
-    remedy: str  # what to do about a file that cannot be used
-    source: str = ""  # what to give instead of a file that is missing; by default the remedy
-    names: tuple[str, ...] = ()  # what such a file is called in a folder that may be given in its place
-    sealed: bool = True  # whether a file must have a checksum; one that it has is checked anyway
-    contradictions: Callable[[T], Iterable[str]] = lambda _: ()  # what in a value cannot be so, in words
+    noun: str  # what such a file is, for "FILE is not a ..."
+    remedy: str  # remedy for a file that cannot be used
+    source: str = ""  # remedy for a missing file (default: `remedy`)
+    names: tuple[str, ...] = ()  # names of such a file in a folder given instead of the file
+    sealed: bool = True  # whether a file must have a checksum; an existing one is always checked
+    contradictions: Callable[[T], Iterable[str]] = lambda _: ()  # descriptions of contradictions in a value
 
     @property
     def name(self) -> str:
@@ -195,50 +195,52 @@ class Format(Generic[T]):
         return seal(content) if self.sealed else content
 
     def write(self, path: AnyPath, value: T) -> None:
-        """Writes a file whole or not at all; a ValueError where the value contradicts itself."""
+        """Writes a file atomically; raises ValueError if the value contradicts itself."""
         if problem := next(iter(self.contradictions(value)), None):
             raise ValueError(f"this {self.noun} contradicts itself: {problem}")
         write_bytes(path, self.encode(value))
 
     def read(self, path: AnyPath) -> T:
-        """Reads a file, or the one of these names in a folder; a RecordError says in one line what is wrong with it."""
+        """Reads a file, or the file with one of these names in a folder; raises RecordError with a one-line reason."""
         place = os.fspath(path)
         if self.names and os.path.isdir(place):
             inside = [os.path.join(place, name) for name in self.names]
             found = next(filter(os.path.exists, inside), None if len(inside) > 1 else inside[0])
             if found is None:
                 raise RecordError(
-                    f"{place} is a folder that holds no {' or '.join(self.names)}; {self.source or self.remedy}"
+                    f"{place} is a folder without {' or '.join(self.names)}; {self.source or self.remedy}"
                 )
             place = found
         return self.decode(_content(place, self.source or self.remedy), place)
 
     def decode(self, content: bytes, place: str) -> T:
-        """The value of a file's content; `place` is for messages. It raises what `read` does."""
+        """Decodes the content of a file; `place` is for messages. Raises the same errors as `read`."""
         value = self._certain(content) or msgspec.convert(self._fields(content, place), self.type)
         if problem := next(iter(self.contradictions(value)), None):
             raise RecordError(f"{place} contradicts itself: {problem}; {self.remedy}")
         return value
 
     def fields(self, path: AnyPath) -> dict[str, Any]:
-        """The fields of a file as JSON has them, those that its type does not name as well."""
+        """Returns the fields of a file as JSON, including fields that its type lacks."""
         place = os.fspath(path)
         return self._fields(_content(place, self.source or self.remedy), place)
 
     @cached_property
     def _head(self) -> re.Pattern[bytes]:
-        """How a file of this version begins, if this project wrote it."""
+        """Returns a pattern of the beginning of a file that this version wrote."""
         mine = f'{{\n "format": {msgspec.json.encode(self.name).decode()},\n "schema": {self.version},\n'
         return re.compile(re.escape(mine.encode()) + rb' "version": "[^"\n]*",\n "host": \{')
 
     def _certain(self, content: bytes) -> T | None:
-        """A value that leaves no doubt, decoded at once; None for what has to be looked at closely.
+        """Decodes an unambiguous value directly; returns None if it needs a detailed check.
 
-        A fleet reads a thousand files of 3 MB, and walking through each value by value takes several times as long.
+        A fleet reads a thousand files of 3 MB, and checking each value takes several times as long.
         """
         if not self._head.match(content) or not is_sound(content) or any(word in content for word in ODD):
             return None
-        brackets = content.translate(None, _NO_BRACKETS)  # those in words included, they close level by level
+        brackets = content.translate(
+            None, _NO_BRACKETS
+        )  # including brackets in strings, they must close level by level
         for _ in range(_SHALLOW):
             brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
         try:
@@ -250,14 +252,16 @@ class Format(Generic[T]):
         found = _object(content, place, self.remedy)
         format, schema, writer = found.get("format"), found.get("schema"), found.get("version")
         if format != self.name and (format is not None or "schema" not in found):
-            raise RecordError(f"{place} is no {self.noun} (its format is {format!r}); {self.remedy}")
+            raise RecordError(f"{place} is not a {self.noun} (its format is {format!r}); {self.remedy}")
         known = isinstance(writer, str) and writer != package_version("jax-sdc")
         wrote = f"jax-sdc {writer}, which" if known else "the version of jax-sdc that"
         back = f"read it with {wrote} wrote it, or {self.remedy}"
         if type(schema) is not int or schema != self.version:
-            raise RecordError(f"{place} has layout {schema!r}, this version of jax-sdc reads {self.version}; {back}")
+            raise RecordError(
+                f"{place} has layout {schema!r}, but this version of jax-sdc reads {self.version}; {back}"
+            )
         if format is None:
-            raise RecordError(f"{place} is no {self.noun} (its format is None); {self.remedy}")
+            raise RecordError(f"{place} is not a {self.noun} (its format is None); {self.remedy}")
         sealed = FIELD in found
         missing = [f"object missing required field {name}" for name in ("version", "host") if name not in found]
         wrong = ["its checksum is wrong"] if sealed and not is_sound(content) else []
@@ -265,7 +269,9 @@ class Format(Generic[T]):
         unfit = misfit(found, self.type)
         if problem := next(filter(None, (*wrong, *missing, unfit, *unsealed)), None):
             if problem == unfit and sealed:  # as it was written
-                raise RecordError(f"{place} has other fields than this version of jax-sdc reads ({problem}); {back}")
+                raise RecordError(
+                    f"{place} has different fields from those that this version of jax-sdc reads ({problem}); {back}"
+                )
             raise RecordError(f"{place} is damaged ({problem}); {self.remedy}")
         found.pop(FIELD, None)
         return found

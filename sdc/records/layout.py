@@ -1,4 +1,4 @@
-"""The layout of records: which files each kind has, what numbers their lines, and what is published of it."""
+"""The layout of records: the files of each kind, the numbering of their lines, and the published schema."""
 
 import dataclasses
 import re
@@ -33,9 +33,9 @@ class Kind:
         name: its name in the manifest.
         manifest: type of `manifest.json`.
         summary: type of `summary.json`.
-        lines: one line for each number, or None for a record without lines.
-        details: lines that a number can have beside its own, or None.
-        discarded: lines of what was run again, or None where that proves nothing.
+        lines: file with one line for each number, or None.
+        details: file with further lines for a number, or None.
+        discarded: file with lines of repeated steps, or None if these prove nothing.
         number: the field that numbers the lines.
     """
 
@@ -49,7 +49,7 @@ class Kind:
 
     @property
     def files(self) -> tuple[LineFile, ...]:
-        """Its files of lines. Details come first, as they are written first."""
+        """The files of lines. Details come first, since they are written first."""
         return tuple(file for file in (self.details, self.lines) if file is not None)
 
     @property
@@ -85,13 +85,13 @@ KINDS: dict[str, Kind] = {
 
 
 def kind_of(name: object) -> Kind:
-    """The entry of `KINDS` with that name; a RecordError where there is none."""
+    """Returns the entry of `KINDS` with that name; raises RecordError if there is none."""
     if not isinstance(name, str) or name not in KINDS:
         raise RecordError(f"kind of record {name!r} is unknown; expected one of {', '.join(KINDS)}")
     return KINDS[name]
 
 
-# Types of which the documentation has a table.
+# Types for which the documentation has a table.
 TABLES: tuple[type[schema.Fields], ...] = (
     schema.Header, schema.Manifest, schema.RunManifest, schema.TraceManifest, schema.CampaignManifest,
     schema.StudyManifest, schema.Host, schema.Environment, schema.Device, schema.Data, schema.Suspect, schema.StepRow,
@@ -101,11 +101,11 @@ TABLES: tuple[type[schema.Fields], ...] = (
 
 
 def json_schema() -> dict[str, Any]:
-    """The layout of records as JSON Schema (draft 2020-12).
+    """Returns the layout of records as JSON Schema (draft 2020-12).
 
     Returns:
-        `$defs` describes every object; `files` names by kind of record and file the object that the file holds, or
-        that each of its lines holds.
+        `$defs` describes every object; `files` names, by kind of record and file, the object in the file or in each of
+        its lines.
     """
     files = {
         kind.name: {
@@ -128,7 +128,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _as_written(part: Any) -> Any:
-    """A schema in which each number may also be one that JSON has no word for."""
+    """Extends a schema so that each number may also be non-finite."""
     if isinstance(part, list):
         return [_as_written(each) for each in part]
     if not isinstance(part, dict):
@@ -139,7 +139,7 @@ def _as_written(part: Any) -> Any:
 
 
 def render_tables(page: str, types: Sequence[type[Any]] = TABLES) -> str:
-    """A page in which each line `<!-- fields: TYPE -->` is replaced by the table of the fields of that type.
+    """Replaces each line `<!-- fields: TYPE -->` of a page with the table of the fields of that type.
 
     A table has a line for each field that its type does not inherit, required ones first.
     """

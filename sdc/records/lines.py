@@ -15,38 +15,38 @@ from .format import DEEPEST, FIELD, ODD, REMEDY, from_json, misfit, parse_json
 from .storage import AnyPath, RecordError, appends, read_bytes, reason, sync_folder, write_bytes
 
 _LINE = re.compile(rb', "checksum": "([0-9a-f]{8})"\}$')
-REWRITE_SECONDS = 30.0  # an object cannot grow: it is written anew at most this often, and at the end,
-SHARE = 10  # and so seldom that this takes at most a tenth of the time
+REWRITE_SECONDS = 30.0  # an object cannot grow: it is rewritten at most this often, and at the end,
+SHARE = 10  # and so rarely that this takes at most a tenth of the time
 
 
 def start(path: AnyPath) -> int:
-    """The checksum that stands before the first line of a file of that name."""
+    """Returns the initial checksum, before the first line, of a file of that name."""
     return zlib.crc32(os.path.basename(os.fspath(path)).encode())
 
 
 def link(line: bytes, before: int) -> tuple[bytes, int]:
-    """Adds its checksum to a line, which has at least one field; returns both. `before`: the checksum before it."""
+    """Adds a checksum to a nonempty line and returns both. `before` is the checksum of the lines before it."""
     value = zlib.crc32(line, before)
     return b'%s, "%s": "%08x"}' % (line[:-1], FIELD.encode(), value), value
 
 
 def unlink(line: bytes) -> tuple[bytes, int | None]:
-    """A line as it was before `link`, and its checksum; None where it has none."""
+    """Returns a line as it was before `link`, and its checksum; None if it has none."""
     found = _LINE.search(line)
     return (line, None) if found is None else (line[: found.start()] + b"}", int(found[1], 16))
 
 
 def end_of(content: bytes, before: int) -> int:
-    """The checksum of the last whole line of a file; `before` where there is none."""
+    """Returns the checksum of the last complete line of a file; `before` if there is none."""
     whole = content[: content.rfind(b"\n") + 1]
     found = unlink(whole[whole.rfind(b"\n", 0, -1) + 1 : -1])[1]
     return before if found is None else found
 
 
 class Rows(Sequence[dict[str, Any]]):
-    """Lines of a file. `typed` has them as their type; by themselves they are JSON objects, decoded when asked for.
+    """Lines of a file: `typed` has them as their type; the sequence itself has JSON objects, decoded on access.
 
-    Objects within the typed ones that are alike are one object: do not change them.
+    Equal objects within the typed lines are shared: do not change them.
     """
 
     def __init__(self, typed: Sequence[Any] = (), raw: Sequence[bytes | dict[str, Any]] = ()) -> None:
@@ -78,7 +78,7 @@ class Rows(Sequence[dict[str, Any]]):
 
 
 def read_rows(path: AnyPath, type: type, *, whole: bool, key: str, end: tuple[int, str] | None = None) -> Rows:
-    """Reads JSON lines; a RecordError names the line and field that is damaged or missing."""
+    """Reads JSON lines; raises RecordError with the line and field that is damaged or missing."""
     content = read_content(path, whole=whole)
     lines = list(_numbered(path, content, key, type))
     if end is not None and (found := (len(lines), f"{end_of(content, start(path)):08x}")) != tuple(end):
@@ -90,7 +90,7 @@ def read_rows(path: AnyPath, type: type, *, whole: bool, key: str, end: tuple[in
 
 
 def read_content(path: AnyPath, *, whole: bool) -> bytes:
-    """The bytes of a file of lines; none where it is missing, unless it must be `whole`."""
+    """Returns the bytes of a file of lines; empty if it is missing, unless it must be `whole`."""
     try:
         content = read_bytes(path)
     except FileNotFoundError as error:
@@ -98,7 +98,7 @@ def read_content(path: AnyPath, *, whole: bool) -> bytes:
             raise RecordError(f"{os.fspath(path)} is missing although the run has ended; {REMEDY}") from error
         return b""
     except OSError as error:
-        raise RecordError(f"{os.fspath(path)} cannot be read ({reason(error)}); mend that and try again") from error
+        raise RecordError(f"{os.fspath(path)} cannot be read ({reason(error)}); correct that and try again") from error
     if whole and not content.endswith(b"\n") and content:
         lines = content.count(b"\n")
         raise RecordError(f"{os.fspath(path)} is cut off after line {lines}; {REMEDY}")
@@ -106,13 +106,15 @@ def read_content(path: AnyPath, *, whole: bool) -> bytes:
 
 
 def _numbered(path: AnyPath, content: bytes, key: str, type: type | None = None) -> Iterator[tuple[bytes, Any]]:
-    """The whole lines of a file: each as its bytes without the checksum, and as its type, or as a JSON object.
+    """Yields the complete lines of a file: each as its bytes without the checksum, and as its type or a JSON object.
 
-    What follows the last newline was cut off by a crash.
+    Ignores text after the last newline, which a crash left.
     """
     before = start(path)
     decode: Callable[[bytes], Any] = msgspec.json.decode if type is None else _Shared(type)
-    for number, whole in enumerate(io.BytesIO(content), start=1):  # split at once, they would be in memory twice
+    for number, whole in enumerate(
+        io.BytesIO(content), start=1
+    ):  # splitting all at once would hold them in memory twice
         if not whole.endswith(b"\n"):
             return
         bare, found = unlink(whole[:-1])
@@ -122,18 +124,18 @@ def _numbered(path: AnyPath, content: bytes, key: str, type: type | None = None)
             raise RecordError(f"{os.fspath(path)} line {number} is damaged ({error}); {REMEDY}") from None
         if found is None or zlib.crc32(bare, before) != found:
             raise RecordError(
-                f"{os.fspath(path)} line {number} does not fit its checksum: it was changed, or lines before it are "
-                "missing or were changed; restore the file or start the run anew"
+                f"{os.fspath(path)} line {number} does not match its checksum: it was changed, or lines before it are "
+                "missing or were changed; restore the file or start a new run"
             )
         before = found
         yield bare, row
 
 
 class _Shared:
-    """Decodes lines. Parts of them that are alike are one object: of a healthy run most of them are."""
+    """Decodes lines. Equal parts, which most parts of a healthy run are, share one object."""
 
-    MOST = 4096  # different objects that are remembered; a run that has more has few alike
-    SHORT = 16  # bytes of a list that may be like others, such as `[0.0, 0.0]`
+    MOST = 4096  # maximum number of cached objects; a run with more distinct objects has few equal ones
+    SHORT = 16  # maximum bytes of a list to cache, such as `[0.0, 0.0]`
 
     def __init__(self, type: type) -> None:
         self._type: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type)
@@ -152,7 +154,7 @@ class _Shared:
 
 
 def _row(line: bytes, key: str, type: type | None, decode: Callable[[bytes], Any]) -> Any:
-    """A line decoded; a ValueError says what is wrong. What is right is read fast, what is odd is looked at closely."""
+    """Decodes a line; raises ValueError with the reason if it is invalid. Valid lines take a fast path."""
     if not any(word in line for word in ODD) and line.count(b"[") + line.count(b"{") <= DEEPEST:
         with suppress(ValueError, RecursionError):
             row = decode(line)
@@ -167,12 +169,12 @@ def _row(line: bytes, key: str, type: type | None, decode: Callable[[bytes], Any
 
 
 class Lines:
-    """A file of lines that grows. On a disk the system has a line when `append` returns; an object cannot grow, and
-    its lines wait in memory for `flush`."""
+    """A growing file of lines. On a disk, the system has a line when `append` returns; an object cannot grow, so its
+    lines are buffered until `flush`."""
 
     def __init__(self, path: AnyPath, key: str) -> None:
         self._path, self._key = path, key
-        content = read_content(path, whole=False)  # what is no file is told before it is opened
+        content = read_content(path, whole=False)  # reports anything but a file before it is opened
         self.count, self.checksum = content.count(b"\n"), end_of(content, start(path))
         self._file = self._opened() if appends(path) else None
         self._lines = [line + b"\n" for line in content.split(b"\n")[:-1]] if self._file is None else []
@@ -192,7 +194,7 @@ class Lines:
             self._file.flush()
 
     def rewind(self, at: int) -> None:
-        """Drops the lines numbered `at` and higher, and a last one that a crash cut off; a RecordError where a line is
+        """Removes the lines numbered `at` and higher, and an incomplete last line; raises RecordError if a line is
         damaged."""
         content = b"".join(self._lines)
         if self._file is not None:
@@ -209,13 +211,13 @@ class Lines:
             self._file = self._opened()
 
     def flush(self) -> None:
-        """Writes what is not written yet."""
+        """Writes buffered lines."""
         if self._file is None and self._changed:
             write_bytes(self._path, b"".join(self._lines))
             self._changed = False
 
     def sync(self) -> None:
-        """Writes what is not written yet, to where it outlives the machine's sudden end."""
+        """Writes buffered lines to stable storage, which survives a power failure."""
         self.flush()
         if self._file is not None and self._changed:
             os.fsync(self._file.fileno())
@@ -238,14 +240,14 @@ def _linked(lines: Iterable[bytes], checksum: int) -> tuple[list[bytes], int]:
 
 
 class Pace:
-    """Says when it is time to write objects anew: `seconds` after the last time, later where it took long."""
+    """Schedules rewriting of objects: `seconds` after the last time, later if that took long."""
 
     def __init__(self, seconds: float = REWRITE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock = seconds, clock
         self._next = clock() + seconds
 
     def run(self, flush: Callable[[], None]) -> None:
-        """Calls `flush` if it is time, and waits longer after it where it took long."""
+        """Calls `flush` if it is due, and increases the interval if it took long."""
         started = self._clock()
         if started >= self._next:
             flush()

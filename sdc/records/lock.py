@@ -1,8 +1,8 @@
-"""The lock of a file or a folder: one writer at a time, and the kernel lets go of what a process held when it ends.
+"""The lock of a file or folder: one writer at a time; the kernel releases a process's locks when it ends.
 
-The lock is a file that names its holder. On a file system `flock` decides who has it. Where there is none, in an
-object store, the file itself does: it is created only if there is none, and what a dead process of this very host left
-is taken over, but not what is of another host, since nobody here can tell whether that process lives.
+The lock is a file that names its holder. On a file system, `flock` determines the holder. In an object store, which has
+    no `flock`, the file itself does: it is created only if it does not exist, and a lock left by a dead process of this
+    host is taken over, but not one of another host, since whether that process is alive is unknown.
 """
 
 import errno
@@ -21,9 +21,9 @@ from ..schema import Header, about, identify, now
 from .storage import AnyPath, RecordError, appends, create_bytes, endless, read_bytes, remove, write_bytes
 
 LOCK = "lock.json"
-# Seconds after which a lock that was taken over without the kernel is looked at again: who wrote last has it.
+# Seconds after which a lock taken over without the kernel is read again: the last writer holds it.
 SETTLE = 0.5
-_WITHOUT = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # what file systems without `flock` answer
+_WITHOUT = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # errors of file systems without `flock`
 
 
 class Holder(Header, kw_only=True, tag="jax-sdc lock"):
@@ -44,17 +44,17 @@ class Holder(Header, kw_only=True, tag="jax-sdc lock"):
 
     @property
     def gone(self) -> bool:
-        """Whether the process is known to be dead. What cannot be known counts as alive."""
+        """Whether the process is known to be dead; False if unknown."""
         mine = identify()
         if not self.here or self.host.boot is None:
             return False
         if self.host.boot != mine.boot:
-            return mine.boot is not None and mine.machine is not None  # the host has been started anew since
+            return mine.boot is not None and mine.machine is not None  # the host has rebooted since
         return self.namespace == _namespace() and self.host.pid is not None and _started(self.host.pid) != self.started
 
 
 class RecordBusy(RecordError):
-    """What another process writes. `holder` is that process, where it is known."""
+    """Another process is writing the record. `holder` is that process, if known."""
 
     def __init__(self, message: str, holder: Holder | None = None) -> None:
         super().__init__(message)
@@ -65,7 +65,7 @@ _held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 
 def release_all() -> None:
-    """Releases every lock of this process, which is about to end without tidying up."""
+    """Releases every lock of this process, which is about to end without cleanup."""
     for lock in list(_held):
         lock.release()
 
@@ -92,20 +92,20 @@ class Lock:
         self._release()
 
     def _lock(self, content: bytes, lasting: bool) -> int | None:
-        """The open file, locked by the kernel; None where the file system has no such locks."""
+        """Returns the open file, locked by the kernel; None if the file system lacks such locks."""
         with suppress(FileNotFoundError):
             if other := endless(self._path):
-                raise RecordError(f"{self._path} is {other}, not a file; put the file itself in its place")
+                raise RecordError(f"{self._path} is {other}, not a file; replace it with the file itself")
         while True:
             handle = _open(self._path, 0o666 if lasting else 0o644)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not _is_at(handle, self._path):  # who held it has just removed it
+                if not _is_at(handle, self._path):  # the holder has just removed it
                     os.close(handle)
                     continue
                 found = _parsed(os.pread(handle, 2**16, 0))
                 if found is not None and not lasting and not found.here:
-                    raise self._busy(found)  # the locks of a network's file system may be those of each host alone
+                    raise self._busy(found)  # locks of a network file system may be local to each host
                 os.ftruncate(handle, 0)
                 os.pwrite(handle, content, 0)
                 return handle
@@ -152,7 +152,7 @@ def _parsed(content: bytes) -> Holder | None:
 
 
 def _holder(path: str) -> Holder | None:
-    """Who holds a lock; None if it has just gone, or nobody can read it."""
+    """Returns the holder of a lock; None if the lock has just been removed or is unreadable."""
     try:
         return _parsed(read_bytes(path))
     except OSError:
@@ -160,7 +160,8 @@ def _holder(path: str) -> Holder | None:
 
 
 def _open(path: str, mode: int) -> int:
-    """In a folder of all users, systems refuse to create what another one has: what is there is opened first."""
+    """Opens an existing file before creating one: in a shared folder, systems refuse to create a file that another user
+    has."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(path, flags)
@@ -176,7 +177,7 @@ def _is_at(handle: int, path: str) -> bool:
 
 
 def _started(pid: int) -> str | None:
-    """When a process started; None for one that is no more, or has ended and waits to be asked for its exit code."""
+    """Returns when a process started; None if it no longer exists or is a zombie."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
@@ -185,7 +186,7 @@ def _started(pid: int) -> str | None:
 
 
 def _namespace() -> str | None:
-    """Containers on one host count their processes each for themselves."""
+    """Returns the PID namespace, since containers on one host number their processes independently."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -193,7 +194,7 @@ def _namespace() -> str | None:
 
 
 def _release(path: str, handle: int | None, token: str, pid: int, lasting: bool) -> None:
-    """A forked child holds no lock, and a lock that somebody removed and took is theirs."""
+    """Removes the lock, unless in a forked child or if another process has taken it since."""
     try:
         if os.getpid() == pid and not lasting:
             if handle is not None and _is_at(handle, path):
@@ -201,7 +202,7 @@ def _release(path: str, handle: int | None, token: str, pid: int, lasting: bool)
             elif handle is None and (holder := _holder(path)) is not None and holder.token == token:
                 remove(path)
     except (OSError, RecordError):
-        pass  # the storage has gone, or something else is in its place
+        pass  # the storage is gone, or another file has replaced the lock
     finally:
         if handle is not None:
             os.close(handle)

@@ -1,6 +1,6 @@
-"""A record: created or resumed, written line by line, perhaps rolled back, finished, closed; and as it is read.
+"""Writing a record (create or resume, append lines, roll back, finish, close), and reading it.
 
-Runs, traces, campaigns and studies all live this way. `layout.KINDS` says which files each of them has.
+Runs, traces, campaigns and studies are all records; `layout.KINDS` lists the files of each kind.
 """
 
 import collections
@@ -23,13 +23,13 @@ from .lines import Lines, Pace, Rows, end_of, read_content, read_rows, start
 from .lock import LOCK, Lock
 from .storage import AnyPath, RecordError, appends, names, reason, remove
 
-# What is no record, by its file, and who reads it.
+# Files that show that a folder is not a record, and the commands that read them.
 OTHERS = {
     "result.json": "; it is of a burn-in, which sdc verdict {path} and sdc fleet summarize {path} read",
     "pair.json": "; it is of a pair of hosts, which sdc verdict {path} and sdc pair --resolve {path} read",
     "pool.json": "; it is of a pool of hosts, which sdc verdict {path} and sdc pair --resolve {path} read",
 }
-# What a manifest, a line or a summary may be given as: its type, or a mapping, which may have fields of one's own.
+# A manifest, a line or a summary: its type, or a mapping, which may have custom fields.
 Given: TypeAlias = schema.Fields | Mapping[str, Any]
 
 
@@ -37,17 +37,17 @@ Given: TypeAlias = schema.Fields | Mapping[str, Any]
 class Contents:
     """A record as read from its folder.
 
-    The attributes hold JSON as it stands in the files, fields of one's own included; properties such as `run` and
-    `steps` hold the same as types. Parts of lines that are alike are one object: do not change them.
+    The attributes hold the JSON of the files, including custom fields; properties such as `run` and `steps` hold the
+    same as types. Equal parts of lines are shared: do not change them.
 
     Attributes:
         path: the folder.
-        kind: what it holds.
+        kind: the kind of record.
         manifest: contents of `manifest.json`.
-        lines: one for each step or injection.
-        details: the lines of the file beside it.
-        summary: contents of `summary.json`, or None for a record that has not ended.
-        discarded: lines that left the record because their steps were run again.
+        lines: one line for each step or injection.
+        details: the lines of the file of details.
+        summary: contents of `summary.json`, or None for an incomplete record.
+        discarded: lines removed from the record because their steps were repeated.
     """
 
     path: epath.Path
@@ -60,7 +60,7 @@ class Contents:
 
     @cached_property
     def run(self) -> schema.RunManifest:
-        """`manifest.json` of twins, of a training run or of a trace."""
+        """`manifest.json` of a twin run, training run or trace."""
         return msgspec.convert(self.manifest, schema.RunManifest if self.kind.name != "trace" else schema.TraceManifest)
 
     @cached_property
@@ -80,7 +80,7 @@ class Contents:
 
     @property
     def mismatches(self) -> list[schema.MismatchRow]:
-        """Lines of `mismatches.jsonl`; none where the details are others."""
+        """Lines of `mismatches.jsonl`; empty if the details are of another kind."""
         return self.details.typed if self.kind.has_mismatches else []
 
     @property
@@ -95,7 +95,7 @@ class Contents:
 
     @cached_property
     def run_summary(self) -> schema.RunSummary | None:
-        """`summary.json` of twins, of a training run or of a trace."""
+        """`summary.json` of a twin run, training run or trace."""
         return None if self.summary is None else msgspec.convert(self.summary, schema.RunSummary)
 
     @cached_property
@@ -110,39 +110,39 @@ class Contents:
 
     @property
     def again(self) -> "Contents":
-        """What was run again, as a record of its own: lines in the order of their numbers, with their mismatches."""
+        """The discarded attempts as a separate record: lines in the order of their numbers, with their mismatches."""
         lines = self.discarded.by(self.kind.number)
         return dataclasses.replace(self, lines=lines, details=_mismatches(lines), discarded=Rows())
 
     @property
     def attempts(self) -> "Contents":
-        """Every time that a step was run: what is on record and what was run again, in the order of their numbers."""
+        """All attempts at steps: recorded and discarded lines in the order of their numbers."""
         lines = (self.discarded + self.lines).by(self.kind.number)
         details = self.details + _mismatches(self.discarded)
         return dataclasses.replace(self, lines=lines, details=details, discarded=Rows())
 
 
 def _mismatches(lines: Rows) -> Rows:
-    """What was beside discarded lines."""
+    """Returns the mismatches of discarded lines."""
     beside = [row for line in lines for row in line.get("mismatches") or ()]
     return Rows(msgspec.convert(beside, list[schema.MismatchRow]), beside)
 
 
 def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
-    """Reads a record, ended or not.
+    """Reads a record, complete or not.
 
     Args:
         path: the folder.
-        *kinds: those that are expected; any if none is named.
-        details: read the file of details too.
+        *kinds: expected kinds; any kind if none is given.
+        details: whether to read the file of details too.
 
     Returns:
-        Its contents. Fields that this version does not know are kept.
+        Its contents. Unknown fields are kept.
 
     Raises:
-        RecordError: there is no record, or one of another kind or of a schema that this version does not read; a file,
-            a line or a field is damaged; a line is missing or repeated; or a last line is cut off although the run has
-            ended.
+        RecordError: there is no record, or one of another kind or with a schema that this version does not read; a
+            file, a line or a field is damaged; a line is missing or repeated; or the last line is incomplete although
+            the run has ended.
     """
     manifest = read_manifest(path, *kinds)
     folder, kind = epath.Path(path), kind_of(manifest["kind"])
@@ -151,7 +151,7 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
         try:
             summary = _fields(folder / SUMMARY, kind.summary)
         except RecordError as error:
-            raise RecordError(f"{error}, or remove it and resume the run, which writes it anew") from error
+            raise RecordError(f"{error}, or remove it and resume the run, which rewrites it") from error
     ends = (summary or {}).get("lines") or {}
 
     def lost(file: str, problem: str) -> RecordError:
@@ -161,20 +161,20 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
         if file is None:
             return Rows()
         if ends and file.name not in ends and file is not kind.discarded:
-            raise lost(SUMMARY, f"does not say where {file.name} ends")
+            raise lost(SUMMARY, f"does not state where {file.name} ends")
         ended = summary is not None and file is not kind.discarded
         return read_rows(folder / file.name, file.row, whole=ended, key=kind.number, end=ends.get(file.name))
 
     lines = rows(kind.lines)
     numbers = [getattr(row, kind.number) for row in lines.typed]
     for line, (before, number) in enumerate(itertools.pairwise(numbers), start=2):
-        if number <= before and kind.lines is not None:  # what is on record twice would be counted twice
+        if number <= before and kind.lines is not None:  # a repeated line would be counted twice
             raise RecordError(
                 f"{os.fspath(folder / kind.lines.name)} line {line} is of {kind.number} {number}, after {kind.number} "
                 f"{before}; {REMEDY}"
             )
     beside, discarded = rows(kind.details) if details else Rows(), rows(kind.discarded)
-    # Whole lines can be lost at the end of a file, where no checksum of a later line shows it.
+    # Checksums of later lines cannot show that complete lines are missing at the end of a file.
     known = max([manifest.get("discarded") or 0, *(getattr(row, "discarded", None) or 0 for row in lines.typed)])
     if len(discarded) < known:
         raise lost(DISCARDED, f"has {len(discarded)} of {known} lines")
@@ -188,17 +188,17 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
 
 
 def read_manifest(path: AnyPath, *kinds: str) -> dict[str, Any]:
-    """Reads the manifest of a record, and nothing else. It takes, and raises, what `read_record` does."""
+    """Reads only the manifest of a record. Arguments and errors are those of `read_record`."""
     place = os.fspath(path)
     try:
         inside = names(path)
     except NotADirectoryError:
         inside = []
     except OSError as error:
-        raise RecordError(f"{place} cannot be read ({reason(error)}); mend that and try again") from error
+        raise RecordError(f"{place} cannot be read ({reason(error)}); correct that and try again") from error
     if MANIFEST not in inside:
         other = next((said for name, said in OTHERS.items() if name in inside), "").format(path=place)
-        raise RecordError(f"{place} is no run folder (it has no {MANIFEST}{other}); give the folder of a run")
+        raise RecordError(f"{place} is not a run folder (it has no {MANIFEST}{other}); give the folder of a run")
     file = epath.Path(path) / MANIFEST
     kind = kind_of(_fields(file, schema.Manifest)["kind"])
     if kinds and kind.name not in kinds:
@@ -211,7 +211,7 @@ def _fields(file: epath.Path, type: type[schema.Header]) -> dict[str, Any]:
 
 
 class FolderTaken(RecordError):
-    """A folder that cannot become a new record, since it holds something already.
+    """A folder cannot become a new record, since it is not empty.
 
     Attributes:
         path: the folder.
@@ -219,22 +219,22 @@ class FolderTaken(RecordError):
 
     def __init__(self, path: AnyPath) -> None:
         self.path = os.fspath(path)
-        super().__init__(f"run folder {self.path} exists already; name another folder, or resume the run in it")
+        super().__init__(f"run folder {self.path} already exists; give another folder, or resume the run in it")
 
 
 class Record:
-    """A record that is being written. Use it as a context manager.
+    """A record open for writing. Use it as a context manager.
 
-    Methods that write raise an OSError where the storage is full or gone.
+    Methods that write raise OSError if the storage is full or gone.
 
     Attributes:
         path: the folder.
-        kind: what it holds, and in which files.
-        manifest: what `manifest.json` holds.
+        kind: the kind of record, with its files.
+        manifest: contents of `manifest.json`.
     """
 
     def __init__(self, path: AnyPath, manifest: Mapping[str, Any], kind: Kind, lock: Lock) -> None:
-        """Opens the files of a record whose folder is ready; see `create` and `resume`."""
+        """Opens the files of a prepared folder; see `create` and `resume`."""
         self.path, self.kind, self.manifest = epath.Path(path), kind, dict(manifest)
         self._lock = lock
         self._ended = self._closed = False
@@ -242,7 +242,7 @@ class Record:
         self._files: dict[str, Lines] = {}
         for file in kind.files:
             self._files[file.name] = Lines(self.path / file.name, kind.number)
-        # What a crash cut off of its last line does not count.
+        # An incomplete last line left by a crash does not count.
         content = b"" if kind.discarded is None else read_content(self.path / kind.discarded.name, whole=False)
         self._discarded = content.count(b"\n")
 
@@ -251,16 +251,17 @@ class Record:
         """Starts a new record.
 
         Args:
-            path: a folder that does not exist or is empty, on a disk or at `gs://` or `s3://`.
-            manifest: what runs. The version of the schema, that of jax-sdc, the host and the time are added.
-            kind: one of `KINDS`; by default the manifest's own.
+            path: a nonexistent or empty folder, on a disk or at `gs://` or `s3://`.
+            manifest: description of the run. The versions of the schema and of jax-sdc, the host and the time are
+                added.
+            kind: one of `KINDS` (default: that of the manifest).
 
         Returns:
             The open record.
 
         Raises:
-            FolderTaken: the folder holds something.
-            RecordBusy: another process writes it.
+            FolderTaken: the folder is not empty.
+            RecordBusy: another process is writing it.
             RecordError: the folder cannot be written, or the kind is unknown.
         """
         given = _plain(manifest)
@@ -268,33 +269,33 @@ class Record:
         folder = epath.Path(path)
         try:
             check_free(folder)
-            if appends(folder):  # an object store has no folders, and would make a bucket of a mistyped name
+            if appends(folder):  # an object store has no folders, and a mistyped name would create a bucket
                 folder.mkdir(parents=True, exist_ok=True)
             with _locked(folder) as lock:
-                if set(names(folder)) - {LOCK}:  # somebody was faster, and is done
+                if set(names(folder)) - {LOCK}:  # another process was faster and has finished
                     raise FolderTaken(folder)
                 whole = _stamped(schema.Manifest, {"created": schema.now(), **given, "kind": known.name})
                 write_sealed(folder / MANIFEST, whole)
                 return cls(folder, whole, known, lock)
         except OSError as error:
-            raise RecordError(f"cannot write run folder {folder}: {reason(error)}; name another folder") from error
+            raise RecordError(f"cannot write run folder {folder}: {reason(error)}; give another folder") from error
 
     @classmethod
     def resume(cls, path: AnyPath, manifest: Given, *, at: int, expected: int | None = None) -> "Record":
-        """Continues a record: lines numbered `at` and higher are dropped, and so is the summary.
+        """Resumes a record: removes lines numbered `at` and higher, and the summary.
 
         Args:
             path: the folder of a record.
-            manifest: what runs now. It stands in for the old one, but for the time of creation; `resumed_at` lists the
-                numbers at which the record was continued.
+            manifest: description of the resumed run. It replaces the old one except for the time of creation;
+                `resumed_at` lists the numbers at which the record was resumed.
             at: number of the next line.
-            expected: how many lines with lower numbers there must be; by default as many as there are.
+            expected: required number of lines with lower numbers (default: the existing number).
 
         Returns:
             The open record.
 
         Raises:
-            RecordBusy: another process writes it.
+            RecordBusy: another process is writing it.
             RecordError: there is no readable record in the folder, lines are missing, it is of another kind, or it
                 cannot be written.
         """
@@ -303,18 +304,18 @@ class Record:
         kind = kind_of(old["kind"])
         if given.get("kind", kind.name) != kind.name:
             raise RecordError(
-                f"{folder} holds a record of kind {kind.name!r}, which cannot go on as {given['kind']!r}; "
-                "name another folder"
+                f"{folder} holds a record of kind {kind.name!r}, which cannot be resumed as {given['kind']!r}; give "
+                "another folder"
             )
         try:
             with _locked(folder) as lock:
-                # Nothing is changed before it was read. What is missing at the end of a run that has not ended, only
-                # somebody who knows its length can say.
+                # Read everything before changing anything. Only the caller knows the number of lines of an incomplete
+                # run.
                 found = sum(row[kind.number] < at for row in read_record(folder).lines)
                 if kind.lines is not None and expected is not None and found != expected:
                     raise RecordError(
                         f"{folder / kind.lines.name} has {found} of the {expected} lines before {kind.number} {at}; "
-                        "restore it, or start the run anew"
+                        "restore it, or start a new run"
                     )
                 history: dict[str, Any] = {name: old[name] for name in ("created", "resumed_at") if name in old}
                 history["resumed_at"] = [*history.get("resumed_at", []), at]
@@ -330,7 +331,7 @@ class Record:
 
     @property
     def count(self) -> int:
-        """Lines on record: steps or injections."""
+        """Number of recorded lines: steps or injections."""
         return 0 if self.kind.lines is None else self._files[self.kind.lines.name].count
 
     @property
@@ -342,8 +343,8 @@ class Record:
         """Appends a line and its details. On a disk the system has both when this returns, details first.
 
         Args:
-            row: the line. It holds its number under `kind.number`.
-            details: lines for the file beside it, with the same number.
+            row: the line, with its number under `kind.number`.
+            details: lines for the file of details, with the same number.
 
         Raises:
             RecordError: the record has ended or is closed, or its kind has no such file.
@@ -354,7 +355,7 @@ class Record:
             raise RecordError(f"a record of kind {self.kind.name!r} has no {'details' if self.kind.lines else 'lines'}")
         assert isinstance(given.get(self.kind.number), int), f"a line without its number: {self.kind.number}"
         if taken := sorted({"details", "discarded", "mismatches", FIELD} & set(given)):
-            raise RecordError(f"a line cannot have a field {taken[0]!r}, which the record adds; name it otherwise")
+            raise RecordError(f"a line cannot have a field {taken[0]!r}, which is reserved; use another name")
         beside = {"details": len(lines), "discarded": self._discarded}
         if self.kind.details is not None:
             self._files[self.kind.details.name].append(lines)
@@ -362,9 +363,9 @@ class Record:
         self._pace.run(self.flush)
 
     def rewind(self, at: int) -> None:
-        """Takes out the lines numbered `at` and higher, and their details: the run was rolled back.
+        """Removes the lines numbered `at` and higher, and their details, after a rollback.
 
-        Lines of steps are kept in `discarded.jsonl` with their mismatches, for what they found was found.
+        Keeps lines of steps and their mismatches in `discarded.jsonl`, since their findings remain valid.
 
         Raises:
             RecordError: the record has ended or is closed.
@@ -376,7 +377,7 @@ class Record:
             lines, details = self._read(self.kind.lines), self.kind.details
             beside = self._read(details) if self.kind.has_mismatches and details is not None else []
             gone = {row[number]: row for row in lines if row[number] >= at}
-            # Lines, with the totals of their mismatches, that a crash has cut off although it left the mismatches.
+            # Lines, with totals of their mismatches, that were lost in a crash that kept the mismatches.
             known = {row[number] for row in lines}
             for row in beside:
                 if row[number] not in known and row.get("mismatched"):
@@ -385,23 +386,23 @@ class Record:
                     for key in total:
                         total[key] += row.get(key) or 0
             self.discard(gone.values(), beside)
-        # Lines without details would say that nothing was found; details without a line are passed over.
+        # Lines without details would mean that nothing was found; details without a line are ignored.
         for file in reversed(self.kind.files):
             self._files[file.name].rewind(at)
 
     def discard(self, rows: Iterable[Given], details: Iterable[Given] = ()) -> None:
-        """Keeps lines that are not, or no longer, among those of the record, since their steps are run again.
+        """Keeps lines that are not part of the record because their steps are repeated.
 
         Args:
-            rows: the lines, no two of them with one number.
-            details: lines for the file beside it. Mismatches are kept with the line of their number, nothing else is.
+            rows: the lines, with distinct numbers.
+            details: lines of the file of details. Only mismatches are kept, with the line of their number.
 
         Raises:
-            RecordError: the record has ended or is closed, or its kind keeps no such lines.
+            RecordError: the record has ended or is closed, or its kind does not keep discarded lines.
         """
         self._check_open()
         if self.kind.discarded is None:
-            raise RecordError(f"a record of kind {self.kind.name!r} keeps nothing that was run again")
+            raise RecordError(f"a record of kind {self.kind.name!r} does not keep discarded lines")
         number = self.kind.number
         found = collections.defaultdict(list)
         for detail in map(_plain, details if self.kind.has_mismatches else ()):
@@ -412,18 +413,18 @@ class Record:
         ]
         if lines:
             file = Lines(self.path / self.kind.discarded.name, number)
-            file.rewind(sys.maxsize)  # drops nothing but a last line that a crash cut off
+            file.rewind(sys.maxsize)  # only removes an incomplete last line left by a crash
             file.append(lines)
             file.sync()  # before the lines leave the record
             file.close()
             self._discarded = file.count
 
     def file(self, name: str, value: Any) -> epath.Path:
-        """Writes a JSON file of one's own beside the others, whole or not at all.
+        """Writes a custom JSON file to the folder, atomically.
 
         Args:
             name: name of the file, such as `sites.json`.
-            value: its contents. An object gets the version of the schema, that of jax-sdc and the host besides.
+            value: its contents. The versions of the schema and of jax-sdc and the host are added to an object.
 
         Returns:
             Path of the file.
@@ -434,7 +435,7 @@ class Record:
         own = {MANIFEST, SUMMARY, LOCK, DISCARDED, *(file.name for file in self.kind.files)}
         if name in own or not name or name != os.path.basename(name):
             raise RecordError(
-                f"{name!r} cannot be the name of a further file; take a plain name other than the record's"
+                f"{name!r} is not a valid name for an additional file; give a plain name that the record does not use"
             )
         if isinstance(value, Mapping):
             write_sealed(self.path / name, _stamped("jax-sdc record part", value, lasting=True))
@@ -443,21 +444,21 @@ class Record:
         return self.path / name
 
     def flush(self) -> None:
-        """Writes everything that an object store has not got yet; on a disk nothing waits."""
+        """Writes everything buffered for an object store; does nothing on a disk."""
         for file in self._files.values():
             file.flush()
 
     def sync(self) -> None:
-        """Makes all lines outlive the machine's sudden end, as what builds on them does: a checkpoint, the summary."""
+        """Writes all lines to stable storage, before a checkpoint or summary that depends on them."""
         for file in self._files.values():
             file.sync()
 
     def finish(self, summary: Given) -> None:
-        """Writes `summary.json`, which marks the record as ended.
+        """Writes `summary.json`, which marks the record as complete.
 
         Args:
-            summary: verdict and totals. The version of the schema, that of jax-sdc, the host, and where the files of
-                lines end, are added.
+            summary: verdict and totals. The versions of the schema and of jax-sdc, the host, and the ends of the files
+                of lines are added.
 
         Raises:
             RecordError: the record has ended or is closed.
@@ -473,7 +474,7 @@ class Record:
         self._ended = True
 
     def close(self) -> None:
-        """Closes the files and releases the lock, even if the storage is gone; the record stays readable."""
+        """Closes the files and releases the lock, even if the storage is gone; the record remains readable."""
         if self._closed:
             return
         self._closed = True
@@ -495,12 +496,12 @@ class Record:
     def _check_open(self) -> None:
         if self._closed or self._ended:
             state = "is closed" if self._closed else "has ended"
-            raise RecordError(f"the record {self.path} {state}; resume it to write on")
+            raise RecordError(f"the record {self.path} {state}; resume it to continue writing")
 
 
 @contextmanager
 def _locked(folder: AnyPath) -> Iterator[Lock]:
-    """Takes the lock of a folder, and gives it back only if what is done under it fails."""
+    """Takes the lock of a folder, and releases it only if the block fails."""
     lock = Lock(folder)
     try:
         yield lock
@@ -510,7 +511,7 @@ def _locked(folder: AnyPath) -> Iterator[Lock]:
 
 
 def check_free(path: AnyPath) -> None:
-    """Looks whether a record can be created in a folder, without touching it; see `Record.create`."""
+    """Checks that a record can be created in a folder, without changing it; see `Record.create`."""
     folder = epath.Path(path)
     try:
         there = names(folder)
@@ -520,17 +521,17 @@ def check_free(path: AnyPath) -> None:
         raise
     if set(there) - {LOCK}:
         if LOCK in there:
-            Lock(folder).release()  # refused if somebody writes: that is what to tell
+            Lock(folder).release()  # raises RecordBusy if another process is writing
         raise FolderTaken(folder)
 
 
 def write_summary(folder: AnyPath, summary: Mapping[str, Any]) -> None:
-    """Writes `summary.json`, with a stamp in front that is the same for every process."""
+    """Writes `summary.json` with a leading stamp that is the same for every process."""
     write_sealed(epath.Path(folder) / SUMMARY, _stamped(schema.Ending, summary, lasting=True))
 
 
 def _plain(value: Given) -> dict[str, Any]:
-    """As a mapping: of a type what it has, and not what it has not."""
+    """Converts to a mapping, omitting unset fields of a type."""
     if not isinstance(value, schema.Fields):
         return dict(value)
     found: dict[str, Any] = msgspec.to_builtins(value, enc_hook=to_json)
@@ -538,6 +539,6 @@ def _plain(value: Given) -> dict[str, Any]:
 
 
 def _stamped(type: "type[schema.Header] | str", value: Mapping[str, Any], *, lasting: bool = False) -> dict[str, Any]:
-    """With a stamp in front, whatever the value says of itself."""
+    """Prepends a stamp, which overrides fields of the value."""
     mine = schema.stamp(type if isinstance(type, str) else str(type.__struct_config__.tag), lasting=lasting)
     return {**mine, **{key: item for key, item in value.items() if key not in mine}}

@@ -1,9 +1,10 @@
-"""Where records lie: file systems that append to files, and object stores that keep whole objects.
+"""Storage of records: file systems, which append to files, and object stores, which keep whole objects.
 
-Paths go through `etils.epath`, which knows `gs://` and `s3://`. A local disk and NFS write a file beside its place and
-rename it; an object store replaces an object whole by itself. docs/run-record.md says what each of them guarantees.
+Paths go through `etils.epath`, which supports `gs://` and `s3://`. On a local disk and NFS, a file is written under a
+temporary name and renamed; an object store replaces an object atomically. docs/run-record.md lists the guarantees of
+each.
 
-Functions here raise an OSError where the storage fails, and a RecordError where nothing is installed that reaches it.
+Functions here raise OSError if the storage fails, and RecordError if no client for it is installed.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from sdc._lazy import epath
 
 AnyPath: TypeAlias = str | os.PathLike[str]
 
-# What can stand in the place of a file and be read for ever, or waited for.
+# Non-files at a path that can be read endlessly or block.
 ENDLESS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
-PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}  # what reaches each object store
+PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}  # the client of each object store
 
 
 class RecordError(ValueError):
-    """A run folder that cannot be read, written or continued; the message says which and how to mend it."""
+    """A run folder cannot be read, written or resumed; the message names it and the remedy."""
 
 
 def appends(path: AnyPath) -> bool:
-    """Whether files at a path can be appended to: on a local disk and NFS, not in an object store."""
+    """Returns whether files at a path support appending: true on a local disk and NFS, false in an object store."""
     return "://" not in os.fspath(path)
 
 
 def names(folder: AnyPath) -> list[str]:
-    """Names of what lies in a folder; none where it does not exist. A file in its place is an OSError."""
+    """Returns the names in a folder; empty if it does not exist. Raises OSError if it is a file."""
     with _errors(folder):
         try:
             return sorted(path.name for path in _fresh(folder).iterdir())
@@ -45,22 +46,22 @@ def names(folder: AnyPath) -> list[str]:
 
 
 def endless(path: AnyPath) -> str | None:
-    """What stands at a path that may have no end, in words: a pipe, a device, a socket, or a link to one.
+    """Describes an object at a path that may be endless: a pipe, a device, a socket, or a link to one.
 
-    None for a file, a folder, and an object of a store. What cannot be looked up is an OSError.
+    Returns None for a file, a folder, and an object of a store. Raises OSError if the lookup fails.
     """
     if not appends(path):
         return None
     try:
         return ENDLESS.get(stat.S_IFMT(os.stat(path).st_mode))
     except ValueError as error:
-        raise OSError(errno.EINVAL, "a path holds no zero byte", os.fspath(path)) from error
+        raise OSError(errno.EINVAL, "a path must not contain a zero byte", os.fspath(path)) from error
 
 
 def read_bytes(path: AnyPath) -> bytes:
-    """The contents of a file, as they are now; a FileNotFoundError where there is none.
+    """Returns the current contents of a file; raises FileNotFoundError if it does not exist.
 
-    What may have no end is a RecordError, and is not opened: a pipe would be waited for.
+    Raises RecordError for a path that may be endless without opening it, since a pipe would block.
     """
     if found := endless(path):
         raise RecordError(f"{os.fspath(path)} is {found}, not a file; put the file itself in its place")
@@ -69,7 +70,7 @@ def read_bytes(path: AnyPath) -> bytes:
 
 
 def write_bytes(path: AnyPath, data: bytes) -> None:
-    """Writes a file whole or not at all: on a disk beside its place, synced, renamed."""
+    """Writes a file atomically: on a disk under a temporary name, synced and renamed."""
     if not appends(path):
         with _errors(path):
             _fresh(path).write_bytes(data)
@@ -85,27 +86,27 @@ def write_bytes(path: AnyPath, data: bytes) -> None:
         os.replace(name, place)
     except BaseException as error:
         Path(name).unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # a full disk does not say whose
+        if isinstance(error, OSError) and error.filename is None:  # the error of a full disk does not name the file
             error.filename = os.fspath(place)
         raise
 
 
 def sync_folder(folder: AnyPath) -> None:
-    """Makes what was created or renamed in a folder on a disk outlive the machine's sudden end."""
+    """Flushes creations and renames in a folder on a disk to stable storage."""
     handle = os.open(os.fspath(folder) or ".", os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError:
-        pass  # some network file systems refuse; they write folders at once
+        pass  # some network file systems do not support this; they write folders immediately
     finally:
         os.close(handle)
 
 
 def create_bytes(path: AnyPath, data: bytes) -> bool:
-    """Writes a file only if there is none; returns whether it did.
+    """Writes a file only if it does not exist; returns whether it did.
 
-    Of several processes that try at the same time one wins: with O_EXCL on a disk, with a conditional write on an
-    object store. Where only TensorFlow reaches the store there is no such write: it is looked up before it is written.
+    One of several concurrent processes wins: through O_EXCL on a disk, and a conditional write in an object store.
+        TensorFlow has no conditional write: there, existence is checked before writing.
     """
     if appends(path):
         try:
@@ -139,15 +140,16 @@ def reason(error: OSError) -> str:
 
 
 def _fresh(path: AnyPath) -> epath.Path:
-    """A path whose next look-up asks the store: clients of object stores remember listings, with sizes of objects."""
+    """Returns a path whose next lookup queries the store: clients of object stores cache listings, with object
+    sizes."""
     if not appends(path):
-        with suppress(ImportError):  # TensorFlow remembers nothing
+        with suppress(ImportError):  # TensorFlow has no cache
             _filesystem(path).invalidate_cache()
     return epath.Path(path)
 
 
 def _filesystem(path: AnyPath) -> Any:
-    """The client of an object store, the very one that epath uses."""
+    """Returns the client of an object store that epath uses."""
     import fsspec
 
     scheme = os.fspath(path).partition("://")[0]
@@ -156,7 +158,7 @@ def _filesystem(path: AnyPath) -> Any:
 
 @contextmanager
 def _errors(path: AnyPath) -> Iterator[None]:
-    """Clients of object stores raise errors of many kinds."""
+    """Converts errors of object store clients, which raise many types."""
     if appends(path):
         yield
         return
