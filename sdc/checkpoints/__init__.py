@@ -1,13 +1,13 @@
-"""Checkpoints that are known to be what was saved, and of which parts can be used.
+"""Checkpoints verified to restore the saved bits, and recovery of parts of them.
 
-Everything works on anybody's tree of arrays, and on Orbax's own checkpointers and files.
+Everything works on any tree of arrays, and on Orbax's own checkpointers and files.
 
-- `blocks`: digests of arrays, block by block, taken where the arrays are
-- `certificate`: what a checkpoint must restore to, and who vouches for it
-- `certified`: Orbax's checkpointer with certificates, and what a folder of checkpoints holds
-- `partitions`: how a state is cut into blocks; `scar`: a running checkpoint of those that moved most, with its `store`;
-  `outlook`: which to save, and what losing some would cost
-- `recovery`: lost or wrong blocks put back, and nothing else; `copies`: of each host's, a state together after a loss
+- `blocks`: digests of arrays, block by block, computed on the arrays' devices
+- `certificate`: the expected content of a checkpoint, and the evidence for it
+- `certified`: Orbax's checkpointer with certificates, and audits of folders of checkpoints
+- `partitions`: division of a state into blocks; `scar`: a running checkpoint of the blocks that moved most, with its
+    `store`; `outlook`: selection of blocks, and the cost of losing some
+- `recovery`: restores only lost or wrong blocks; `copies`: copies on each host, and assembling a state after a loss
 """
 
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from .certificate import Status as Status
 
-    # A running checkpoint: the blocks that moved most, and parts of a state given back.
+    # A running checkpoint of the blocks that moved most, and recovery of parts of a state.
     from .outlook import choose as choose
     from .partitions import Partition as Partition, Piece as Piece, partition as partition
     from .scar import (
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
         total_variation as total_variation,
     )
 
-    # What a loss would cost now, and how to save.
+    # The current cost of a loss, and advice on saving.
     from .outlook import Advice as Advice, Loss as Loss, Outlook as Outlook, Watch as Watch, advise as advise
     from .outlook import daly_interval as daly_interval
 
-    # Lost blocks put back, and wrong ones put right alone.
+    # Recovery of lost blocks, and repair of wrong ones.
     from .recovery import (
         FromCheckpoint as FromCheckpoint,
         FromRunning as FromRunning,

@@ -1,8 +1,8 @@
-"""Digests of a state's arrays, block by block, taken where the arrays are.
+"""Digests of a state's arrays, block by block, computed on the arrays' devices.
 
-A block is so many rows of a global array, that is of indices of its first axis, whatever the sharding. Each process
-takes the digests of what its own devices hold: of each shard, the share of every block that it touches. Shares add up
-(see `sdc.twins.digests`), so that arrays are compared under any sharding and no array is ever gathered.
+A block is a number of rows of a global array, that is, of indices of its first axis, independently of the sharding.
+    Each process digests the data of its own devices: for each shard, its share of every block that it overlaps. Shares
+    add up (see `sdc.twins.digests`), so arrays are comparable under any sharding and never gathered.
 """
 
 import functools
@@ -18,28 +18,28 @@ from jaxtyping import Array, UInt32
 
 from ..twins import row_digests
 
-MOST = 64  # blocks of an array
-LEAST = 1 << 16  # bytes of a block, unless the array has fewer
-AT_ONCE = 64  # arrays whose digests one program takes
+MOST = 64  # maximum blocks of an array
+LEAST = 1 << 16  # minimum bytes of a block, unless the array has fewer
+AT_ONCE = 64  # arrays whose digests one program computes
 DEVICES = "devices"
 
-Box: TypeAlias = tuple[tuple[int, int], ...]  # where a shard lies in a global array: a pair of ends for each axis
-# By the index range of a shard its shares of all blocks of the array, uint32 of shape (blocks, 2).
+Box: TypeAlias = tuple[tuple[int, int], ...]  # index range of a shard in a global array: start and stop for each axis
+# For each index range of a shard, its shares of all blocks of the array: uint32 of shape (blocks, 2).
 Shares: TypeAlias = dict[Box, np.ndarray]
 
 
 def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
-    """The index range of a shard, as JAX gives it, in an array of that shape."""
+    """Converts JAX's index of a shard to an index range in an array of that shape."""
     return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
 def overlap(box: Box, other: Box) -> Box:
-    """What two boxes have in common; empty (`volume`) if nothing."""
+    """Returns the intersection of two boxes; its `volume` is 0 if they are disjoint."""
     return tuple((max(a, c), max(min(b, d), max(a, c))) for (a, b), (c, d) in zip(box, other, strict=True))
 
 
 def within(part: Box, whole: Box) -> tuple[slice, ...]:
-    """Where a part lies in the array that holds the box `whole`."""
+    """Returns the position of a part in the array that holds the box `whole`."""
     return tuple(slice(a - start, b - start) for (a, b), (start, _) in zip(part, whole, strict=True))
 
 
@@ -48,43 +48,43 @@ def volume(box: Box) -> int:
 
 
 def box_text(box: Box) -> str:
-    """As `0:4,8:16`; empty for the box of a scalar."""
+    """Formats a box as `0:4,8:16`; empty for the box of a scalar."""
     return ",".join(f"{start}:{stop}" for start, stop in box)
 
 
 def parse_box(text: str) -> Box:
-    """The inverse of `box_text`; a ValueError where it is no such text."""
+    """Parses the result of `box_text`; raises ValueError for other text."""
     boxes: Any = tuple(tuple(map(int, part.split(":"))) for part in text.split(",") if part)
     if any(len(ends) != 2 for ends in boxes):
-        raise ValueError(f"{text!r} is no index range; expected one such as '0:4,8:16'")
+        raise ValueError(f"{text!r} is not an index range; expected one such as '0:4,8:16'")
     return tuple(boxes)
 
 
 class Cut(NamedTuple):
-    shape: tuple[int, ...]  # that of the data, for PRNG keys, and (1,) for a scalar
-    rows: int  # of a block
+    shape: tuple[int, ...]  # the shape of the data for PRNG keys, and (1,) for a scalar
+    rows: int  # rows per block
 
     @property
     def blocks(self) -> int:
         return max(1, -(-self.shape[0] // self.rows))
 
     def block(self, number: int) -> tuple[int, int]:
-        """First row of a block, and the one behind its last."""
+        """Returns the first row of a block, and the one after its last."""
         return number * self.rows, min((number + 1) * self.rows, self.shape[0])
 
     def differing(self, digests: np.ndarray, others: np.ndarray) -> tuple[tuple[int, int], ...]:
-        """First and behind the last row of each block whose digests differ."""
+        """Returns start and stop rows of each block whose digests differ."""
         return tuple(self.block(int(number)) for number in np.flatnonzero((digests != others).any(axis=1)))
 
 
 def cut_of(array: Any) -> Cut:
-    """Cuts an array into at most `MOST` blocks of at least `LEAST` bytes; rows are a power of two."""
+    """Divides an array into at most `MOST` blocks of at least `LEAST` bytes; rows per block are a power of two."""
     bits = jax.eval_shape(bits_of, array)
     return cut_shape(bits.shape, bits.dtype.itemsize)
 
 
 def cut_shape(shape: Sequence[int], itemsize: int) -> Cut:
-    """The same of an array of numbers of that shape and size."""
+    """Divides an array of numbers of the given shape and item size."""
     shape = tuple(shape) or (1,)
     row = max(1, math.prod(shape[1:]) * itemsize)
     rows = max(1, -(-shape[0] // MOST), -(-LEAST // row))
@@ -92,7 +92,7 @@ def cut_shape(shape: Sequence[int], itemsize: int) -> Cut:
 
 
 def bits_of(array: Any) -> Any:
-    """An array as numbers of 8 bits or more: the data of PRNG keys, and wider ones for the narrowest."""
+    """Converts an array to numbers of at least 8 bits: the data of PRNG keys, and wider types for narrower ones."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(array)
     if jax.dtypes.itemsize_bits(array.dtype) < 8:
@@ -101,10 +101,10 @@ def bits_of(array: Any) -> Any:
 
 
 def take(arrays: Mapping[str, jax.Array]) -> Callable[[], tuple[dict[str, Shares], list[str]]]:
-    """Starts taking digests of this process's shards. The arrays may be donated as soon as this returns.
+    """Starts computing digests of this process's shards. The arrays may be donated as soon as this returns.
 
-    What it returns waits for them, in any thread: shares by name, and in words what devices that should hold the same
-    do not (`apart_text`).
+    The returned function waits for them, in any thread, and returns shares by name, and descriptions of replicas that
+    differ (`apart_text`).
     """
     plans: dict[str, _Plan] = {}
     laid: dict[str, Array] = {}
@@ -137,12 +137,12 @@ def take(arrays: Mapping[str, jax.Array]) -> Callable[[], tuple[dict[str, Shares
 
 
 def apart_text(name: str, box: Box) -> str:
-    """An array, and where in it devices that should hold the same do not."""
+    """Describes the part of an array whose replicas differ."""
     return f"{name} at {box_text(box) or 'its only element'}"
 
 
 class _Plan(NamedTuple):
-    """How this process's shards of an array lie side by side on a mesh of their own: no other process is waited for."""
+    """Arranges this process's shards of an array on a local mesh, so that no other process is involved."""
 
     boxes: list[Box]
     cut: Cut
@@ -173,7 +173,7 @@ def _shares(mesh: Mesh, cuts: tuple[Cut, ...]) -> Callable[..., list[Array]]:
 
 
 def _share(x: Array, cut: Cut, start: UInt32[Array, " axes"]) -> UInt32[Array, "blocks 2"]:
-    """What a shard adds to each block. Rows go together as far as no block ends between them in any shard."""
+    """Returns a shard's contribution to each block. Groups rows as long as no block ends between them in any shard."""
     if not x.size:
         return jnp.zeros((cut.blocks, 2), jnp.uint32)
     rows = math.gcd(x.shape[0], cut.rows)
@@ -185,10 +185,10 @@ def _share(x: Array, cut: Cut, start: UInt32[Array, " axes"]) -> UInt32[Array, "
 
 
 def whole(boxes: Iterable[Box], shape: Sequence[int]) -> bool:
-    """Whether boxes of different shards make up an array of that shape."""
+    """Returns whether boxes of different shards cover an array of that shape."""
     return sum(map(volume, boxes)) == math.prod(shape)
 
 
 def total(shares: Mapping[Box, np.ndarray]) -> np.ndarray:
-    """The digests of all blocks, from the shares of all shards: uint32 of shape (blocks, 2)."""
+    """Adds the shares of all shards to the digests of all blocks: uint32 of shape (blocks, 2)."""
     return np.asarray(sum(shares.values()), np.uint32)

@@ -1,11 +1,12 @@
-"""Certificates: what a checkpoint must restore to, in files beside it, and how restored arrays are compared with that.
+"""Certificates: the expected content of a checkpoint, in files next to it, and the comparison of restored arrays with
+it.
 
-    FOLDER/certificates/STEP/process-N.json   process N's: digests of what its devices held when the step was saved
-    FOLDER/certificates/STEP/status.json      who vouches for it
+    FOLDER/certificates/STEP/process-N.json   digests of the data of process N's devices when the step was saved
+    FOLDER/certificates/STEP/status.json      the evidence for it
 
-docs/checkpoints.md has the fields. The algorithm of the digests is named; those of two are never compared. The first
-process of a run keeps the status. What cannot be read of it counts as good where something would be deleted, and as
-unknown where somebody asks.
+docs/checkpoints.md has the fields. Certificates name the algorithm of the digests; digests of different algorithms are
+never compared. Process 0 of a run maintains the status. An unreadable status counts as verified for deletion, and as
+unknown in answers.
 """
 
 import dataclasses
@@ -32,24 +33,24 @@ MISSING = "is missing"
 
 
 class CertificateError(ValueError):
-    """A checkpoint that has no certificate, does not agree with it, or cannot be given one."""
+    """A checkpoint has no certificate, does not match it, or cannot be certified."""
 
 
 class StoreError(CertificateError):
-    """A running checkpoint that is of another state, damaged, or cannot be written."""
+    """A running checkpoint belongs to another state, is damaged, or cannot be written."""
 
 
 class OtherState(CertificateError):
-    """A checkpoint of another state than the one to restore into."""
+    """A checkpoint belongs to another state than the one to restore into."""
 
 
 class Wrong(NamedTuple):
-    """What is not as certified.
+    """A difference from the certificate.
 
     Attributes:
-        name: of the array or value.
-        what: in words.
-        rows: first and behind the last row of each block that differs; empty where that cannot be said.
+        name: name of the array or value.
+        what: description of the difference.
+        rows: start and stop rows of each block that differs; empty if unknown.
     """
 
     name: str
@@ -63,13 +64,11 @@ class Wrong(NamedTuple):
 
 
 class Damaged(CertificateError):
-    """A checkpoint that does not restore to what was saved.
+    """A checkpoint does not restore to the saved state.
 
     Attributes:
-        step: of the checkpoint.
-        why: in words.
-        wrong: what is not as certified; empty where it could not be read at all.
-        remains: whether it was about to be deleted: then this is what is left of it.
+        step: step of the checkpoint. why: the reason. wrong: differences from the certificate; empty if the checkpoint
+            is unreadable. remains: whether this is the remainder of an interrupted deletion.
     """
 
     def __init__(
@@ -80,12 +79,14 @@ class Damaged(CertificateError):
 
 
 class Digests(msgspec.Struct):
-    """What one process knows of an array."""
+    """One process's digests of an array."""
 
     dtype: str
     shape: tuple[int, ...]
-    rows: int  # of a block
-    blocks: dict[str, dict[str, str]]  # by the index range of a shard: number of each block that it touches, two words
+    rows: int  # rows per block
+    blocks: dict[
+        str, dict[str, str]
+    ]  # for each index range of a shard: the number of each block that it overlaps, two words
 
 
 class CertificatePart(Header, kw_only=True, tag="jax-sdc certificate"):
@@ -95,11 +96,11 @@ class CertificatePart(Header, kw_only=True, tag="jax-sdc certificate"):
     step: int
     process: int
     processes: int
-    history: bool  # whether the digests were taken before the state was saved
+    history: bool  # whether the digests were computed before the state was saved
     arrays: dict[str, Digests]
-    values: dict[str, str]  # SHA-256 of what is no JAX array
+    values: dict[str, str]  # SHA-256 of values other than JAX arrays
     uncovered: list[str]  # checkpointables that are not certified
-    apart: list[str]  # arrays that devices did not hold alike
+    apart: list[str]  # arrays whose replicas differed
 
 
 PARTS = Format(type=CertificatePart, noun="certificate", remedy="delete the checkpoint, or go back to another one")
@@ -107,7 +108,7 @@ PARTS = Format(type=CertificatePart, noun="certificate", remedy="delete the chec
 
 @dataclasses.dataclass(frozen=True)
 class CertifiedArray:
-    """What an array must be: digests of its blocks, by the shards of the run that saved."""
+    """The expected content of an array: digests of its blocks, by the shards of the run that saved it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -115,7 +116,7 @@ class CertifiedArray:
     shares: Shares
 
     def total(self) -> np.ndarray:
-        """The digests of all blocks: uint32 of shape (blocks, 2)."""
+        """Returns the digests of all blocks: uint32 of shape (blocks, 2)."""
         found = np.zeros((self.cut.blocks, 2), np.uint32)
         for share in self.shares.values():
             found[: len(share)] += share
@@ -124,10 +125,10 @@ class CertifiedArray:
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """What a checkpoint must restore to, by all processes' files. Names are `CHECKPOINTABLE/PATH/IN/TREE`."""
+    """The expected content of a checkpoint, from all processes' files. Names are `CHECKPOINTABLE/PATH/IN/TREE`."""
 
     step: int
-    history: bool  # False: the digests are of what was restored later
+    history: bool  # False: the digests were computed from a later restore
     arrays: Mapping[str, CertifiedArray]
     values: Mapping[str, str]
     uncovered: Sequence[str]
@@ -139,7 +140,7 @@ class Certificate:
 
 
 class Draft:
-    """A certificate under way: digests that devices are computing. What they are of may be donated at once."""
+    """A pending certificate: digests that devices are computing. Their arrays may be donated at once."""
 
     def __init__(self, covered: Mapping[str, Any], uncovered: Sequence[str] = ()) -> None:
         self._uncovered = list(uncovered)
@@ -149,10 +150,10 @@ class Draft:
         self._digests = take(arrays)
 
     def part(self, step: int, *, history: bool = True) -> CertificatePart:
-        """Waits for the digests: what this process certifies."""
+        """Waits for the digests and returns this process's part of the certificate."""
         shares, apart = self._digests()
 
-        def words(share: np.ndarray) -> dict[str, str]:  # of the blocks that a shard touches, by number
+        def words(share: np.ndarray) -> dict[str, str]:  # of the blocks that a shard overlaps, by number
             return {
                 str(number): f"{h:08x}{squares:08x}"
                 for number, (h, squares) in enumerate(share.tolist())
@@ -169,7 +170,7 @@ class Draft:
         )  # fmt: skip
 
     def write(self, folder: epath.Path, step: int, *, history: bool = True) -> None:
-        """Writes this process's file; an OSError if it cannot be written."""
+        """Writes this process's file; raises OSError if it cannot be written."""
         part = self.part(step, history=history)
         place = step_folder(folder, step)
         place.mkdir(parents=True, exist_ok=True)
@@ -177,7 +178,7 @@ class Draft:
 
 
 def path_of(folder: str | os.PathLike[str]) -> epath.Path:
-    """A folder as Orbax and TensorStore take it: they know no relative paths."""
+    """Converts a folder for Orbax and TensorStore, which do not accept relative paths."""
     where = os.fspath(folder)
     return epath.Path(where if "://" in where else os.path.abspath(where))
 
@@ -187,7 +188,7 @@ def step_folder(folder: epath.Path, step: int) -> epath.Path:
 
 
 def certified_steps(folder: epath.Path) -> list[int]:
-    """Steps that Orbax and all processes' certificates finished, below folders whose names are numbers."""
+    """Returns the steps for which Orbax and all processes' certificates are complete, in folders with numeric names."""
     paths = folder.iterdir() if folder.is_dir() else ()
     # Orbax writes this file last.
     done = (int(path.name) for path in paths if path.name.isdecimal() and (path / "commit_success.txt").exists())
@@ -195,7 +196,7 @@ def certified_steps(folder: epath.Path) -> list[int]:
 
 
 def _finished(place: epath.Path) -> bool:
-    """Whether all parts are there; one that is there and cannot be read is for the restore to refuse."""
+    """Returns whether all parts exist; an unreadable part is left for the restore to refuse."""
     first = place / "process-0.json"
     try:
         processes = msgspec.json.decode(read_bytes(first), type=_Processes).processes
@@ -210,13 +211,13 @@ class _Processes(msgspec.Struct):
     processes: int
 
 
-COVERED = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, str)  # what digests can be taken of
+COVERED = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, str)  # types that can be digested
 
 
 def named(checkpointables: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Everything that digests can be taken of, by name, and the checkpointables that hold anything else.
+    """Returns all values that can be digested, by name, and the checkpointables that contain anything else.
 
-    What a partial restore leaves out (`...`) does not appear.
+    Values that a partial restore omits (`...`) do not appear.
     """
     found: dict[str, Any] = {}
     uncovered = []
@@ -230,7 +231,8 @@ def named(checkpointables: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
 
 
 def named_tree(key: str, tree: Any) -> dict[str, Any]:
-    """The leaves of a checkpointable by their names; where two paths look alike, all are written as Python has them."""
+    """Returns the leaves of a checkpointable by name; if two paths would have the same name, uses Python's notation for
+    all."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     simple = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
     if len(set(simple)) < len(simple):
@@ -239,7 +241,7 @@ def named_tree(key: str, tree: Any) -> dict[str, Any]:
 
 
 def value_digest(value: Any) -> str:
-    """SHA-256 of a NumPy array, number or string, with its type and shape."""
+    """Returns the SHA-256 of a NumPy array, number or string, including type and shape."""
     if isinstance(value, str):
         return hashlib.sha256(f"str {value}".encode()).hexdigest()
     array = np.ascontiguousarray(value)
@@ -271,12 +273,13 @@ def _read(place: epath.Path, process: int, step: int) -> CertificatePart:
     if (part.step, part.process) != (step, process):
         raise CertificateError(f"step {step}: {path} belongs to step {part.step}, process {part.process}")
     if part.algorithm != ALGORITHM:
-        raise CertificateError(f"step {step}: {path} has digests of {part.algorithm!r}, and not of {ALGORITHM!r}")
+        raise CertificateError(f"step {step}: {path} has digests of {part.algorithm!r}, expected {ALGORITHM!r}")
     return part
 
 
 def _merged(parts: Sequence[CertificatePart], incomplete: str) -> Certificate:
-    """What all processes certify together; `incomplete` says that of an array, `{}`, there is only a part."""
+    """Merges the certificates of all processes; `incomplete` is the message if only a part of an array, `{}`, is
+    covered."""
     arrays: dict[str, CertifiedArray] = {}
     values: dict[str, str] = {}
     apart = [text for part in parts for text in part.apart]
@@ -294,7 +297,7 @@ def _merged(parts: Sequence[CertificatePart], incomplete: str) -> Certificate:
                     apart.append(apart_text(name, box))
     for name, found in arrays.items():
         data = next(iter(found.shares), ())
-        # The data of PRNG keys has an axis more than the keys.
+        # The data of PRNG keys has one more axis than the keys.
         shape = (*found.shape, *(stop for _, stop in data[len(found.shape) :]))
         if not whole(found.shares, shape):
             raise CertificateError(incomplete.format(name))
@@ -304,10 +307,10 @@ def _merged(parts: Sequence[CertificatePart], incomplete: str) -> Certificate:
 
 
 def compare(certificate: Certificate, leaves: Mapping[str, Any]) -> list[Wrong]:
-    """Compares what was restored with what it must be. All processes call it, with the same names.
+    """Compares restored values with their certificate. All processes call it, with the same names.
 
-    Leaves that the certificate does not have are wrong; those that it has besides are not looked at. What is wrong is
-    the same in all processes; `Unreachable` says that one did not come.
+    Leaves that are not in the certificate are wrong; further entries of the certificate are ignored. The result is the
+    same in all processes; raises `Unreachable` if one does not respond.
     """
     wrong = [
         Wrong(text.rpartition(" at ")[0], f"differed between devices when it was saved ({text})")
@@ -319,7 +322,9 @@ def compare(certificate: Certificate, leaves: Mapping[str, Any]) -> list[Wrong]:
         if name in certificate.values:
             covered[name] = leaf
             if isinstance(leaf, jax.Array):
-                covered[name] = np.asarray(leaf) if leaf.is_fully_addressable else "it lies on several processes"
+                covered[name] = (
+                    np.asarray(leaf) if leaf.is_fully_addressable else "it is distributed over several processes"
+                )
         elif name in certificate.arrays:
             array = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
             if not isinstance(leaf, jax.Array) and array.dtype != (dtype := np.asarray(leaf).dtype):
@@ -330,7 +335,7 @@ def compare(certificate: Certificate, leaves: Mapping[str, Any]) -> list[Wrong]:
                 covered[name] = array
     said = everyone(msgspec.json.encode(Draft(covered).part(certificate.step)).decode(), at="verifying a checkpoint")
     parts = [msgspec.json.decode(text, type=CertificatePart) for text in said]
-    found = _merged(parts, "{}: these processes do not hold all of it; restore it on all their devices")
+    found = _merged(parts, "{}: these processes hold only a part of it; restore it on all their devices")
     for text in found.apart:
         name, _, where = text.rpartition(" at ")
         wrong.append(Wrong(name, f"differs between devices at {where}"))
@@ -345,7 +350,7 @@ def compare(certificate: Certificate, leaves: Mapping[str, Any]) -> list[Wrong]:
 
 
 def misfits(certificate: Certificate, abstract: Mapping[str, Any]) -> list[str]:
-    """In what an abstract state (by checkpointable; None: whatever is there) differs from the one that was saved."""
+    """Describes the differences of an abstract state (by checkpointable; None for any) from the saved one."""
     found = []
     for key, tree in abstract.items():
         if tree is None or key in certificate.uncovered:
@@ -356,7 +361,7 @@ def misfits(certificate: Certificate, abstract: Mapping[str, Any]) -> list[str]:
         found += [f"it has no {name}, which was saved" for name in sorted(saved) if name not in leaves]
         for name, leaf in leaves.items():
             if name in certificate.values and isinstance(leaf, jax.ShapeDtypeStruct | jax.Array):
-                found.append(f"{name} was saved as a NumPy array, a number or text; give one such there")
+                found.append(f"{name} was saved as a NumPy array, a number or text; give a value of that type")
             elif name in certificate.arrays and isinstance(leaf, jax.ShapeDtypeStruct | jax.Array):
                 problem = _misfit(certificate.arrays[name], leaf)
                 found += [f"{name} {problem}"] if problem else []
@@ -365,9 +370,12 @@ def misfits(certificate: Certificate, abstract: Mapping[str, Any]) -> list[str]:
 
 def _misfit(entry: CertifiedArray, array: Any) -> str | None:
     if str(array.dtype) != entry.dtype:
-        return f"was certified as {entry.dtype} and not as {array.dtype}; restore it so, and convert it afterwards"
+        return (
+            f"was certified as {entry.dtype}, not as {array.dtype}; restore it as {entry.dtype} and convert it "
+            "afterwards"
+        )
     if tuple(array.shape) != entry.shape:
-        return f"was certified with shape {list(entry.shape)} and not {list(array.shape)}"
+        return f"was certified with shape {list(entry.shape)} , not {list(array.shape)}"
     return None
 
 
@@ -379,13 +387,12 @@ CANDIDATE, VERIFIED = "CANDIDATE", "VERIFIED"
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """What is known of a checkpoint.
+    """The status of a checkpoint.
 
     Attributes:
-        step: of the checkpoint.
-        state: `CANDIDATE`, or `VERIFIED`: compared with its digests after a restore, or vouched for.
-        reasons: who vouches: `digest`, `twins`, `guard`.
-        history: whether its digests were taken before it was saved.
+        step: step of the checkpoint. state: `CANDIDATE`, or `VERIFIED`: compared with its digests after a restore, or
+            confirmed otherwise. reasons: the evidence: `digest`, `twins`, `guard`. history: whether its digests were
+            computed before it was saved.
     """
 
     step: int
@@ -399,7 +406,7 @@ class Known(Header, kw_only=True, tag="jax-sdc checkpoint status"):
 
     step: int
     reasons: tuple[Reason, ...] = ()
-    doubt: bool = False  # it could not be read, which the storage may have been at fault for
+    doubt: bool = False  # it could not be read, possibly because of the storage
     leaving: bool = False  # it is about to be deleted
     protected: bool = False  # no policy may delete it
 
@@ -408,34 +415,34 @@ KNOWN = Format(type=Known, noun="status of a checkpoint", remedy="delete it")
 
 
 class Statuses:
-    """Of one folder of checkpoints. What cannot be written is an OSError."""
+    """Statuses of one folder of checkpoints. Raises OSError if one cannot be written."""
 
     def __init__(self, folder: epath.Path) -> None:
         self._folder = folder
         self._lock: Lock | None = None
 
     def status(self, step: int, *, history: bool) -> Status:
-        """What is known of a step. One that cannot be read, or is in doubt, is one of a candidate."""
+        """Returns the status of a step; candidate if it is unreadable or in doubt."""
         known = self._known(step)
         found = () if known is None or known.doubt else known.reasons
         return Status(step, VERIFIED if found else CANDIDATE, found, history)
 
     def vouch(self, step: int, reason: Reason) -> None:
-        """Somebody vouches for a step, which ends all doubt, and all that was known of its deletion."""
+        """Adds evidence for a step, and clears doubt and a pending deletion."""
         known = self._known(step) or Known(step=step)
         if reason not in known.reasons or known.doubt:
             reasons = tuple(sorted({*known.reasons, reason}))
             self._write(step, Known(step=step, reasons=reasons, protected=known.protected))
 
     def revoke(self, step: int) -> None:
-        """Nobody vouches for a step any more: it was compared, and is not what was saved."""
+        """Removes all evidence for a step whose comparison failed."""
         known = self._known(step)
         if known is None or known.reasons or known.doubt:
             stays = known or Known(step=step)
             self._write(step, Known(step=step, leaving=stays.leaving, protected=stays.protected))
 
     def doubt(self, step: int) -> None:
-        """A step could not be read: it stays, and so does an older one; but not what is left after a deletion."""
+        """Marks a step as unreadable: it is kept, as is an older one, unless it is the remainder of a deletion."""
         known = self._known(step)
         if known is not None and known.leaving:
             self.revoke(step)
@@ -443,38 +450,38 @@ class Statuses:
             self._write(step, msgspec.structs.replace(known, doubt=True))
 
     def leaving(self, step: int) -> None:
-        """A step is about to be deleted. If a run is killed over that, its remains are no damaged checkpoint."""
+        """Marks a step as about to be deleted, so that remains of a killed run do not count as a damaged checkpoint."""
         if step_folder(self._folder, step).exists() and not self.left(step):
             self._write(step, msgspec.structs.replace(self._known(step) or Known(step=step), leaving=True))
 
     def left(self, step: int) -> bool:
-        """Whether a step was about to be deleted. It may be whole all the same."""
+        """Returns whether a step was about to be deleted. It may still be complete."""
         return (self._known(step) or Known(step=step)).leaving
 
     def protect(self, step: int, protected: bool) -> None:
-        """No policy deletes this step, or one may again."""
+        """Sets whether this step is protected from deletion by policies."""
         self._write(step, msgspec.structs.replace(self._known(step) or Known(step=step), protected=protected))
 
     def is_protected(self, step: int) -> bool:
-        """Whether no policy deletes this step; where that cannot be read, none does."""
+        """Returns whether this step is protected; true if its status is unreadable."""
         known = self._known(step)
         return known is None or known.protected
 
     def kept(self, steps: Iterable[int]) -> set[int]:
-        """What no policy may delete: the newest step that is verified, those of which that may be so, the protected."""
+        """Returns the steps to keep: the newest verified step, steps that may be verified, and protected ones."""
         known = {step: self._known(step) for step in steps}
         stays = {step for step, one in known.items() if one is None or one.doubt or one.protected}
         return stays | {*sorted(step for step, one in known.items() if one and one.reasons and not one.doubt)[-1:]}
 
     def forget(self, step: int) -> None:
-        """Another state is saved in the place of one: nothing that is known of that is of this, but its protection."""
+        """Discards the status of a step that is being replaced, except for its protection."""
         place = step_folder(self._folder, step)
         if _first():
             if (place / STATUS).exists() and self.is_protected(step):
                 self._write(step, Known(step=step, protected=True))
             else:
                 (place / STATUS).unlink(missing_ok=True)
-        # Each process its own: none deletes what another one is writing already.
+        # Each process deletes its own file, so none deletes a file that another is already writing.
         (place / f"process-{jax.process_index()}.json").unlink(missing_ok=True)
 
     def discard(self, step: int) -> None:
@@ -482,7 +489,7 @@ class Statuses:
             place.rmtree()
 
     def prune(self) -> None:
-        """Deletes certificates whose checkpoints are gone from the folder, whatever these are called there."""
+        """Deletes certificates whose checkpoints are no longer in the folder, under any name."""
         place = self._folder / FOLDER
         if not _first() or not place.exists():
             return
@@ -492,7 +499,8 @@ class Statuses:
             stale.rmtree()
 
     def lock(self) -> None:
-        """Takes the folder for this run, until it is released; a CertificateError if another process writes it."""
+        """Locks the folder for this run until it is released; raises CertificateError if another process is writing
+        it."""
         if not _first() or self._lock is not None:
             return
         place = self._folder / FOLDER
@@ -514,7 +522,7 @@ class Statuses:
             KNOWN.write(step_folder(self._folder, step) / STATUS, known)
 
     def _known(self, step: int) -> Known | None:
-        """What is noted of a step; None if that cannot be read."""
+        """Returns the stored status of a step; None if it is unreadable."""
         path = step_folder(self._folder, step) / STATUS
         if not path.exists():
             return Known(step=step)

@@ -1,8 +1,8 @@
-"""`certify`: an Orbax checkpointer whose checkpoints are known to restore to what was on the devices.
+"""`certify`: an Orbax checkpointer whose checkpoints are verified to restore the bits that were on the devices.
 
-Orbax restores a flipped bit of an array without a word, and checksums of files come too late for what was corrupted on
-the way from the device to the host. So digests are taken on the devices before anything is copied, kept beside the
-checkpoint, and compared on the devices after it was restored. `audit` does the last without the program that saved.
+Orbax restores a flipped bit of an array silently, and checksums of files miss corruption between the device and the
+file. So digests are computed on the devices before anything is copied, kept next to the checkpoint, and compared on the
+devices after a restore. `audit` compares without the program that saved.
 """
 
 import contextlib
@@ -42,32 +42,32 @@ from .certificate import (
 
 LOG = logging.getLogger("sdc.checkpoints")
 Result = TypeVar("Result")
-FAILURES = (OSError, RuntimeError, ValueError)  # what Orbax, its storage and devices raise
-AT_ONCE = 1 << 28  # bytes of arrays that an audit reads at a time
+FAILURES = (OSError, RuntimeError, ValueError)  # errors of Orbax, its storage and devices
+AT_ONCE = 1 << 28  # maximum bytes of arrays that an audit reads at a time
 
 
 class Certified:
-    """An Orbax checkpointer that certifies what it saves and verifies what it loads; see `certify`.
+    """An Orbax checkpointer that certifies saved and verifies loaded checkpoints; see `certify`.
 
-    What is not named here (`latest`, `checkpoints`, `metadata`, `should_save`, ...) is the checkpointer's own.
+    Other attributes (`latest`, `checkpoints`, `metadata`, `should_save`, ...) are those of the checkpointer.
     """
 
     def __init__(self, checkpointer: Any, *, lock: bool = True) -> None:
-        """Puts itself around a checkpointer.
+        """Wraps a checkpointer.
 
         Args:
             checkpointer: see `certify`.
-            lock: whether saves keep other processes from writing the folder; not where something else does.
+            lock: whether saves lock the folder against other processes; False if the caller does.
 
         Raises:
-            CertificateError: it is no such checkpointer.
+            CertificateError: the checkpointer has another type.
         """
         manager: Any = getattr(checkpointer, "_manager", None)
         policy = getattr(manager, "_preservation_policy", None)
         if not hasattr(policy, "should_preserve") or not hasattr(manager, "all_steps"):
             raise CertificateError(
-                f"{type(checkpointer).__name__} is no training.Checkpointer of Orbax's version 1, as far as this "
-                "version of it goes; expected orbax.checkpoint.v1.training.Checkpointer"
+                f"{type(checkpointer).__name__} is not a training.Checkpointer of Orbax's version 1 that this version "
+                "supports; expected orbax.checkpoint.v1.training.Checkpointer"
             )
         manager._preservation_policy = _Keeping(policy, self)
         self._orbax = checkpointer
@@ -75,9 +75,11 @@ class Certified:
         self._statuses = Statuses(self._folder)
         self._pool: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
-        self._saving: Any = None  # Orbax's answer to the last save, which has a thread until it is asked for its result
+        self._saving: Any = (
+            None  # Orbax's response to the last save, which keeps a thread until its result is requested
+        )
         self._locks, self._owned = lock, False
-        self.rejected: list[tuple[int, str]] = []  # steps that the last `restore_verified` passed over, and why
+        self.rejected: list[tuple[int, str]] = []  # steps that the last `restore_verified` skipped, and the reasons
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("_", "load", "save", "restore")):
@@ -88,7 +90,7 @@ class Certified:
         return getattr(self._orbax, name)
 
     def save(self, step: int, state: Any, **options: Any) -> bool:
-        """Saves a tree of arrays, as the checkpointer does.
+        """Saves a tree of arrays, like the checkpointer.
 
         Raises:
             CertificateError: the certificate cannot be written.
@@ -97,41 +99,41 @@ class Certified:
         return response is not None and response.result()
 
     def save_async(self, step: int, state: Any, **options: Any) -> "SaveResponse | None":
-        """Saves a tree of arrays in the background, as the checkpointer does. It may be donated at once."""
+        """Saves a tree of arrays in the background, like the checkpointer. The arrays may be donated at once."""
         key = options.get("checkpointable_name", _state_key(self._orbax))
         return self._saved("save_async", step, state, {key: state}, options)
 
     def save_checkpointables(self, step: int, checkpointables: dict[str, Any], **options: Any) -> bool:
-        """Saves several, as the checkpointer does. Those that hold anything else than arrays are not certified."""
+        """Saves several checkpointables, like the checkpointer. Those that contain anything but arrays are not
+        certified."""
         response = self.save_checkpointables_async(step, checkpointables, **options)
         return response is not None and response.result()
 
     def save_checkpointables_async(
         self, step: int, checkpointables: dict[str, Any], **options: Any
     ) -> "SaveResponse | None":
-        """The same in the background."""
+        """Saves several checkpointables in the background."""
         return self._saved("save_checkpointables_async", step, checkpointables, checkpointables, options)
 
-    # The names before Orbax 0.12.
+    # Names before Orbax 0.12.
     save_pytree, save_pytree_async = save, save_async
 
     def load(self, step: Any = None, abstract_state: Any = None, **options: Any) -> Any:
         """Restores a tree of arrays and compares it with its certificate.
 
         Args:
-            step: of the checkpoint; the newest by default.
-            abstract_state: shapes, types and shardings to restore into, as Orbax takes them.
-            **options: the checkpointer's.
+            step: step of the checkpoint (default: the newest).
+            abstract_state: shapes, types and shardings to restore into, as for Orbax.
+            **options: options of the checkpointer.
 
         Raises:
-            Damaged: it cannot be restored, or is not what was saved.
-            CertificateError: it has no certificate, or one that cannot be read.
-            Unreachable: another process did not come.
+            Damaged: the checkpoint cannot be restored, or differs from the saved state.
+            CertificateError: the checkpoint has no readable certificate. Unreachable: another process did not respond.
         """
         key = options.get("checkpointable_name", _state_key(self._orbax))
         loaded = self.load_checkpointables(step, {key: abstract_state})
         if key in named(loaded)[1]:
-            raise CertificateError(f"{key} of checkpoint {step} holds more than arrays, and cannot be verified")
+            raise CertificateError(f"{key} of checkpoint {step} contains more than arrays and cannot be verified")
         return loaded[key]
 
     load_pytree = load
@@ -139,7 +141,7 @@ class Certified:
     def load_checkpointables(
         self, step: Any = None, abstract_checkpointables: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Restores several, and compares those that are certified; see `load`."""
+        """Restores several checkpointables and compares the certified ones; see `load`."""
         self.wait()
         number = self._existing(step)
         certificate = _agreed(number, lambda: read_certificate(self._folder, number))
@@ -148,10 +150,10 @@ class Certified:
         loaded = self._loaded(number, abstract_checkpointables)
         found, uncovered = named(loaded)
         if not found and uncovered:
-            raise CertificateError(f"nothing of checkpoint {number} is certified: {', '.join(uncovered)}")
+            raise CertificateError(f"checkpoint {number} has no certified arrays: {', '.join(uncovered)}")
         if uncovered:
             LOG.warning("step %d: %s cannot be verified (no arrays)", number, ", ".join(uncovered))
-        # Parts that were not asked for are no matter.
+        # Ignore parts that were not requested.
         partly = {key for key, tree in loaded.items() if any(leaf is ... for leaf in jax.tree.leaves(tree))}
         whole = set(loaded) - partly - set(uncovered)
         lost = [name for name in certificate.names if name not in found and name.split("/")[0] in whole]
@@ -166,67 +168,67 @@ class Certified:
         return loaded
 
     def restore_verified(self, abstract_state: Any = None, **options: Any) -> tuple[Any, int]:
-        """Restores the newest checkpoint that is what was saved.
+        """Restores the newest checkpoint that passes verification.
 
         Args:
             abstract_state: see `load`.
             **options: see `load`.
 
         Returns:
-            The state, and its step. `rejected` has the newer steps that were passed over, and why.
+            The state and its step. `rejected` lists newer steps that were skipped, with reasons.
 
         Raises:
-            CertificateError: there is none; the message says why of each.
+            CertificateError: there is none; the message states the reason for each.
         """
         self.wait()
         self.rejected = []
-        # Storage may show the processes different lists.
+        # Storage may show different lists to the processes.
         steps = map(int, everyone(" ".join(map(str, steps_of(self._orbax))))[0].split())
         for step in sorted(steps, reverse=True):
             try:
                 state = self.load(step, abstract_state, **options)
             except CertificateError as error:
-                LOG.warning("passing over checkpoint %d: %s", step, error)
+                LOG.warning("skipping checkpoint %d: %s", step, error)
                 self.rejected.append((step, str(error)))
                 continue
             if not self.status(step).history:
                 LOG.warning("checkpoint %d: history not verified; its certificate was made after it was saved", step)
             return state, step
         why = "; ".join(f"{step}: {words}" for step, words in self.rejected) or "there are no checkpoints"
-        raise CertificateError(f"no checkpoint of {self._folder} can be verified ({why})")
+        raise CertificateError(f"no checkpoint in {self._folder} can be verified ({why})")
 
     def certify_existing(self, step: int, abstract_state: Any = None, **options: Any) -> None:
-        """Gives a checkpoint that has none a certificate of what it restores to now: its history is not verified.
+        """Certifies the current content of a checkpoint without a certificate; its history remains unverified.
 
         Raises:
-            CertificateError: it has one, or cannot be restored.
+            CertificateError: it already has a certificate, or cannot be restored.
         """
         self.certify_all(step, {options.get("checkpointable_name", _state_key(self._orbax)): abstract_state})
 
     def certify_all(self, step: int, abstract_checkpointables: dict[str, Any] | None = None) -> None:
-        """The same of several checkpointables, by default of all."""
+        """Does the same for several checkpointables (default: all)."""
         self.wait()
         number = self._existing(step)
         if step_folder(self._folder, number).exists():
-            raise CertificateError(f"checkpoint {number} has a certificate; delete the checkpoint to be rid of it")
+            raise CertificateError(f"checkpoint {number} already has a certificate; delete the checkpoint to remove it")
         loaded = self._loaded(number, abstract_checkpointables)
         if not named(loaded)[0]:
-            raise CertificateError(f"checkpoint {number} holds nothing that digests can be taken of")
+            raise CertificateError(f"checkpoint {number} contains nothing that can be digested")
         draft = Draft(*named(loaded))
         _agreed(number, lambda: draft.write(self._folder, number, history=False))
 
     def vouch(self, step: int, reason: Reason) -> None:
-        """Says that what was saved was right: twins agreed (`twins`), or a guard found nothing (`guard`).
+        """Records that the saved state was correct: twins agreed (`twins`), or a guard found nothing (`guard`).
 
         Raises:
-            CertificateError: the step has no certificate, or the reason is none.
+            CertificateError: the step has no certificate, or the reason is unknown.
         """
         if reason not in REASONS:
-            raise CertificateError(f"{reason!r} is no reason; expected one of {', '.join(REASONS)}")
+            raise CertificateError(f"{reason!r} is not a valid reason; expected one of {', '.join(REASONS)}")
         self._note(step, self._statuses.vouch, reason)
 
     def protect(self, step: int, protected: bool = True) -> None:
-        """Keeps a checkpoint whatever the policy says, or, with `False`, no longer.
+        """Protects a checkpoint from deletion by the policy, or, with `False`, ends the protection.
 
         Raises:
             CertificateError: the step has no certificate.
@@ -234,20 +236,20 @@ class Certified:
         self._note(step, self._statuses.protect, protected)
 
     def is_protected(self, step: int) -> bool:
-        """Whether a checkpoint stays whatever the policy says."""
+        """Returns whether a checkpoint is protected from deletion by the policy."""
         return self._statuses.is_protected(step)
 
     def status(self, step: int) -> Status:
-        """What is known of a checkpoint: `CANDIDATE` or `VERIFIED`, and by whom.
+        """Returns the status of a checkpoint: `CANDIDATE` or `VERIFIED`, and the evidence.
 
         Raises:
-            CertificateError: it has no certificate, or one that cannot be read.
+            CertificateError: it has no readable certificate.
         """
         certificate = read_certificate(self._folder, self._existing(step))
         return self._statuses.status(certificate.step, history=certificate.history)
 
     def delete(self, step: Any, **options: Any) -> Any:
-        """Deletes a checkpoint, and its certificate."""
+        """Deletes a checkpoint and its certificate."""
         self.wait()
         number = self._existing(step)
         done = self._orbax.delete(step, **options)
@@ -255,10 +257,10 @@ class Certified:
         return done
 
     def wait(self) -> None:
-        """Waits for what is being written in the background.
+        """Waits for pending background writes.
 
         Raises:
-            CertificateError: the certificate cannot be written. The error comes once.
+            CertificateError: the certificate cannot be written. The error is raised once.
         """
         saving, self._saving = self._saving, None
         try:
@@ -269,7 +271,7 @@ class Certified:
             self._written()
 
     def close(self) -> None:
-        """Waits, and lets go of all threads."""
+        """Waits for pending writes, and stops all threads."""
         try:
             self.wait()
         finally:
@@ -286,24 +288,24 @@ class Certified:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with contextlib.suppress(*FAILURES if kind else ()):  # what went wrong first is what to say
+        with contextlib.suppress(*FAILURES if kind else ()):  # the first error takes precedence
             self.close()
 
     def _saved(
         self, method: str, step: int, given: Any, checkpointables: Mapping[str, Any], options: Mapping[str, Any]
     ) -> "SaveResponse | None":
         self._written()
-        # Digests of a state that is not saved after all would be for nothing.
+        # Digests of a state that is not saved would be wasted.
         due = options.get("force") or self._orbax.should_save(step)
         draft = Draft(*named(checkpointables)) if due else None
         if due:
             if self._locks and not self._owned:
                 _agreed(step, self._statuses.lock)
                 self._owned = True
-            self.wait()  # as it would itself; from here on what lies in the folder is whole
+            self.wait()  # as Orbax itself would; from here on the folder has only complete checkpoints
             self._statuses.prune()
             if uncovered := named(checkpointables)[1]:
-                LOG.warning("step %d: %s holds more than arrays and is not certified", step, ", ".join(uncovered))
+                LOG.warning("step %d: %s contains more than arrays and is not certified", step, ", ".join(uncovered))
         response = getattr(self._orbax, method)(step, given, **options)
         if response is None:
             return None
@@ -319,17 +321,17 @@ class Certified:
         if writing is not None:
             try:
                 writing.result()
-            except Exception as error:  # of the storage, or of a device
+            except Exception as error:  # errors of the storage or a device
                 raise CertificateError(
                     f"the certificate of the last checkpoint cannot be written to {self._folder} "
-                    f"({first_line(error)}); the checkpoint itself may be there, and counts as not certified"
+                    f"({first_line(error)}); the checkpoint itself may exist, and counts as not certified"
                 ) from error
 
     def _loaded(self, step: int, abstract: dict[str, Any] | None) -> dict[str, Any]:
         def load() -> dict[str, Any]:
-            # Orbax would wait for what comes out of a pipe, and read a device for ever.
+            # Orbax would block on a pipe and read a device endlessly.
             folder = self._orbax.directory / self._orbax._step_name_format.build_name(step)
-            for place, _, files in os.walk(folder):  # nothing, of an object store
+            for place, _, files in os.walk(folder):  # empty for an object store
                 for path in (os.path.join(place, name) for name in files):
                     if what := endless(path):
                         raise OSError(f"{path} is {what}, not a file")
@@ -350,11 +352,11 @@ class Certified:
         number = max(steps, default=None) if step is None else int(getattr(step, "step", step))
         if number is None or number not in steps:
             there = ", ".join(map(str, sorted(steps))) or "none"
-            raise CertificateError(f"no checkpoint of step {number} in {self._folder}; there are: {there}")
+            raise CertificateError(f"no checkpoint of step {number} in {self._folder}; available steps: {there}")
         return number
 
     def _note(self, step: int, note: Callable[..., None], *what: Any) -> None:
-        """Notes what somebody says of a checkpoint that has a certificate."""
+        """Updates the status of a checkpoint that has a certificate."""
         self.wait()
         _agreed(step, lambda: read_certificate(self._folder, self._existing(step)))
         try:
@@ -363,21 +365,21 @@ class Certified:
             raise CertificateError(f"cannot write to {self._folder} ({error})") from error
 
     def _noted(self, note: Callable[..., None], *what: Any) -> None:
-        """Notes what was found by comparing; where that cannot be written, it is found again the next time."""
+        """Stores the result of a comparison; if it cannot be written, the next comparison repeats it."""
         try:
             note(*what)
         except (OSError, RecordError) as error:
-            LOG.warning("cannot note in %s what is known of checkpoint %s (%s)", self._folder, what[0], error)
+            LOG.warning("cannot update the status in %s of checkpoint %s (%s)", self._folder, what[0], error)
 
 
 class SaveResponse:
-    """What waits for a save in the background."""
+    """The response to a background save."""
 
     def __init__(self, orbax: Any, written: Callable[[], None]) -> None:
         self._orbax, self._written = orbax, written
 
     def result(self, timeout: float | None = None) -> bool:
-        """Waits until the checkpoint and its certificate are written, and says whether they are.
+        """Waits until the checkpoint and its certificate are written; returns whether they were.
 
         Raises:
             CertificateError: the certificate cannot be written.
@@ -391,20 +393,20 @@ class SaveResponse:
 
 
 def certify(checkpointer: Any) -> Certified:
-    """Certifies what an Orbax checkpointer saves, and verifies what it loads.
+    """Makes an Orbax checkpointer certify saved and verify loaded checkpoints.
 
-    Digests of every array are taken on the devices before Orbax copies anything, and lie beside the checkpoint. What is
-    restored, under any sharding, is compared with them on the devices: `load` returns what was saved or raises. The
-    newest checkpoint that was ever verified is never deleted by a policy.
+    Digests of every array are computed on the devices before Orbax copies anything, and stored next to the checkpoint.
+        Restored arrays, under any sharding, are compared with them on the devices: `load` returns the saved bits or
+        raises. No policy deletes the newest verified checkpoint.
 
     Args:
-        checkpointer: `orbax.checkpoint.v1.training.Checkpointer`, with whatever policies and context.
+        checkpointer: `orbax.checkpoint.v1.training.Checkpointer`, with any policies and context.
 
     Returns:
-        What is used in its place.
+        The checkpointer to use instead.
 
     Raises:
-        CertificateError: it is no such checkpointer.
+        CertificateError: the checkpointer has another type.
 
     Example:
         >>> import tempfile
@@ -422,11 +424,11 @@ def certify(checkpointer: Any) -> Certified:
 
 
 def _agreed(step: int, action: Callable[[], Result]) -> Result:
-    """Done by all processes, or by none."""
+    """Runs an action in all processes, and raises in all if it fails in one."""
     try:
         return together(action)
     except PeerError as error:
-        raise CertificateError(f"step {step}: another process says: {error}") from error
+        raise CertificateError(f"step {step}: another process reports: {error}") from error
 
 
 def _some(problems: Sequence[object]) -> str:
@@ -435,20 +437,21 @@ def _some(problems: Sequence[object]) -> str:
 
 
 def steps_of(checkpointer: Any) -> list[int]:
-    """Steps of the complete checkpoints. The checkpointer's own list asks for times, which it may not have read.
+    """Returns the steps of the complete checkpoints. The checkpointer's own list requires times that it may not have
+    read.
 
-    Versions of Orbax in which what is no public name of it has gone are refused when a checkpointer is certified.
+    Certifying a checkpointer fails for versions of Orbax that lack the private names used here.
     """
     return sorted(map(int, checkpointer._manager.all_steps()))
 
 
 def _state_key(checkpointer: Any) -> str:
-    """The name under which Orbax saves a tree that is given none."""
+    """Returns the name under which Orbax saves an unnamed tree."""
     return str(inspect.signature(checkpointer.save).parameters["checkpointable_name"].default)
 
 
 class _Keeping:
-    """A preservation policy that keeps some more, and notes what leaves before it is deleted."""
+    """A preservation policy that keeps additional steps, and marks steps before their deletion."""
 
     def __init__(self, policy: Any, certified: Certified) -> None:
         self._policy, self._certified = policy, certified
@@ -466,18 +469,15 @@ class _Keeping:
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """What was found of a checkpoint.
+    """The result of auditing a checkpoint.
 
     Attributes:
-        step: of the checkpoint.
-        status: what its certificate says; None if it has none that can be read.
-        covered: number of arrays and values that are certified.
-        bytes: of the arrays.
-        uncovered: checkpointables of which the certificate knows nothing.
+        step: step of the checkpoint. status: status from its certificate; None without a readable one. covered: number
+            of certified arrays and values. bytes: size of the arrays. uncovered: checkpointables that are not in the
+            certificate.
         compared: whether it was restored and compared.
-        problem: why it could not be verified, in words; empty if nothing is wrong.
-        remains: whether it is what is left of one that was being deleted when a run ended.
-        wrong: what is not as certified.
+        problem: the reason why it could not be verified; empty if there is none. remains: whether it is the remainder
+            of an interrupted deletion. wrong: differences from the certificate.
     """
 
     step: int
@@ -492,33 +492,33 @@ class Audit:
 
 
 def checkpoints_in(folder: str) -> list[int]:
-    """Steps of the complete checkpoints below a folder of Orbax's.
+    """Returns the steps of the complete checkpoints in a folder of Orbax.
 
     Raises:
-        CertificateError: there is no such folder, or it holds none.
+        CertificateError: the folder does not exist, or has no checkpoints.
     """
     place = path_of(folder)
     if not place.is_dir():
-        raise CertificateError(f"{folder} is no folder; expected one that an Orbax checkpointer wrote")
+        raise CertificateError(f"{folder} is not a folder; expected one that an Orbax checkpointer wrote")
     with _opened(place) as checkpointer:
         steps = steps_of(checkpointer)
     if (place / "process-0" / "layout.json").exists():
-        raise CertificateError(f"{folder} is a running checkpoint; sdc.checkpoints.RunningCheckpoint.read reads it")
+        raise CertificateError(f"{folder} is a running checkpoint; read it with sdc.checkpoints.RunningCheckpoint.read")
     if not steps:
         raise CertificateError(
-            f"there are no complete checkpoints in {folder}; name the folder that holds them, in folders whose names "
+            f"there are no complete checkpoints in {folder}; give the folder that contains them, in folders whose "
+            "names "
             "are numbers"
         )
     return steps
 
 
 def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
-    """Looks at one checkpoint, and restores it array by array on this process's first device.
+    """Audits one checkpoint by restoring it array by array on this process's first device.
 
     Args:
-        folder: that an Orbax checkpointer wrote.
-        step: of the checkpoint.
-        restore: whether to restore and compare it, or to read its certificate alone.
+        folder: folder that an Orbax checkpointer wrote. step: step of the checkpoint. restore: whether to restore and
+            compare it, or only to read its certificate.
 
     Example:
         >>> import tempfile
@@ -542,12 +542,12 @@ def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
     for entry in certificate.arrays.values():
         try:
             width = jax.numpy.dtype(entry.dtype).itemsize
-        except TypeError:  # PRNG keys: as good as nothing
+        except TypeError:  # PRNG keys: size negligible
             width = 8
         size += width * math.prod(entry.shape)
     about = Audit(step, status, len(certificate.names), size, certificate.uncovered, restore, "", ())
     if not certificate.names:
-        return dataclasses.replace(about, compared=False, problem="nothing of it is certified")
+        return dataclasses.replace(about, compared=False, problem="it has no certified arrays")
     if not restore:
         return about
     wrong: list[Wrong] = []
@@ -569,10 +569,10 @@ def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
 
 
 def certify_folder(folder: str, step: int) -> None:
-    """Gives a checkpoint that has none a certificate of what it restores to now, all of it at once.
+    """Certifies the current content of a checkpoint without a certificate, restoring all of it at once.
 
     Raises:
-        CertificateError: it has one, or cannot be restored.
+        CertificateError: it already has a certificate, or cannot be restored.
     """
     with _opened(path_of(folder)) as checkpointer:
         place = SingleDeviceSharding(jax.local_devices()[0])
@@ -581,12 +581,14 @@ def certify_folder(folder: str, step: int) -> None:
 
 
 def _parts(checkpointer: Any, step: int, left_out: set[str]) -> Iterator[dict[str, Any]]:
-    """All leaves of a checkpoint, some at a time."""
+    """Yields all leaves of a checkpoint in groups."""
     place = SingleDeviceSharding(jax.local_devices()[0])
     for key, tree in checkpointer.checkpointables_metadata(step).metadata.items():
         if key in left_out:
             continue
-        if tree is None:  # Orbax describes no tree that holds Python's True or False, and restores it as a whole
+        if (
+            tree is None
+        ):  # Orbax does not describe trees that contain Python's True or False, and restores them as a whole
             yield named(checkpointer.load_checkpointables(step, {key: None}))[0]
             continue
         leaves, structure = jax.tree.flatten(tree)
@@ -603,7 +605,7 @@ def _parts(checkpointer: Any, step: int, left_out: set[str]) -> Iterator[dict[st
 
 
 def _abstract(leaf: Any, place: SingleDeviceSharding) -> Any:
-    if hasattr(leaf, "sharding_metadata"):  # one that was on devices
+    if hasattr(leaf, "sharding_metadata"):  # it was on devices
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
     return leaf
 

@@ -1,14 +1,14 @@
-"""Copies of what a process's devices hold, on its own host: if another process is lost, this one reads its own back.
+"""Local copies of the data on a process's devices: if another process is lost, this one reads its own back.
 
-    FOLDER/STEP/pieces       the shards, one after the other
-    FOLDER/STEP/copy.json    of which run and process, and for each shard where it lies and its digest
+    FOLDER/STEP/pieces       the concatenated shards
+    FOLDER/STEP/copy.json    the run and process, and the position and digest of each shard
 
-A copy is written beside its place and renamed, so that it is whole or not there. The last two stay: of a step that one
-process was lost in, another may have one already, and all have the one before.
+A copy is written under a temporary name and renamed, so it is complete or absent. The last two are kept: if a process
+    is lost during a step, others may already have a copy of it, and all have the previous one.
 
-After a restart all processes put a state together (`agree`, `gather`): survivors' own copies, and a running checkpoint
-for what nobody has. What they say to each other goes through the runtime's key-value store; only the numbers that a
-process lost, and another has, cross the devices.
+After a restart all processes assemble a state (`agree`, `gather`) from survivors' own copies, and from a running
+checkpoint for blocks without a copy. They communicate through the runtime's key-value store; only arrays that one
+process lost and another has are transferred between devices.
 """
 
 import contextlib
@@ -43,15 +43,15 @@ PIECES, COPY = "pieces", "copy.json"
 
 @dataclasses.dataclass(frozen=True)
 class Copy:
-    """What the devices of this process held after a step."""
+    """The data of this process's devices after a step."""
 
     step: int  # steps done
     note: Mapping[str, Any]
-    parts: Sequence[Part]  # every shard once
+    parts: Sequence[Part]  # each shard once
 
 
 class Description(Header, kw_only=True, tag="jax-sdc local copy"):
-    """What the pieces of a copy are."""
+    """Description of the pieces of a copy."""
 
     algorithm: str = ALGORITHM
     run: str
@@ -67,12 +67,12 @@ DESCRIPTIONS = Format(type=Description, noun="description of a copy", remedy="de
 
 
 class Copies:
-    """The copies of one process. They are its own: nothing here waits for another process, or reads what it wrote."""
+    """The copies of one process. They are private: nothing here waits for another process or reads its files."""
 
     def __init__(self, folder: str | os.PathLike[str], run: str, state: Any) -> None:
-        """Names a folder of this process alone, on its host; nothing is written before the first copy.
+        """Sets the folder, which is private to this process and on its host; nothing is written before the first copy.
 
-        `run` tells the run from others, whose copies are never taken; copies have the structure of `state`.
+        `run` identifies the run; copies of other runs are never used. Copies have the structure of `state`.
         """
         self.folder = Path(folder)
         self._held = list(shards_here(named_leaves(state)))
@@ -89,22 +89,22 @@ class Copies:
     def save(self, state: Any, step: int, note: Mapping[str, Any] = NOTHING) -> None:
         """Copies this process's shards to the host, and writes them in the background. The state may be donated then.
 
-        Digests are taken on the devices, before anything is copied. Where the disk is full, the log says so, and the
-        copies before stay.
+        Digests are computed on the devices before anything is copied. A full disk is logged, and earlier copies are
+        kept.
         """
         self.wait()
         shards = shards_here(named_leaves(state))
         digests = [digest_of(data) for data in shards.values()]
         for data in shards.values():
             data.copy_to_host_async()
-        # No views: on a CPU they would be of the memory that the next step takes over.
+        # Copies, not views: on a CPU, views would refer to memory that the next step reuses.
         arrays = [np.array(data) for data in shards.values()]
         texts = [digest_text(np.asarray(digest)) for digest in digests]
         about = Description(**self._mine | {"held": list(shards)}, step=step, note=to_json(note), digests=texts)
         self._writing = self._pool.submit(self._write, arrays, about)
 
     def wait(self) -> bool:
-        """Waits until the copy that is being written is, and says whether it could be."""
+        """Waits for the pending copy, and returns whether it was written."""
         writing, self._writing = self._writing, None
         try:
             if writing is not None:
@@ -112,16 +112,16 @@ class Copies:
             return True
         except (OSError, RecordError) as error:
             why = reason(error) if isinstance(error, OSError) else str(error)
-            LOG.error("no copy could be written to %s (%s); the training goes on without it", self.folder, why)
+            LOG.error("no copy could be written to %s (%s); training continues without it", self.folder, why)
             return False
 
     @property
     def steps(self) -> list[int]:
-        """Steps of the copies of this run that are there, whole as far as their sizes tell."""
+        """Returns the steps of this run's copies that have the right size."""
         return [step for step in (int(path.name) for path in self._places()) if self._described(step) is not None]
 
     def read(self, step: int) -> Copy | None:
-        """A copy, if all of it is as it was on the devices; else the log says why it is none."""
+        """Reads a copy if all its digests match; otherwise logs the reason and returns None."""
         if (about := self._described(step)) is None:
             return None
         parts: list[Part] = []
@@ -130,25 +130,25 @@ class Copies:
                 for one, digest in zip(self._held, about.digests, strict=True):
                     content = file.read(one.bytes)
                     if (found := parts_of(content, [one], [digest])) is None:
-                        raise ValueError(f"{one.name} is not what it was on the device")
+                        raise ValueError(f"{one.name} differs from its digest on the device")
                     parts.append((one.name, one.box, found[0]))
             return Copy(step, about.note, parts)
         except (OSError, ValueError) as error:
-            LOG.warning("the copy of step %d in %s is damaged (%s); going on without it", step, self.folder, error)
+            LOG.warning("the copy of step %d in %s is damaged (%s); continuing without it", step, self.folder, error)
             return None
 
     def drop(self, after: int) -> None:
-        """Deletes copies of later steps, which the run has gone back behind."""
+        """Deletes copies of later steps after a rollback."""
         self.wait()
         for path in self._places():
             if int(path.name) > after:
                 shutil.rmtree(path, ignore_errors=True)
 
     def remove(self) -> None:
-        """Deletes all of them: the run is done."""
+        """Deletes all copies after the end of the run."""
         self.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # other processes of this host have theirs in it
+        with contextlib.suppress(OSError):  # other processes of this host have their copies in it
             self.folder.parent.rmdir()
 
     def close(self) -> None:
@@ -156,31 +156,31 @@ class Copies:
         self._pool.shutdown()
 
     def _places(self) -> list[Path]:
-        """Folders of copies, the oldest first."""
+        """Returns the folders of copies, the oldest first."""
         paths = self.folder.iterdir() if self.folder.is_dir() else ()
         return sorted((path for path in paths if path.name.isdecimal()), key=lambda path: int(path.name))
 
     def _described(self, step: int) -> Description | None:
-        """What a copy says of itself; None if it is damaged, or of another run or state."""
+        """Reads the description of a copy; returns None if it is damaged, or belongs to another run or state."""
         place = self.folder / str(step)
         try:
             about = DESCRIPTIONS.read(place / COPY)
             size = (place / PIECES).stat().st_size
         except (RecordError, OSError) as error:
-            LOG.warning("the copy of step %d in %s is damaged (%s); going on without it", step, self.folder, error)
+            LOG.warning("the copy of step %d in %s is damaged (%s); continuing without it", step, self.folder, error)
             return None
         expected = {**self._mine, "step": step}
         if differ := [name for name, value in expected.items() if getattr(about, name) != value]:
-            LOG.warning("%s is a copy of another run or state (%s); going on without it", place, ", ".join(differ))
+            LOG.warning("%s is a copy of another run or state (%s); continuing without it", place, ", ".join(differ))
             return None
         if size != sum(one.bytes for one in self._held):
-            LOG.warning("the copy of step %d in %s is cut off; going on without it", step, self.folder)
+            LOG.warning("the copy of step %d in %s is truncated; continuing without it", step, self.folder)
             return None
         return about
 
     def _write(self, arrays: Sequence[np.ndarray], about: Description) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for left in self.folder.glob(".*"):  # by a process that was killed
+        for left in self.folder.glob(".*"):  # left by a killed process
             shutil.rmtree(left, ignore_errors=True)
         place, beside = self.folder / str(about.step), Path(tempfile.mkdtemp(dir=self.folder, prefix="."))
         try:
@@ -188,7 +188,7 @@ class Copies:
                 for array in arrays:
                     file.write(array.reshape(-1).view(np.uint8).data)
             DESCRIPTIONS.write(beside / COPY, about)
-            shutil.rmtree(place, ignore_errors=True)  # of the time before, if the run went back
+            shutil.rmtree(place, ignore_errors=True)  # left from before a rollback
             beside.rename(place)
         except BaseException:
             shutil.rmtree(beside, ignore_errors=True)
@@ -198,33 +198,37 @@ class Copies:
 
 
 State = TypeVar("State")
-CHUNK = 1 << 26  # bytes that cross the devices at once
+CHUNK = 1 << 26  # bytes transferred between devices at once
 
 
 @dataclasses.dataclass(frozen=True)
 class Survivors:
-    """What is left on the hosts."""
+    """The surviving copies."""
 
-    step: int  # steps done, of all copies that are taken
-    processes: Sequence[int]  # those that have such a copy
+    step: int  # steps done, common to all used copies
+    processes: Sequence[int]  # processes that have such a copy
     note: Mapping[str, Any]
-    mine: Copy | None  # this process's; None if it is lost
+    mine: Copy | None  # this process's copy; None if it is lost
 
 
 @dataclasses.dataclass(frozen=True)
 class Assembled(Generic[State]):
-    """A state that was put together."""
+    """An assembled state."""
 
-    recovered: Recovered[State]  # the state, and what of it was read of the running checkpoint
-    lost: Sequence[int]  # numbers of the blocks of which a part was in no copy
-    bytes: int  # size of these parts in the state
-    shares: Sequence[Mapping[str, Mapping[str, int]]]  # of each process `shards`, `bytes` by `own`, `peers`, `running`
+    recovered: Recovered[State]  # the state, and the parts read from the running checkpoint
+    lost: Sequence[int]  # numbers of the blocks that no copy covered completely
+    bytes: int  # size of the missing parts
+    shares: Sequence[
+        Mapping[str, Mapping[str, int]]
+    ]  # for each process: `shards` and `bytes` by source (`own`, `peers`, `running`)
 
 
 def agree(copies: Copies, *, after: int, until: int) -> Survivors | None:
-    """The copies to go on from: the newest that all processes share which have any, or else the one that most have.
+    """Chooses the copies to resume from: the newest step of which all survivors have a copy, or else the most common
+    one.
 
-    They are of steps after `after` and up to `until`, the same in all processes but for `mine`; None if there are none.
+    Considers steps after `after` and up to `until`. The result is the same in all processes except for `mine`; None if
+    there are no copies.
     """
     usable = {step for step in copies.steps if after < step <= until}
     while True:
@@ -244,8 +248,8 @@ def agree(copies: Copies, *, after: int, until: int) -> Survivors | None:
 
 
 def gather(state: State, survivors: Survivors, cut: Partition, reader: Reader) -> Assembled[State]:
-    """The state after the copies' step: each survivor's own shards, its bits for replicas of it, and for what no
-    survivor has the blocks of the running checkpoint, each of its own step. `state` is any of that structure.
+    """Assembles the state after the copies' step: survivors keep their own shards and provide replicas of them; blocks
+    that no survivor has come from the running checkpoint, each of its own step. `state` is any state of that structure.
     """
     leaves = named_leaves(state)
     living = set(survivors.processes)
@@ -278,7 +282,8 @@ def gather(state: State, survivors: Survivors, cut: Partition, reader: Reader) -
 
 
 def _places(leaves: Mapping[str, jax.Array]) -> dict[Fragment, set[int]]:
-    """Every shard of every array, in the same order in all processes, and the processes whose devices hold it."""
+    """Returns every shard of every array, in the same order in all processes, and the processes whose devices hold
+    it."""
     found: dict[Fragment, set[int]] = {}
     for name, leaf in leaves.items():
         bits = bits_of(leaf)
@@ -292,8 +297,8 @@ def _places(leaves: Mapping[str, jax.Array]) -> dict[Fragment, set[int]]:
 def _sent(
     sent: Sequence[Fragment], source: int, mine: Mapping[tuple[str, Box], np.ndarray]
 ) -> dict[tuple[str, Box], np.ndarray]:
-    """Shards that one process has and another lost, in all processes. Bits move, not numbers: a sum of floats would
-    turn -0.0 into 0.0, and mix the payloads of NaNs."""
+    """Sends shards that one process has and another lost to all processes. Transfers bits as integers: a sum of floats
+    would turn -0.0 into 0.0 and mix the payloads of NaNs."""
     size = sum(held.bytes for held in sent)
     if not size:
         return {}

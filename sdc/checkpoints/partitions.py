@@ -1,10 +1,10 @@
-"""How a state is cut into the blocks that a running checkpoint chooses among.
+"""The division of a state into blocks, among which a running checkpoint chooses.
 
-A block is so many rows (indices of the first axis) of one array, or of several that belong together. Arrays of an
-optimizer that are shaped as a parameter, and whose path ends with that parameter's (Adam's moments, for instance), go
-with the rows of the parameter. What is left, as counters and keys, is the last block, which is saved every time.
+A block is a number of rows (indices of the first axis) of one array, or of several that belong together. Optimizer
+arrays with the shape of a parameter and a path that ends with that parameter's (such as Adam's moments) belong to the
+rows of the parameter. The rest, such as counters and keys, is the last block, which every save includes.
 
-The parts of blocks that a process holds (`Fragment`) travel from devices to bytes, and back.
+The parts of blocks that a process holds (`Fragment`) are converted from device arrays to bytes, and back.
 """
 
 import dataclasses
@@ -31,9 +31,7 @@ class Piece(NamedTuple):
     """Rows of an array.
 
     Attributes:
-        name: of the array.
-        start: first row.
-        stop: the one behind the last.
+        name: name of the array. start: first row. stop: the row after the last.
     """
 
     name: str
@@ -47,7 +45,7 @@ class Partition:
 
     Attributes:
         types: type and shape of each array, by name; a scalar has one row.
-        blocks: pieces of each block. The last one is saved every time.
+        blocks: pieces of each block. Every save includes the last one.
         moving: names of the arrays whose movement counts: the parameters.
         sizes: bytes of each block.
     """
@@ -64,23 +62,23 @@ class Partition:
 
     @property
     def schema(self) -> str:
-        """SHA-256 of all this, by which stores are told apart."""
+        """SHA-256 of the partition, which distinguishes stores."""
         text = json.dumps([sorted(self.types.items()), self.blocks])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def check(self, leaves: Mapping[str, jax.Array]) -> None:
-        """Compares names, types and shapes of a state; a StoreError if it is another one."""
+        """Compares names, types and shapes of a state; raises StoreError if they differ."""
         types = {name: (str(leaf.dtype), tuple(leaf.shape)) for name, leaf in leaves.items()}
         for name in sorted({*types, *self.types}):
             if types.get(name) != self.types.get(name):
                 found, expected = (one.get(name, "nothing") for one in (types, self.types))
-                raise StoreError(f"{name} is {found}, and the running checkpoint has {expected} there")
+                raise StoreError(f"{name} is {found}, but the running checkpoint has {expected}")
 
     def of(self, names: Sequence[str]) -> list[int]:
-        """Numbers of the blocks that hold any of these arrays, or arrays below these paths.
+        """Returns the numbers of the blocks that contain any of these arrays, or arrays below these paths.
 
         Raises:
-            SettingError: there is no such array.
+            SettingError: an array does not exist.
         """
         found = set()
         for wanted in names:
@@ -92,7 +90,7 @@ class Partition:
             }
             if not hit:
                 some = ", ".join(list(self.types)[:8])
-                raise SettingError("names", wanted, f"the state has no such array; it has {some}")
+                raise SettingError("names", wanted, f"not found in the state; it has {some}")
             found |= hit
         return sorted(found)
 
@@ -102,14 +100,14 @@ def path_name(path: Any) -> str:
 
 
 def named_leaves(state: Any) -> dict[str, jax.Array]:
-    """The arrays of a state by their paths; a SettingError where a leaf is none, or two have the same path."""
+    """Returns the arrays of a state by path; raises SettingError for other leaves, or if two have the same path."""
     found: dict[str, jax.Array] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         name = path_name(path)
         if not isinstance(leaf, jax.Array):
-            raise SettingError("state", name, f"is {type(leaf).__name__}, and a running checkpoint holds JAX arrays")
+            raise SettingError("state", name, f"is {type(leaf).__name__}; a running checkpoint takes only JAX arrays")
         if name in found:
-            raise SettingError("state", name, "stands there twice")
+            raise SettingError("state", name, "is the path of two leaves; rename one")
         found[name] = leaf
     return found
 
@@ -117,20 +115,20 @@ def named_leaves(state: Any) -> dict[str, jax.Array]:
 def partition(
     state: Any, *, moving: str | Callable[[str], bool] = "", by: By = "rows", rows: int | None = None
 ) -> Partition:
-    """Cuts a state into blocks.
+    """Divides a state into blocks.
 
     Args:
         state: a tree of JAX arrays.
-        moving: the parameters: a path such as `params`, or what says yes to the paths of their arrays; by default all
-            arrays of floating-point numbers.
-        by: `rows`: so many rows of each array; `shards`: the rows that a device holds; `arrays`: each whole; `layers`:
-            all arrays with the same parent, as a weight and its bias, together; `experts`: of arrays with the same
-            parent and first axis, of which one has three axes or more, all that has the same index, as the weights and
-            biases of an expert, or of a layer of a stacked model; other arrays whole.
-        rows: rows of a block, with `rows`. By default as many as make 64 KiB, and at most 64 blocks of an array.
+        moving: the parameters: a path such as `params`, or a predicate on the paths of arrays (default: all
+            floating-point arrays).
+        by: `rows`: a number of rows of each array; `shards`: the rows that a device holds; `arrays`: whole arrays;
+            `layers`: all arrays with the same parent, such as a weight and its bias; `experts`: for arrays with the
+            same parent and first axis, one of which has at least three axes, all slices with the same index, such as
+            the weights and biases of an expert, or of a layer of a stacked model; other arrays whole.
+        rows: rows per block, for `rows` (default: as many as give 64 KiB, and at most 64 blocks per array).
 
     Raises:
-        SettingError: there is no such parameter, or a leaf is no array.
+        SettingError: a parameter does not exist, or a leaf is not an array.
 
     Example:
         >>> import jax.numpy as jnp
@@ -143,7 +141,7 @@ def partition(
     if by not in get_args(By):
         raise SettingError("by", by, f"expected one of {', '.join(get_args(By))}")
     if rows is not None and (rows < 1 or by != "rows"):
-        raise SettingError("rows", rows, "expected at least 1, and blocks by rows")
+        raise SettingError("rows", rows, "expected at least 1, with by='rows'")
     leaves = named_leaves(state)
 
     def hit(name: str) -> bool:
@@ -151,7 +149,9 @@ def partition(
 
     chosen = [name for name, leaf in leaves.items() if hit(name) and jnp.issubdtype(leaf.dtype, jnp.inexact)]
     if not chosen:
-        raise SettingError("moving", moving, f"no array of floating-point numbers; there are {', '.join(leaves)[:200]}")
+        raise SettingError(
+            "moving", moving, f"no floating-point array matches; the state has {', '.join(leaves)[:200]}"
+        )
     companions = _companions(leaves, chosen, moving)
     parents = {name: name.rpartition("/")[0] for name in chosen}
     stacked = {
@@ -189,7 +189,7 @@ def partition(
 def _companions(
     leaves: Mapping[str, jax.Array], chosen: Sequence[str], moving: str | Callable[[str], bool]
 ) -> dict[str, list[str]]:
-    """Of each parameter the arrays that go with it. One that could go with several goes with the longest path."""
+    """Returns the companion arrays of each parameter. One that matches several belongs to the longest path."""
     tails = {name: name.removeprefix(f"{moving}/") if isinstance(moving, str) else name for name in chosen}
     found: dict[str, list[str]] = {name: [] for name in chosen}
     for other, leaf in leaves.items():
@@ -202,7 +202,7 @@ def _companions(
 
 
 def row_count(array: Any) -> int:
-    """Of an array's numbers: a PRNG key has several."""
+    """Returns the rows of an array's data: a PRNG key has several numbers."""
     bits = jax.eval_shape(bits_of, array)
     return int(bits.shape[0]) if bits.ndim else 1
 
@@ -211,7 +211,7 @@ class Fragment(NamedTuple):
     """A part of a block that one device of this process saves."""
 
     name: str  # of the array
-    box: Box  # where it lies in the array (in its data, for PRNG keys); rows of a scalar are (0, 1)
+    box: Box  # its position in the array (in the data, for PRNG keys); rows of a scalar are (0, 1)
     dtype: str  # of its numbers
 
     @property
@@ -224,7 +224,7 @@ class Fragment(NamedTuple):
 
 
 def held_by(cut: Partition, leaves: Mapping[str, jax.Array]) -> dict[int, list[Fragment]]:
-    """The parts of blocks that this process saves: of replicas the first one's."""
+    """Returns the parts of blocks that this process saves: those of the first of several replicas."""
     boxes = {name: [box for box, _, first in _shards(leaf) if first] for name, leaf in leaves.items()}
     types = {name: str(bits_of(leaf).dtype) for name, leaf in leaves.items()}
     found: dict[int, list[Fragment]] = {}
@@ -240,10 +240,10 @@ def held_by(cut: Partition, leaves: Mapping[str, jax.Array]) -> dict[int, list[F
 def fetch(
     held: Mapping[int, Sequence[Fragment]], leaves: Mapping[str, jax.Array]
 ) -> Callable[[], dict[int, tuple[bytes, tuple[str, ...]]]]:
-    """Starts copying parts of blocks to the host, with digests that the devices take before.
+    """Starts copying parts of blocks to the host, with digests computed on the devices beforehand.
 
-    The arrays may be donated as soon as this returns. What it returns waits, in any thread, for bytes and digests by
-    block. An array that is sharded otherwise than the parts say is a StoreError.
+    The arrays may be donated as soon as this returns. The returned function waits, in any thread, for bytes and digests
+    by block. Raises StoreError if the sharding of an array does not match the parts.
     """
     names = {one.name for parts in held.values() for one in parts}
     shards = {name: [(box, data) for box, data, first in _shards(leaves[name]) if first] for name in names}
@@ -253,7 +253,7 @@ def fetch(
             if overlap(box, one.box) == one.box:
                 rows = one.box[0]
                 return _slice(data, np.int32(rows[0] - box[0][0]), rows[1] - rows[0])
-        raise StoreError(f"{one.name} is sharded otherwise than at the start; begin a running checkpoint of its own")
+        raise StoreError(f"{one.name} is sharded differently than at the start; begin a new running checkpoint")
 
     started = {block: [cut(one) for one in parts] for block, parts in held.items()}
     for parts in started.values():
@@ -273,7 +273,7 @@ def fetch(
 
 
 def shards_here(leaves: Mapping[str, jax.Array]) -> dict[Fragment, jax.Array]:
-    """What this process's devices hold, each part once: of replicas the first one's."""
+    """Returns the data of this process's devices, each part once: the first of several replicas."""
     found: dict[Fragment, jax.Array] = {}
     for name, leaf in leaves.items():
         for box, data, _ in _shards(leaf):
@@ -282,7 +282,8 @@ def shards_here(leaves: Mapping[str, jax.Array]) -> dict[Fragment, jax.Array]:
 
 
 def _shards(leaf: jax.Array) -> list[tuple[Box, jax.Array, bool]]:
-    """What this process's devices hold of an array, first replicas first: where, the numbers, and whether it is one."""
+    """Yields the shards of an array on this process's devices, first replicas first: position, data, and whether it is
+    one."""
     bits = bits_of(leaf)
     found = []
     for shard in sorted(bits.addressable_shards, key=lambda shard: shard.replica_id):
@@ -292,13 +293,13 @@ def _shards(leaf: jax.Array) -> list[tuple[Box, jax.Array, bool]]:
 
 
 def rows_of(array: jax.Array) -> jax.Array:
-    """The numbers of an array, with one axis at least."""
+    """Returns the data of an array, with at least one axis."""
     bits = bits_of(array)
     return bits if bits.ndim else bits.reshape(1)
 
 
 def parts_of(content: bytes, held: Sequence[Fragment], digests: Sequence[str]) -> list[np.ndarray] | None:
-    """The arrays in the bytes of a block; None if any is not what it was on the device."""
+    """Decodes the arrays in the bytes of a block; None if any does not match its digest."""
     found = []
     place = 0
     for one, expected in zip(held, digests, strict=False):
@@ -323,4 +324,4 @@ def _slice(x: jax.Array, start: Any, rows: int) -> tuple[jax.Array, jax.Array]:
     return found, digest(found)
 
 
-digest_of = jax.jit(digest)  # taken where the array is
+digest_of = jax.jit(digest)  # computed on the array's devices

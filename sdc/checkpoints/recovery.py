@@ -1,11 +1,11 @@
-"""A state whose parts were lost, put together again: from what is left, a running checkpoint, or a replica.
+"""Recovery of a state with lost parts: from the remaining parts, a running checkpoint, or a replica.
 
-Qiao et al. (ICML 2019, section 4.1): a partial recovery gives back what was lost alone, and perturbs the state by less
-than a full one: lost uniformly with fraction p, E ||delta'||^2 = p ||delta||^2. A replica, which a parameter server
-does not have, does not perturb it at all.
+Qiao et al. (ICML 2019, section 4.1): a partial recovery restores only the lost blocks, and perturbs the state less than
+    a full one: for a uniformly random fraction p, E ||delta'||^2 = p ||delta||^2. A replica, which a parameter server
+        does not have, causes no perturbation.
 
-`repair` puts right only the blocks that are wrong, as digests of a certificate, or of two states that should be alike,
-find them; the rest stays as new as it was.
+`repair` replaces only wrong blocks, found by digests of a certificate or of two states that should be equal; the other
+blocks remain current.
 """
 
 import dataclasses
@@ -31,20 +31,18 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("sdc.checkpoints")
 RecoveryPolicy: TypeAlias = Literal["partial", "full", "replica"]
 State = TypeVar("State")
-Part: TypeAlias = tuple[str, Box, np.ndarray]  # name of an array, where in it the numbers lie, and the numbers
+Part: TypeAlias = tuple[str, Box, np.ndarray]  # name of an array, position in it, and the data
 
 
 @dataclasses.dataclass(frozen=True)
 class Recovered(Generic[State]):
-    """A state that was put together.
+    """A recovered state.
 
     Attributes:
-        state: the state, with the shardings of the one that was given.
-        steps: of each block that came from the running checkpoint, the step at which it was saved.
-        initial: blocks that were never saved, and are as they were at the start.
-        older: blocks whose newest version is damaged; the version before was taken.
-        copied: blocks that came from replicas on other devices.
-        bytes: that were read.
+        state: the state, with the shardings of the input. steps: for each block from the running checkpoint, the step
+            at which it was saved. initial: blocks that were never saved and have their initial values. older: blocks
+            whose newest version is damaged, so the previous one was used. copied: blocks copied from replicas on other
+            devices. bytes: bytes read.
     """
 
     state: State
@@ -55,15 +53,16 @@ class Recovered(Generic[State]):
     bytes: int
 
     def age(self, step: int) -> int:
-        """Steps by which the oldest block is behind; one that was never saved is as it was before the first."""
+        """Steps by which the oldest block is behind; a block that was never saved counts from the start."""
         return max([step - one for one in self.steps.values()] + [step] * bool(self.initial), default=0)
 
 
 class Reader:
-    """A running checkpoint, as any process can read it: the parts of all processes, at the last sealed save."""
+    """Reads a running checkpoint from any process: the parts of all processes at the last sealed save."""
 
     def __init__(self, folder: epath.Path, cut: Partition, initial: Callable[[], Any]) -> None:
-        """Opens it; a StoreError if there is none, or it is of another state. `RunningCheckpoint` makes readers."""
+        """Opens it; raises StoreError if it does not exist or belongs to another state. `RunningCheckpoint` makes
+        readers."""
         self.cut = cut
         self._folder, self._initial = folder, initial
         self.older: set[int] = set()
@@ -82,29 +81,31 @@ class Reader:
         for store in self._stores:
             layout = store.layout()
             if layout.partition != self.cut.schema:
-                raise StoreError(f"{store.place} is a running checkpoint of another state, or is cut otherwise")
+                raise StoreError(f"{store.place} is a running checkpoint of another state or partition")
             self._held.append(layout.blocks)
             self._versions.append(self.versions(store))
 
     @property
     def note(self) -> dict[str, Any]:
-        """What was noted of the last save."""
+        """The note of the last save."""
         return self._stores[0].manifest(self.save).note if self._stores else {}
 
     def versions(self, store: Store) -> Versions:
-        """Versions of a process's blocks: by the manifest of the sealed save, or the newest before that can be read."""
+        """Returns versions of a process's blocks from the manifest of the sealed save, or from the newest earlier
+        readable one."""
         for save in sorted((one for one in store.saves() if one <= self.save), reverse=True):
             try:
                 return store.manifest(save).blocks
             except StoreError as error:
-                LOG.warning("%s; taking the one before", error)
+                LOG.warning("%s; using the previous one", error)
                 self._behind.add(store.process)
         if self.save:
-            raise StoreError(f"{store.place} has no manifest of save {self.save} or before that can be read")
+            raise StoreError(f"{store.place} has no readable manifest of save {self.save} or an earlier one")
         return {}
 
     def block(self, number: int) -> tuple[list[Part], int | None]:
-        """The parts of a block from all processes, and the oldest step of any; None if it was never saved."""
+        """Returns the parts of a block from all processes, and the oldest step among them; None if it was never
+        saved."""
         parts: list[Part] = []
         steps = []
         for store, held, versions in zip(self._stores, self._held, self._versions, strict=True):
@@ -117,7 +118,7 @@ class Reader:
             if store.process in self._behind:
                 self.older.add(number)
         if steps and sum(array.nbytes for _, _, array in parts) != self.cut.sizes[number]:
-            raise StoreError(f"block {number} is not whole: a process lacks its part; restore a full checkpoint")
+            raise StoreError(f"block {number} is incomplete: a process lacks its part; restore a full checkpoint")
         return parts, min(steps, default=None)
 
     def _newest(
@@ -133,11 +134,9 @@ class Reader:
             if (arrays := parts_of(content, held, version.digests)) is not None:
                 if place:
                     self.older.add(number)
-                    LOG.warning("block %d: its newest version is damaged; taking that of step %d", number, version.step)
+                    LOG.warning("block %d: its newest version is damaged; using that of step %d", number, version.step)
                 return arrays, version
-        raise StoreError(
-            f"block {number} of {store.place} has no version that is as it was saved; restore a full checkpoint"
-        )
+        raise StoreError(f"block {number} of {store.place} has no undamaged version; restore a full checkpoint")
 
     def recover(
         self,
@@ -148,20 +147,18 @@ class Reader:
         devices: Sequence[jax.Device] = (),
         zeroed: bool = False,
     ) -> Recovered[State]:
-        """Gives a state in which blocks were lost its blocks back.
+        """Restores lost blocks of a state.
 
         Args:
-            lost: numbers of blocks, or names of arrays or paths above them.
-            state: what is left, with whatever in the place of what was lost.
-            policy: `partial`: only what was lost is read; `full`: everything; `replica`: nothing, what was lost is
-                copied from devices that hold the same.
-            devices: with `replica`, those that lost what they held.
-            zeroed: of what is read, the optimizer's arrays become zero, as at the start, and not what was saved; not
-                with `replica`.
+            lost: numbers of blocks, or names or parent paths of arrays.
+            state: the remaining state, with arbitrary values in lost blocks.
+            policy: `partial`: reads only lost blocks; `full`: reads all blocks; `replica`: copies lost blocks from
+                devices with the same data. devices: with `replica`, the devices that lost their data. zeroed: whether
+                optimizer arrays of blocks that are read become zero instead of the saved values; not with `replica`.
 
         Raises:
-            StoreError: a block has no version that is as it was saved, or no replica.
-            SettingError: there is no such block, or options contradict each other.
+            StoreError: a block has no undamaged version, or no replica. SettingError: a block does not exist, or
+                options contradict each other.
         """
         if policy not in get_args(RecoveryPolicy):
             raise SettingError("policy", policy, f"expected one of {', '.join(get_args(RecoveryPolicy))}")
@@ -176,7 +173,7 @@ class Reader:
         self.cut.check(leaves)
         if policy == "replica":
             if zeroed:
-                raise SettingError("zeroed", zeroed, "a replica has the optimizer's arrays as they are")
+                raise SettingError("zeroed", zeroed, "a replica keeps the optimizer's arrays; leave zeroed out")
             return _from_replicas(self.cut, sorted(numbers), state, leaves, devices)
         every = range(len(self.cut.blocks)) if policy == "full" else sorted(numbers)
         wanted = [number for number in every if self.cut.sizes[number]]
@@ -185,7 +182,7 @@ class Reader:
                 return self._recovered(wanted, state, zeroed)
             except StoreError:
                 save = self.save
-                self._open()  # somebody may have saved since
+                self._open()  # another process may have saved since
                 if self.save == save:
                     raise
 
@@ -208,18 +205,18 @@ class Reader:
                 zero = zeroed and number < self.cut.choices and name not in moving
                 parts.append((name, box, np.zeros_like(array) if zero else array))
         if initial:
-            LOG.warning("blocks %s were never saved: they are as they were at the start", initial[:8])
+            LOG.warning("blocks %s were never saved: they have their initial values", initial[:8])
         return Recovered(put_back(state, parts), steps, initial, sorted(self.older), [], self.bytes)
 
     def _first(self, number: int) -> list[Part]:
-        """The parts of a block as they were at the start."""
+        """Returns the parts of a block with their initial values."""
         found = []
         initial = named_leaves(self._initial())
         for piece in self.cut.blocks[number]:
             if initial[piece.name].is_deleted():
                 raise StoreError(f"block {number} was never saved, and the initial state was donated; give again=")
             array = rows_of(initial[piece.name])
-            for shard in array.addressable_shards:  # of a run of several processes all have the same sharding
+            for shard in array.addressable_shards:  # all processes of a run have the same sharding
                 box = box_of(shard.index, array.shape)
                 part = overlap(box, ((piece.start, piece.stop), *box[1:]))
                 if volume(part):
@@ -228,7 +225,7 @@ class Reader:
 
 
 def put_back(state: State, parts: Iterable[Part]) -> State:
-    """A state of the same shardings, with parts of its arrays replaced."""
+    """Replaces parts of a state's arrays, keeping the shardings."""
     of: dict[str, list[Part]] = {}
     for part in parts:
         of.setdefault(part[0], []).append(part)
@@ -265,7 +262,7 @@ def _from_replicas(
     devices: Sequence[jax.Device],
 ) -> Recovered[State]:
     if not devices:
-        raise SettingError("devices", list(devices), "expected those that lost what they held")
+        raise SettingError("devices", list(devices), "expected the devices that lost their data")
     gone = set(devices)
     parts: list[Part] = []
     for name in sorted({piece.name for number in numbers for piece in cut.blocks[number]}):
@@ -277,30 +274,29 @@ def _from_replicas(
                 continue
             if box not in living:
                 raise StoreError(
-                    f"{name}: no other device holds what {shard.device} held; recover it with policy='partial'"
+                    f"{name}: no other device holds the data of {shard.device}; recover it with policy='partial'"
                 )
             parts.append((name, box, np.asarray(living[box])))
     return Recovered(put_back(state, parts), {}, [], [], list(numbers), 0)
 
 
 class RowSource(Protocol):
-    """Where rows of arrays can come from."""
+    """A source of rows of arrays."""
 
     def rows(self, name: str, start: int, stop: int) -> tuple[Sequence[Part], int]:
-        """Parts of an array that cover these rows, and their step; a CertificateError where it lacks sound ones."""
+        """Returns parts of an array that cover these rows, and their step; raises CertificateError without correct
+        ones."""
 
     def __str__(self) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Repair:
-    """What was put right.
+    """A repaired range of rows.
 
     Attributes:
-        name: of the array.
-        rows: first row, and the one behind the last.
-        source: where they came from.
-        step: that they are of.
+        name: name of the array. rows: first row, and the one after the last. source: source of the rows. step: step of
+            the rows.
     """
 
     name: str
@@ -314,12 +310,11 @@ class Repair:
 
 @dataclasses.dataclass(frozen=True)
 class Repaired(Generic[State]):
-    """A state with blocks put right.
+    """A state with repaired blocks.
 
     Attributes:
-        state: the state, with the shardings that it had.
-        repairs: what was put right, from where.
-        left: what is still wrong: no source had it.
+        state: the state, with its original shardings. repairs: repaired rows and their sources. left: wrong blocks that
+            no source had.
     """
 
     state: State
@@ -329,12 +324,10 @@ class Repaired(Generic[State]):
 
 @dataclasses.dataclass(frozen=True)
 class FromState:
-    """A state that is known to be right, on the same processes: a twin's, or that of other replicas.
+    """A state known to be correct, on the same processes: that of a twin or of other replicas.
 
     Attributes:
-        state: of the structure of the one that is repaired.
-        step: that it is of.
-        name: what it is called in reports.
+        state: state with the structure of the repaired one. step: step of the state. name: name in reports.
     """
 
     state: Any
@@ -350,12 +343,11 @@ class FromState:
 
 @dataclasses.dataclass(frozen=True)
 class FromCheckpoint:
-    """A certified checkpoint; of it only the arrays that are wrong are read, and compared with their digests.
+    """A certified checkpoint, of which only the wrong arrays are read and compared with their digests.
 
     Attributes:
-        checkpointer: that saved it.
-        step: of the checkpoint.
-        abstract: shapes, types and shardings of the whole state, as `load` takes them.
+        checkpointer: checkpointer that saved it. step: step of the checkpoint. abstract: shapes, types and shardings of
+            the whole state, as for `load`.
     """
 
     checkpointer: Certified
@@ -376,10 +368,10 @@ class FromCheckpoint:
 
 @dataclasses.dataclass(frozen=True)
 class FromRunning:
-    """A running checkpoint: whole blocks of it, each of its own step.
+    """A running checkpoint, which provides whole blocks, each of its own step.
 
     Attributes:
-        running: the checkpoint, or what reads it.
+        running: the checkpoint, or its reader.
     """
 
     running: "RunningCheckpoint | Reader"
@@ -405,10 +397,10 @@ class FromRunning:
 
 
 def differing(state: Any, reference: Any) -> list[Wrong]:
-    """The blocks in which two states differ, by digests on their devices. Both may be sharded as they like.
+    """Returns the blocks in which two states differ, by digests on their devices. Shardings may differ.
 
     Raises:
-        CertificateError: arrays are not alike in name, shape and type, or not wholly on this process's devices.
+        CertificateError: arrays differ in name, shape or type, or are not entirely on this process's devices.
 
     Example:
         >>> import jax.numpy as jnp
@@ -429,12 +421,12 @@ def differing(state: Any, reference: Any) -> list[Wrong]:
 
 
 def repair(state: State, wrong: Sequence[Wrong], sources: Sequence[RowSource]) -> Repaired[State]:
-    """Puts right the blocks of a state that are wrong, and nothing else.
+    """Replaces only the wrong blocks of a state.
 
     Args:
         state: a tree of JAX arrays.
-        wrong: what is wrong, as `differing` or a `Damaged` checkpoint tells it.
-        sources: where it may come from, the first one first: `FromState`, `FromCheckpoint`, `FromRunning`.
+        wrong: wrong blocks, from `differing` or a `Damaged` checkpoint.
+        sources: sources in order of preference: `FromState`, `FromCheckpoint`, `FromRunning`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -450,7 +442,7 @@ def repair(state: State, wrong: Sequence[Wrong], sources: Sequence[RowSource]) -
     left: list[Wrong] = []
     parts: list[Part] = []
     for one in wrong:
-        # Names of certificates begin with that of the checkpointable.
+        # Names in certificates begin with that of the checkpointable.
         name = next((name for name in (one.name, one.name.partition("/")[2]) if name in leaves), None)
         if name is None:
             raise CertificateError(f"the state has no {one.name}; it has {', '.join(list(leaves)[:8])}")
@@ -458,7 +450,7 @@ def repair(state: State, wrong: Sequence[Wrong], sources: Sequence[RowSource]) -
         rows = row_count(leaves[name])
         for start, stop in one.rows or ((0, rows),):
             if not 0 <= start < stop <= rows:
-                raise CertificateError(f"{name} has rows 0:{rows}, and {start}:{stop} are told to be wrong")
+                raise CertificateError(f"{name} has rows 0:{rows}, but {start}:{stop} are given as wrong")
             found = _first(sources, leaves[name], name, start, stop)
             if found is None:
                 missing.append((start, stop))
@@ -480,7 +472,7 @@ def _part(leaf: jax.Array, name: str, start: int, stop: int) -> Part:
 def _first(
     sources: Sequence[RowSource], leaf: jax.Array, name: str, start: int, stop: int
 ) -> tuple[str, Sequence[Part], int] | None:
-    """What the first source has that has all of these rows, in the shape and type of the array."""
+    """Returns the rows from the first source that has all of them, in the shape and type of the array."""
     bits = jax.eval_shape(rows_of, leaf)
     rows: Box = ((start, stop), *((0, size) for size in bits.shape[1:]))
     for source in sources:
@@ -490,7 +482,7 @@ def _first(
             continue
         fits = all(len(box) == bits.ndim and array.dtype == bits.dtype for _, box, array in given)
         parts: list[Part] = []
-        for one, ((first, last), *rest), array in given:  # without the rows that nobody asked for
+        for one, ((first, last), *rest), array in given:  # without rows that were not requested
             begin, end = max(first, start), max(min(last, stop), max(first, start))
             parts.append((one, ((begin, end), *rest), array[begin - first : end - first]))
         if fits and sum(volume(overlap(box, rows)) for _, box, _ in parts) == volume(rows):

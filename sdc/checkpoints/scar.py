@@ -1,10 +1,10 @@
-"""SCAR: a running checkpoint, of which the blocks that moved most are saved, often, in the place of all, seldom.
+"""SCAR: a running checkpoint, which saves the blocks that moved most often instead of all blocks rarely.
 
 Qiao, Aragam, Zhang, Xing: Fault Tolerance in Iterative-Convergent Machine Learning, ICML 2019, section 4. There it is
 part of a parameter server; here blocks are rows of sharded arrays, and each process writes what its devices hold.
 
-A distance is a function `(new, old) -> distances` of two arrays of parameters that gives one number for each row, not
-negative. Those of a block's rows are added up. Blocks are ranked by that sum against their size.
+A distance is a function `(new, old) -> distances` of two arrays of parameters that returns one nonnegative number for
+each row. Blocks are ranked by the sum over their rows, divided by their size.
 """
 
 import functools
@@ -35,7 +35,7 @@ from .store import SEAL, SEALS, Seal, Store, StoreLayout, last_save
 
 LOG = logging.getLogger("sdc.checkpoints")
 State = TypeVar("State")
-WAIT_MS = 600_000  # how long a save waits in the background for those of the other processes
+WAIT_MS = 600_000  # how long a background save waits for those of the other processes
 _openings = itertools.count()  # all processes open their running checkpoints in the same order
 
 
@@ -43,22 +43,23 @@ Distance: TypeAlias = Callable[[Array, Array], Array]
 
 
 def squared_distance(new: Float[Array, "rows *rest"], old: Float[Array, "rows *rest"]) -> Float32[Array, " rows"]:
-    """Of each row ||new - old||_2^2: what a failure would add to the perturbation ||delta||^2 of theorem 3.2.
+    """Returns ||new - old||_2^2 of each row: the part of a failure in the perturbation ||delta||^2 of theorem 3.2.
 
     Qiao, Aragam, Zhang, Xing: Fault Tolerance in Iterative-Convergent Machine Learning, ICML 2019, section 4.2.
     """
-    same = (new == old) | ((new != new) & (old != old))  # of infinities and of no numbers, too
+    same = (new == old) | ((new != new) & (old != old))  # including infinities and NaN
     moved = jnp.where(same, 0, jnp.abs(new - old)).astype(jnp.float32)
     return jnp.sum(jnp.square(moved), axis=tuple(range(1, moved.ndim)))
 
 
 def total_variation(lengths: Float[Array, " rows"] | None = None) -> Distance:
-    """Total variation of each row's distribution, times its length: the paper's distance for topics of documents.
+    """Returns a distance: total variation of each row's distribution times its length, as in the paper for topic
+    models.
 
         length_d * 1/2 * sum_k |new_dk / sum_k new_dk - old_dk / sum_k old_dk|
 
     Args:
-        lengths: of the documents; 1 by default.
+        lengths: lengths of the documents (default: 1).
     """
 
     def distance(new: Float[Array, "rows topics"], old: Float[Array, "rows topics"]) -> Float32[Array, " rows"]:
@@ -74,17 +75,16 @@ def total_variation(lengths: Float[Array, " rows"] | None = None) -> Distance:
 
 
 class RunningCheckpoint:
-    """A checkpoint that is always there, and mixes steps: each block is as it was when it was saved last.
+    """A checkpoint that always exists and mixes steps: each block has the values of its last save.
 
-    In a run of several processes all make one over the same folder, on storage that they share, and call `save` alike.
+    In a run with several processes, all create one on the same shared folder and make the same calls of `save`.
 
     Attributes:
         partition: the blocks.
-        steps: of each block the step at which it was saved last, -1 for never: it counts as it was at the start.
-        copy: the parameters as they are in the checkpoint, by name, on the devices.
-        outlook: what a loss would cost, at the last save, before it; the same in all processes. None with a distance of
-            your own, as long as there are blocks of which it is not known how they move, of a state that is not finite,
-            and at a step before a save.
+        steps: step at which each block was last saved, -1 for never: it then has its initial values.
+        copy: the parameters in the checkpoint, by name, on the devices.
+        outlook: the cost of a loss just before the last save; the same in all processes. None with a custom distance,
+            while the movement of some block is unknown, for a state that is not finite, and at a step before a save.
 
     Example:
         >>> import tempfile
@@ -116,22 +116,19 @@ class RunningCheckpoint:
         seed: int = 0,
         again: Callable[[], Any] | None = None,
     ) -> None:
-        """Opens a running checkpoint, or begins one.
+        """Opens a running checkpoint, or creates one.
 
         Args:
-            folder: where it is; `gs://` as well.
-            initial: the state at the start, which blocks that were never saved hold.
-            fraction: of the bytes that each save writes, above 0 and at most 1.
-            policy: `priority`, `round-robin` or `random`: which blocks a save takes.
-            moving, by, rows: how the state is cut, see `partition`.
-            distance: how far rows moved: `squared_distance`, or see there.
-            seed: of `random`.
-            again: makes the initial state once more, where it is donated to the first step; by default it is kept.
+            folder: its folder; may be on `gs://`.
+            initial: the initial state, whose values blocks that were never saved have. fraction: fraction of the bytes
+                that each save writes, above 0 and at most 1. policy: selection of blocks: `priority`, `round-robin` or
+                `random`. moving, by, rows: partition of the state, see `partition`. distance: movement of rows:
+                `squared_distance`, or a custom one. seed: seed of `random`. again: recreates the initial state, if it
+                is donated to the first step (default: the state is kept).
 
         Raises:
             SettingError: an option is wrong.
-            StoreError: the folder holds one of another state.
-            RecordBusy: another process writes it.
+            StoreError: the folder has one of another state. RecordBusy: another process is writing it.
         """
         if not 0 < fraction <= 1:
             raise SettingError("fraction", fraction, "expected more than 0 and at most 1")
@@ -168,13 +165,13 @@ class RunningCheckpoint:
         self._looked: _Looked | None = None
         self._pool = ThreadPoolExecutor(1, "sdc-running-checkpoint")
         self._writing: Future[int] | None = None
-        self.bytes = 0  # that this process wrote so far
+        self.bytes = 0  # written by this process so far
         try:
             together(lambda: self._store.create(layout))
             sealed = together(lambda: last_save(self.folder))
-            # Of a save that was cut off some processes may have their part: none takes its number again.
+            # Some processes may have their part of an interrupted save, so its number is not reused.
             self._saves = max(map(int, everyone(str(max(self._store.saves(), default=0)), at="opening a checkpoint")))
-            if sealed is not None:  # the copy becomes what the store holds
+            if sealed is not None:  # the copy is set to the content of the store
                 reader = self.reader()
                 self._saves = max(self._saves, reader.save)
                 self._store.versions = reader.versions(self._store)
@@ -192,18 +189,18 @@ class RunningCheckpoint:
             raise
 
     def save(self, state: Any, step: int, *, note: Mapping[str, Any] = NOTHING) -> list[int]:
-        """Saves the blocks that are due. They are written in the background; the state may be donated at once.
+        """Saves the due blocks in the background; the state may be donated at once.
 
         Args:
-            state: of the structure, shapes, types and shardings of the initial one.
+            state: state with the structure, shapes, types and shardings of the initial one.
             step: steps done.
-            note: what else is to be known of the save, in JSON's types: where the data iterator stands, for instance.
+            note: JSON-serializable note stored with the save, such as the position of the data iterator.
 
         Returns:
             Numbers of the blocks.
 
         Raises:
-            StoreError: the state is another one.
+            StoreError: the state has another structure.
         """
         leaves = named_leaves(state)
         looked, self._looked = self._looked, None
@@ -217,12 +214,12 @@ class RunningCheckpoint:
         chosen, self._cursor = choose(
             self._policy, self._budget, sizes, moved, cursor=self._cursor, seed=self._seed + step
         )
-        # What blocks leave over, or go beyond, is for the next saves: the bytes are those of the fraction.
+        # Carries unused or excess bytes over to the next saves, so that the average matches the fraction.
         self._budget -= sum(sizes[block] for block in chosen)
         mask = np.zeros(self.partition.choices, bool)
         mask[chosen] = True
         self.copy = self._measure.updated(moving, self.copy, mask)
-        everything = [*chosen, self.partition.choices]  # the last block every time
+        everything = [*chosen, self.partition.choices]  # every save includes the last block
         copying = time.perf_counter()
         pieces = fetch({block: self._held[block] for block in everything if block in self._held}, leaves)
         share = sum(sizes[block] for block in chosen) / max(sum(sizes), 1)
@@ -233,42 +230,43 @@ class RunningCheckpoint:
         return chosen
 
     def look(self, state: Any, step: int) -> Outlook | None:
-        """What a loss would cost now: see `outlook`. A save of the very same state after it measures nothing again.
+        """Returns the current cost of a loss: see `outlook`. A following save of the same state does not measure again.
 
         Args:
             state, step: as in `save`, to be called just before it.
 
         Raises:
-            StoreError: the state is another one.
+            StoreError: the state has another structure.
         """
         self._looked = self._look(named_leaves(state), step)
         return self.outlook
 
     def went_back(self, blocks: Sequence[int], step: int) -> None:
-        """Says that training goes on with these blocks as they were saved: they move from there, since this step."""
+        """Records that training resumes with these blocks as they were saved, from this step on."""
         self._since[list(blocks)] = step
         self._watch.went_back([block for block in blocks if block < self.partition.choices], step)
 
     def saved(self) -> np.ndarray:
-        """Of each block that can be chosen the step at which it was as it is saved; -1 for the start."""
+        """Step of the saved version of each block that can be chosen; -1 for the start."""
         self.wait()
         return np.maximum(self.steps, self._since)[:-1]
 
     @property
     def timings(self) -> Timings | None:
-        """How long saves take; None before a few were made."""
+        """Returns the durations of saves; None before a few were made."""
         return self._clock.timings
 
     def wait(self) -> bool:
-        """Waits until what is being saved is written and sealed, and says whether it is. What is not is saved again."""
+        """Waits until the pending save is written and sealed, and returns whether it was. If not, its blocks are saved
+        again."""
         writing, self._writing = self._writing, None
         if writing is None:
             return True
         try:
             self.bytes += writing.result()
             return True
-        except Exception as error:  # of the storage, or of a device; whatever it is, the training has no part in it
-            LOG.error("a save of the running checkpoint failed: %s; the training goes on without it", error)
+        except Exception as error:  # errors of the storage or a device, which do not concern training
+            LOG.error("a save of the running checkpoint failed: %s; training continues without it", error)
             return False
 
     def recover(self, lost: Sequence[str | int], state: State, **options: Any) -> Recovered[State]:
@@ -276,15 +274,15 @@ class RunningCheckpoint:
 
         Args:
             lost, state: see `Reader.recover`.
-            **options: its `policy`, `devices` and `zeroed`.
+            **options: `policy`, `devices` and `zeroed` of `Reader.recover`.
 
         Raises:
-            StoreError: a block that is needed has no version that is as it was saved.
+            StoreError: a required block has no undamaged version.
         """
         return self.reader().recover(lost, state, **options)
 
     def reader(self) -> Reader:
-        """Reads what is saved by now."""
+        """Returns a reader of the current content."""
         self.wait()
         return Reader(self.folder, self.partition, self._initial)
 
@@ -297,23 +295,23 @@ class RunningCheckpoint:
         by: By = "rows",
         rows: int | None = None,
     ) -> Reader:
-        """Reads a running checkpoint that nobody writes, or another process does, on whatever mesh `initial` is on."""
+        """Returns a reader of a running checkpoint that this process does not write, on the mesh of `initial`."""
         return Reader(path_of(folder), partition(initial, moving=moving, by=by, rows=rows), lambda: initial)
 
     def distance(self, state: Any, other: Any) -> float:
-        """The L2 norm of the difference of two states' parameters: the perturbation that a recovery is."""
+        """Returns the L2 norm of the difference of two states' parameters: the perturbation of a recovery."""
         parts = [list(auto(self._moving(named_leaves(one))).values()) for one in (state, other)]
         return float(difference(*parts))
 
     def _look(self, leaves: Mapping[str, jax.Array], step: int) -> "_Looked":
         self.partition.check(leaves)
         self.wait()
-        moving = jax.block_until_ready(self._moving(leaves))  # a step that is still computed holds up by itself
+        moving = jax.block_until_ready(self._moving(leaves))  # do not count the time of a pending step
         started = time.perf_counter()
         measured = np.asarray(self._measure.moved(auto(moving), self.copy))
         moved = np.where(self._unsaved, np.inf, measured)
         if self._distance is squared_distance:
-            # Of a state that is not finite nothing is told; of a block that was not written it is not known.
+            # No outlook for a state that is not finite; movement is unknown for blocks that were not written.
             known = np.where(np.isfinite(measured), moved, np.nan)
             self.outlook = self._watch.saved(step, self.saved(), known)
         return _Looked(moving, step, moved, time.perf_counter() - started)
@@ -322,7 +320,7 @@ class RunningCheckpoint:
         return {name: leaves[name] for name in self.partition.moving}
 
     def close(self) -> None:
-        """Waits, and lets go of the folder."""
+        """Waits for pending saves, and releases the folder."""
         self.wait()
         self._pool.shutdown()
         self._lock.release()
@@ -337,7 +335,7 @@ class RunningCheckpoint:
         failure, written, started = "", 0, time.perf_counter()
         try:
             written = self._store.write(save, step, pieces(), note)
-        except Exception as error:  # of the storage, or of a device: the other processes wait for this one's part
+        except Exception as error:  # errors of the storage or a device: the other processes wait for this one's part
             failure = str(error) or type(error).__name__
         self._agree(save, "written", failure)
         if jax.process_index() == 0:
@@ -353,9 +351,9 @@ class RunningCheckpoint:
         return written
 
     def _agree(self, save: int, part: str, failure: str) -> None:
-        """A save counts if all processes have done this part of it: else all of them do it again, and choose alike.
+        """Agrees with all processes that this part of a save is done: otherwise all repeat it, with the same choice.
 
-        A StoreError has the failure of one that has not.
+        Raises StoreError with the failure of another process.
         """
         said, client = [failure], distributed.global_state.client
         if client is not None and jax.process_count() > 1:
@@ -365,13 +363,13 @@ class RunningCheckpoint:
                 told = (client.blocking_key_value_get(f"{key}/{one}", WAIT_MS) for one in range(jax.process_count()))
                 said = ["" if word == "done" else str(word) for word in told]
             except jax.errors.JaxRuntimeError as error:
-                raise StoreError(f"save {save} is not sealed: another process has not done its part") from error
+                raise StoreError(f"save {save} is not sealed: another process has not completed its part") from error
         for word in filter(None, said):
             raise StoreError(word)
 
 
 class _Looked(NamedTuple):
-    """How far blocks of a state moved, and how long it took to measure that."""
+    """The movement of a state's blocks, and the time to measure it."""
 
     moving: dict[str, jax.Array]
     step: int
@@ -380,7 +378,7 @@ class _Looked(NamedTuple):
 
 
 def auto(leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """The same arrays, without a copy, on meshes whose shardings the compiler finds by itself."""
+    """Returns the same arrays, without a copy, on meshes with automatic shardings."""
 
     def one(leaf: jax.Array) -> jax.Array:
         found = leaf.sharding
@@ -401,7 +399,7 @@ def difference(new: Sequence[jax.Array], old: Sequence[jax.Array]) -> jax.Array:
 
 
 class Measure(NamedTuple):
-    """Two compiled programs: how far each block moved, and the copy with some blocks replaced."""
+    """Two compiled programs: one measures the movement of each block, one updates some blocks of the copy."""
 
     moved: Callable[..., jax.Array]
     updated: Callable[..., dict[str, jax.Array]]
@@ -424,7 +422,7 @@ def measuring(cut: Partition, leaves: Mapping[str, jax.Array], distance: Distanc
 def _measures(
     rows_of: tuple[tuple[str, bytes], ...], shardings: tuple[Any, ...], choices: int, distance: Distance
 ) -> Measure:
-    """Of each array the block of each row, as 32-bit numbers, and its sharding, which its copy has too."""
+    """Compiles the programs, given for each array the block of each row, as 32-bit integers, and its sharding."""
     ids = {name: np.frombuffer(block, np.int32) for name, block in rows_of}
 
     def rows(x: jax.Array) -> jax.Array:
@@ -444,7 +442,7 @@ def _measures(
 
         return {name: one(name) for name in ids}
 
-    # Each process chooses by the same numbers: all must have all of them.
+    # All processes choose by the same numbers, so each must have all of them.
     everywhere = [NamedSharding(one.mesh, PartitionSpec()) for one in shardings if isinstance(one, NamedSharding)]
     placed = {name: one if isinstance(one, NamedSharding) else None for name, one in zip(ids, shardings, strict=True)}
     return Measure(

@@ -1,14 +1,14 @@
-"""The files of a running checkpoint: versions of blocks, and manifests that say which of them count.
+"""The files of a running checkpoint: versions of blocks, and manifests of the valid ones.
 
-    FOLDER/process-N/layout.json         what the blocks of this process are made of
-    FOLDER/process-N/blocks/B.S          block B as save number S wrote it: its pieces, one after the other
-    FOLDER/process-N/manifests/S.json    after save S: for each block its version, step and digests
-    FOLDER/seal.json                     the last save that all processes have done
+    FOLDER/process-N/layout.json         the composition of this process's blocks
+    FOLDER/process-N/blocks/B.S          block B as written by save S: its concatenated pieces
+    FOLDER/process-N/manifests/S.json    after save S: version, step and digests of each block
+    FOLDER/seal.json                     the last save completed by all processes
 
-A save writes new versions beside the old ones, then the manifest, then the seal: until that, everything is as it was
-before. Of each block the version before the last stays too, and so does the manifest before the last: what is damaged
-has one before it. All other files are deleted, so that a store holds two versions of each block and those that are
-being written. TensorStore reads and writes the blocks, on local disks and object stores.
+A save writes new versions next to the old ones, then the manifest, then the seal; until then the previous save is
+valid. The last two versions of each block and the last two manifests are kept, so a damaged one has a predecessor. All
+other files are deleted: a store has two versions of each block and those being written. TensorStore reads and writes
+the blocks, on local disks and object stores.
 """
 
 import contextlib
@@ -27,32 +27,32 @@ from .certificate import StoreError
 from .partitions import Fragment
 
 LOG = logging.getLogger("sdc.checkpoints")
-KEPT = 2  # manifests that stay, and versions of a block
+KEPT = 2  # number of manifests, and versions of a block, to keep
 SEAL, LAYOUT = "seal.json", "layout.json"
 
 
 class Version(NamedTuple):
-    """A block as it was saved."""
+    """A saved version of a block."""
 
     save: int  # number of the save
-    step: int  # steps done then
-    digests: tuple[str, ...]  # of its pieces
+    step: int  # steps done at the save
+    digests: tuple[str, ...]  # digests of its pieces
 
 
-Versions: TypeAlias = dict[int, tuple[Version, ...]]  # of each block, the newest first
+Versions: TypeAlias = dict[int, tuple[Version, ...]]  # by block, the newest first
 
 
 class StoreLayout(Header, kw_only=True, tag="jax-sdc layout of a running checkpoint"):
-    """What the blocks of one process are made of."""
+    """The composition of one process's blocks."""
 
     algorithm: str = ALGORITHM
-    partition: str  # SHA-256, by which stores are told apart
+    partition: str  # SHA-256, which distinguishes stores
     processes: int
     blocks: dict[str, list[Fragment]]
 
 
 class StoreManifest(Header, kw_only=True, tag="jax-sdc manifest of a running checkpoint"):
-    """What one process has after a save."""
+    """The blocks of one process after a save."""
 
     save: int
     step: int
@@ -65,7 +65,7 @@ class StoreManifest(Header, kw_only=True, tag="jax-sdc manifest of a running che
 
 
 class Seal(Header, kw_only=True, tag="jax-sdc seal of a running checkpoint"):
-    """The last save that all processes have done."""
+    """The last save completed by all processes."""
 
     save: int
     step: int
@@ -79,19 +79,19 @@ SEALS = Format(type=Seal, noun="seal of a running checkpoint", remedy=REMEDY)
 
 
 class Store:
-    """The part of one process. Nothing here knows of devices: pieces are bytes."""
+    """The part of one process. Independent of devices: pieces are bytes."""
 
     def __init__(self, folder: epath.Path, process: int) -> None:
         self.folder = folder
         self.place = folder / f"process-{process}"
         self.process = process
-        place = f"{self.place}".rstrip("/") + "/"  # a local path may have characters that an URL must not
+        place = f"{self.place}".rstrip("/") + "/"  # a local path may have characters that are invalid in a URL
         self._blocks = ts.KvStore.open(place if "://" in place else {"driver": "file", "path": place}).result()
         self._asked: dict[str, Any] = {}
-        self.versions: Versions = {}  # of each block that was ever saved, as the last manifest has them
+        self.versions: Versions = {}  # of each block that was ever saved, from the last manifest
 
     def create(self, layout: StoreLayout) -> None:
-        """Writes what the blocks are made of, or compares it with what is there: a StoreError if it is of another."""
+        """Writes the composition of blocks, or compares it with the existing one; raises StoreError if they differ."""
         path = self.place / LAYOUT
         if not path.exists():
             self.place.mkdir(parents=True, exist_ok=True)
@@ -99,17 +99,19 @@ class Store:
             return
         try:
             there = self.layout()
-        except StoreError as error:  # what is damaged is known: digests tell whether blocks are of this state
+        except (
+            StoreError
+        ) as error:  # a damaged layout can be rewritten: digests show whether blocks belong to this state
             if (saves := self.saves()) and not any(map(self._known, saves)):
-                raise  # all of it is of another version
-            LOG.warning("%s; writing it anew", error)
+                raise  # the whole store is of another version
+            LOG.warning("%s; rewriting it", error)
             LAYOUTS.write(path, layout)
             return
         for field in ("algorithm", "partition", "processes", "blocks"):
             if getattr(there, field) != getattr(layout, field):
                 raise StoreError(
-                    f"{self.place} is a running checkpoint of another state ({field} differs); name another folder, "
-                    "or delete it"
+                    f"{self.place} is a running checkpoint of another state ({field} differs); give another folder, or "
+                    "delete it"
                 )
 
     def layout(self) -> StoreLayout:
@@ -119,7 +121,7 @@ class Store:
             raise StoreError(str(error)) from error
 
     def saves(self) -> list[int]:
-        """Numbers of the manifests that are there."""
+        """Returns the numbers of the existing manifests."""
         place = self.place / "manifests"
         names = (path.name.removesuffix(".json") for path in place.iterdir()) if place.is_dir() else ()
         return sorted(int(name) for name in names if name.isdecimal())
@@ -130,7 +132,7 @@ class Store:
         except RecordError as error:
             raise StoreError(str(error)) from error
         if found.save != save or not all(map(str.isdecimal, found.versions)):
-            raise StoreError(f"{self._manifest(save)} is that of save {found.save}, or has blocks without numbers")
+            raise StoreError(f"{self._manifest(save)} belongs to save {found.save}, or has blocks without numbers")
         return found
 
     def _manifest(self, save: int) -> epath.Path:
@@ -145,7 +147,7 @@ class Store:
     ) -> int:
         """Writes blocks (bytes and digests of their pieces) and the manifest after them, and returns the bytes written.
 
-        What was there before counts until the manifest is there, and stays where this raises a StoreError.
+        The previous versions are valid until the manifest is written, and remain if this raises StoreError.
         """
         new = {block: Version(save, step, digests) for block, (_, digests) in blocks.items()}
         versions = self.versions | {block: (one, *self.versions.get(block, ()))[:KEPT] for block, one in new.items()}
@@ -158,23 +160,23 @@ class Store:
                 one.result()
             path.parent.mkdir(parents=True, exist_ok=True)
             MANIFESTS.write(path, manifest)
-        except (OSError, ValueError) as error:  # TensorStore raises the latter for whatever the storage says
+        except (OSError, ValueError) as error:  # TensorStore raises the latter for any storage error
             with contextlib.suppress(OSError, ValueError):
                 self._delete([_key(block, save) for block in blocks])
             why = reason(error) if isinstance(error, OSError) else str(error).partition("\n")[0]
-            raise StoreError(f"cannot write to {self.place} ({why}); what was saved before is still there") from error
+            raise StoreError(f"cannot write to {self.place} ({why}); earlier saves are still available") from error
         self.versions = versions
         return sum(len(content) for content, _ in blocks.values()) + path.stat().length
 
     def reclaim(self) -> None:
-        """Deletes all files but those of the last manifests, and of the save that is sealed."""
+        """Deletes all files except those of the last manifests and of the sealed save."""
         saves = self.saves()
         seal = read_seal(self.folder)
         sealed = [save for save in saves if seal is not None and save <= seal.save]
         kept = sorted({*saves[-KEPT:], *sealed[-KEPT:]})
         known = list(map(self._known, kept))
         if not all(known):
-            return  # what a damaged manifest refers to is not known
+            return  # the files of a damaged manifest are unknown
         wanted = {_key(block, one.save) for versions in known for block, several in versions.items() for one in several}
         there = map(bytes.decode, self._blocks.list(ts.KvStore.KeyRange("blocks/", "blocks0")).result())
         self._delete([key for key in there if key not in wanted])
@@ -206,7 +208,7 @@ class Store:
 
 
 def read_seal(folder: epath.Path) -> Seal | None:
-    """The seal of a store; None if there is none, or it cannot be read."""
+    """Returns the seal of a store; None if it is missing or unreadable."""
     try:
         return SEALS.read(folder / SEAL)
     except RecordError:
@@ -214,10 +216,9 @@ def read_seal(folder: epath.Path) -> Seal | None:
 
 
 def last_save(folder: epath.Path) -> Seal | None:
-    """What the seal says, or, where it is damaged, the newest save of which all processes have a manifest.
+    """Returns the save in the seal or, if the seal is damaged, the newest save with manifests of all processes.
 
-    None if nothing was ever saved whole: the first save is not done, or was cut off. A StoreError says that what there
-    is cannot be read.
+    Returns None if no save was ever completed. Raises StoreError if the existing files are unreadable.
     """
     if (seal := read_seal(folder)) is not None:
         return seal
@@ -228,15 +229,15 @@ def last_save(folder: epath.Path) -> Seal | None:
     saves = [set(Store(folder, process).saves()) for process in range(processes)]
     common = set.intersection(*saves)
     if not (folder / SEAL).exists() and not all(saves):
-        for process in range(processes):  # one that has begun has a layout; without it, its part was lost
+        for process in range(processes):  # a process that has started has a layout; without it, its part was lost
             Store(folder, process).layout()
         return None
     for save in sorted(common, reverse=True):
         with contextlib.suppress(StoreError):
             step = first.manifest(save).step
-            LOG.warning("%s: no seal can be read; taking save %d, which all processes have", folder, save)
+            LOG.warning("%s: no readable seal; using save %d, which all processes have", folder, save)
             return Seal(save=save, step=step, processes=processes)
-    raise StoreError(f"{folder} has neither a seal nor a save of all processes that can be read")
+    raise StoreError(f"{folder} has neither a readable seal nor a readable save of all processes")
 
 
 def _key(block: int, save: int) -> str:
