@@ -265,7 +265,7 @@ class Checkpoints:
     def _writing(self, step: int) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # Orbax and its storage layer raise many kinds
+        except Exception as error:  # Orbax and its storage layer raise many types
             self._saving = None
             self._abandon()
             why = error.__cause__ if isinstance(error.__cause__, OSError) else error

@@ -1,13 +1,13 @@
-"""Robust aggregation for data-parallel training, in optax's form.
+"""Robust aggregation for data-parallel training, as optax transforms.
 
 Pure functions with explicit state that run under a bound worker axis (`shard_map`, `pmap`, `vmap`), inside one `jit`.
 
-- `noise`: inconsistent gradients, simulated. `synchronization`: replicas that are brought together again (PAFT).
-- `dropcompute`: workers that stop at a compute threshold. `speedup`: what that gains. `delays`: random latencies.
-- `lossy`: links that lose packets, and ZeRO-2 over them. `channels`: which packets arrive.
-- `spares`: ranks to spare that recompute what others did.
-- `trainer`: any of them for a model that XLA shards. `methods`: all of them, with their settings, as text.
-- `assignment`: updates that set. `workers`: the mapped axis.
+- `noise`: simulated inconsistent gradients. `synchronization`: resynchronization of replicas (PAFT).
+- `dropcompute`: workers that stop at a compute threshold. `speedup`: the resulting speedup. `delays`: random latencies.
+- `lossy`: links that lose packets, and ZeRO-2 over them. `channels`: models of packet loss.
+- `spares`: spare ranks that recompute the gradients of others.
+- `trainer`: any method for a model that XLA shards. `methods`: settings and text form of all methods.
+- `assignment`: updates that set parameters. `workers`: the mapped axis.
 """
 
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sdc._lazy import facade
 
 if TYPE_CHECKING:
-    # Inconsistent gradients, and replicas that are brought together again.
+    # Inconsistent gradients, and resynchronization of replicas.
     from .noise import gradient_noise as gradient_noise
     from .synchronization import (
         overlap_options as overlap_options,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         Sent as Sent,
     )
 
-    # Any of them for a model that XLA shards.
+    # Any method for a model that XLA shards.
     from .trainer import (
         Dropped as Dropped,
         Mean as Mean,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
         data_parallel as data_parallel,
     )
 
-    # A rank to spare that recomputes what others did.
+    # A spare rank that recomputes the gradients of others.
     from .spares import ShadowVerdict as ShadowVerdict, init_shadow as init_shadow, judge as judge, shadow as shadow
 
 if TYPE_CHECKING:  # for the other packages of this project

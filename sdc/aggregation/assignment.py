@@ -1,7 +1,7 @@
-"""Updates that set parameters, in optax's form.
+"""Updates that set parameters, as optax updates.
 
-`optax.apply_updates` adds, and `parameter + (target - parameter)` is not `target` to the last bit. A method that makes
-replicas equal must set them.
+`optax.apply_updates` adds, and `parameter + (target - parameter)` is not bitwise `target`. A method that makes replicas
+equal must set them.
 """
 
 import functools
@@ -24,24 +24,24 @@ Tree = Any  # a pytree of arrays
 class Assignment:
     """An update that sets: `parameter + Assignment(value)` is `value`, bit for bit.
 
-    `optax.apply_updates` and whatever else computes `parameter + update` therefore take it as it is. Other arithmetic
-    is refused: a transform that scales updates belongs inside the optimizer that is wrapped, not behind it.
+    `optax.apply_updates` and any other code that computes `parameter + update` therefore accept it. Other arithmetic
+    raises an error: a transform that scales updates belongs inside the wrapped optimizer, not after it.
 
-    It is a pytree, so that it passes through `jit` and `vmap`, and `jax.tree.map` reaches its leaf. That holds the
-    value's bits under a type with which JAX refuses to calculate (TypeError). What merely puts another array in its
-    place, or chooses between it and zeros, is not caught.
+    It is a pytree, so it passes through `jit` and `vmap`, and `jax.tree.map` reaches its leaf. The leaf holds the
+    value's bits in a type on which JAX does no arithmetic (TypeError). Code that replaces it by another array, or
+    selects between it and zeros, is not detected.
 
     Attributes:
         value: the new parameter.
     """
 
-    __array_ufunc__ = None  # NumPy's arrays leave the sum to this class too
+    __array_ufunc__ = None  # make NumPy arrays defer the sum to this class too
     _leaf: Any
     _dtype: Any
 
     def __init__(self, value: Shaped[Array, "*shape"]) -> None:
         value = jnp.asarray(value)
-        # Keys refuse arithmetic already, and elements narrower than 8 bits have no bits to show.
+        # Keys already refuse arithmetic, and elements narrower than 8 bits cannot be converted to bits.
         key = jnp.issubdtype(value.dtype, jax.dtypes.extended)
         hide = not key and (value.dtype == np.bool_ or jax.dtypes.itemsize_bits(value.dtype) >= 8)
         self._leaf, self._dtype = (_hidden(value), value.dtype) if hide else (value, None)
@@ -54,7 +54,7 @@ class Assignment:
         if jnp.shape(parameter) != jnp.shape(self._leaf):
             raise ValueError(
                 f"an update of shape {jnp.shape(self._leaf)} cannot set a parameter of shape {jnp.shape(parameter)}; "
-                "give apply_updates the parameters that were given to update"
+                "pass the same parameters to apply_updates as to update"
             )
         return self.value
 
@@ -72,12 +72,12 @@ class Assignment:
 
 
 def assign(values: Tree) -> Tree:
-    """Updates that set parameters to these values."""
+    """Returns updates that set parameters to these values."""
     return jax.tree.map(Assignment, values)
 
 
 def assigns(updates: Tree) -> bool:
-    """Whether any of these updates is an assignment."""
+    """Returns whether any of these updates is an assignment."""
 
     leaves = jax.tree.leaves(updates, is_leaf=lambda x: isinstance(x, Assignment))
     return any(isinstance(leaf, Assignment) for leaf in leaves)
@@ -86,7 +86,7 @@ def assigns(updates: Tree) -> bool:
 def stepped(
     optimizer: optax.GradientTransformationExtraArgs, gradient: Tree, state: optax.OptState, params: Tree, **extra: Any
 ) -> tuple[Tree, optax.OptState]:
-    """The parameters after one step of an optimizer, and its state; truth values and keys stay as they are."""
+    """Returns the parameters after one step of an optimizer, and its state; booleans and keys are unchanged."""
 
     def apply(parameter: Any, update: Any) -> Any:
         if parameter is None:
@@ -101,28 +101,29 @@ def stepped(
 
 
 def check_update(state: Any, kind: type, params: Tree) -> None:
-    """Raises ValueError unless `update` was given parameters, and a state that its own `init` made."""
+    """Raises ValueError unless `update` received parameters, and a state from its own `init`."""
     if params is None:
         raise ValueError("no parameters were given; call update(gradient, state, params)")
     if not isinstance(state, kind):
         raise ValueError(
-            f"a state of type {type(state).__name__} is not of this optimizer; expected the {kind.__name__} of its init"
+            f"a state of type {type(state).__name__} does not belong to this optimizer; expected the {kind.__name__} "
+            "of its init"
         )
 
 
 @functools.cache
 def _type(words: int) -> Any:
-    """The type of keys of so many words, of which no random number is ever drawn."""
+    """Returns a key type with a number of words, for which random draws raise an error."""
 
     def refuse(*_: Any) -> Any:
-        raise TypeError("an Assignment is no random key")
+        raise TypeError("an Assignment is not a random key")
 
     nothing = {"seed": refuse, "split": refuse, "random_bits": refuse, "fold_in": refuse}
     return define_prng_impl(key_shape=(words,), name=f"Assignment{words}", tag="Assignment", **nothing)
 
 
 def _hidden(value: Shaped[Array, "*shape"]) -> Any:
-    """A key array whose words are the bits of a value."""
+    """Returns a key array whose words are the bits of a value."""
     bits = as_bits(value)
     words = lax.bitcast_convert_type(bits, jnp.uint32) if bits.dtype.itemsize == 8 else bits.astype(jnp.uint32)
     if words.ndim == value.ndim:
@@ -133,7 +134,7 @@ def _hidden(value: Shaped[Array, "*shape"]) -> Any:
 
 
 def _shown(hidden: Any, dtype: Any) -> Shaped[Array, "*shape"]:
-    """The inverse of `_hidden`."""
+    """Inverts `_hidden`."""
     like: Any = jax.ShapeDtypeStruct(hidden.shape, dtype)
     bits = jax.eval_shape(as_bits, like)
     words = jax.random.key_data(hidden)

@@ -1,7 +1,7 @@
-"""Channels that lose packets: which of the packets that a worker sends arrive.
+"""Channels that lose packets: models that determine which packets of a worker arrive.
 
 Each worker sends a stream of packets to every other one. A channel decides at the sender's end of each link, from a key
-of the step and the sender, so that what is lost depends on nothing but seed, step and link.
+of the step and the sender, so losses depend only on seed, step and link.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
 
 
 class Sent(NamedTuple):
-    """What a worker sends in a step."""
+    """The packets that a worker sends in a step."""
 
-    sender: Int32[Array, ""]  # number of this worker
+    sender: Int32[Array, ""]  # index of this worker
     step: Int32[Array, ""]  # number of the step
-    workers: int  # receivers
-    packets: int  # sent to each of them
+    workers: int  # number of receivers
+    packets: int  # number of packets to each receiver
     scale: Float32[Array, ""]  # factor on the loss rates, at most 1
 
 
 class Channel(ABC):
-    """A model of the links from one worker to all."""
+    """A model of the links from one worker to all workers."""
 
     def init(self, workers: int) -> Any:
-        """The state of the links of one sender before the first packet."""
+        """Returns the state of the links of one sender before the first packet."""
         return ()
 
     @abstractmethod
     def draw(self, key: PRNGKeyArray, state: Any, sent: Sent) -> tuple[Bool[Array, "workers packets"], Any]:
-        """Which packets to each receiver arrive at a step.
+        """Draws which packets to each receiver arrive in a step.
 
         Args:
-            key: another one for each step and sender.
+            key: a distinct key for each step and sender.
             state: the state of this sender's links.
-            sent: what is sent.
+            sent: the packets.
 
         Returns:
-            True where a packet arrives, and the state after the last packet.
+            A mask of packets that arrive, and the state after the last packet.
         """
 
 
@@ -64,16 +64,16 @@ class Independent(Channel):
 
 @dataclasses.dataclass(frozen=True)
 class GilbertElliott(Channel):
-    """Losses in bursts: each link is in a good or a bad state, and changes between them from packet to packet.
+    """Losses in bursts: each link is in a good or a bad state, and may change between them at every packet.
 
-    Gilbert, *Capacity of a Burst-Noise Channel* (1960); Elliott (1963). Links begin in the good state and carry their
-    state on from step to step.
+    Gilbert, *Capacity of a Burst-Noise Channel* (1960); Elliott (1963). Links start in the good state and keep their
+    state between steps.
     """
 
-    rate: float  # share of packets lost in the long run
+    rate: float  # long-run share of lost packets
     burst: float = 8.0  # mean length of a stay in the bad state, in packets
     bad: float = 1.0  # probability of a loss in the bad state
-    good: float = 0.0  # the same in the good state
+    good: float = 0.0  # probability of a loss in the good state
 
     def __post_init__(self) -> None:
         for name in ("rate", "bad", "good"):
@@ -84,18 +84,18 @@ class GilbertElliott(Channel):
             raise ValueError(f"rate={self.rate}: expected a rate between good={self.good} and bad={self.bad}")
         if self.into_bad > 1:
             raise ValueError(
-                f"rate={self.rate} with bursts of {self.burst} packets: stays in the good state would be shorter than "
-                "one packet; give a longer burst"
+                f"rate={self.rate} with bursts of {self.burst} packets: the mean stay in the good state would be "
+                "shorter than one packet; give a longer burst"
             )
 
     @property
     def _share(self) -> float:
-        """Share of packets in the bad state."""
+        """Long-run share of packets in the bad state."""
         return (self.rate - self.good) / (self.bad - self.good) if self.bad > self.good else 0.0
 
     @property
     def into_bad(self) -> float:
-        """Probability of a change from good to bad at a packet; the share of time in the bad state follows from it."""
+        """Probability of a change from good to bad at a packet; determines the share of time in the bad state."""
         return self._share / (1 - self._share) / self.burst if self._share < 1 else 1.0
 
     @property
@@ -108,7 +108,7 @@ class GilbertElliott(Channel):
 
     def draw(self, key: PRNGKeyArray, state: Any, sent: Sent) -> tuple[Bool[Array, "workers packets"], Any]:
         change, loss = jax.random.uniform(key, (2, sent.workers, sent.packets))
-        # What a packet does to the state is a map of {good, bad}; maps compose, so that a whole stream is one scan.
+        # A packet maps {good, bad} to itself; maps compose, so a whole stream is one scan.
         from_good, from_bad = change < self.into_bad, change >= self.out_of_bad
 
         def after(first: Any, then: Any) -> Any:
@@ -125,15 +125,17 @@ class BadLink(Channel):
     """One bad link, or one bad worker, among better ones."""
 
     rate: float  # probability of a loss on the bad links
-    sender: int | None = None  # only links from this worker are bad; None for any
-    receiver: int | None = None  # only links to this worker are bad; None for any
+    sender: int | None = None  # only links from this worker are bad; None for all
+    receiver: int | None = None  # only links to this worker are bad; None for all
     other: float = 0.0  # probability of a loss on all other links
 
     def __post_init__(self) -> None:
         check_probability("rate", self.rate)
         check_probability("other", self.other)
         if self.sender is None and self.receiver is None:
-            raise ValueError("a bad link needs a sender, a receiver or both; for all links alike give Independent")
+            raise ValueError(
+                "a bad link needs a sender, a receiver or both; for equal losses on all links use Independent"
+            )
 
     def draw(self, key: PRNGKeyArray, state: Any, sent: Sent) -> tuple[Bool[Array, "workers packets"], Any]:
         for name, value in (("sender", self.sender), ("receiver", self.receiver)):
@@ -150,7 +152,7 @@ class BadLink(Channel):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recorded(Channel):
-    """A recorded trace: the losses of a real network, or of an earlier run. Steps beyond its end begin anew."""
+    """A recorded trace: the losses of a real network, or of an earlier run. Steps beyond its end wrap around."""
 
     arrived: Bool[np.ndarray, "steps senders receivers packets"]
 
@@ -166,6 +168,6 @@ class Recorded(Channel):
         if self.arrived.shape[1:] != (sent.workers, sent.workers, sent.packets):
             raise ValueError(
                 f"a recorded trace of {self.arrived.shape[1:]} (senders, receivers, packets) does not fit a run of "
-                f"{(sent.workers, sent.workers, sent.packets)}; replay a run with its own workers, model and packets"
+                f"{(sent.workers, sent.workers, sent.packets)}; replay a run with the same workers, model and packets"
             )
         return jnp.asarray(self.arrived)[sent.step % len(self.arrived), sent.sender], state

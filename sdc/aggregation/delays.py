@@ -1,7 +1,7 @@
-"""How long a micro-batch takes: random latencies whose mean and variance are known exactly.
+"""The duration of a micro-batch: random latencies with exactly known mean and variance.
 
-The theory of DropCompute (`speedup`) asks for the mean and the variance of a latency only; simulations draw it. Times
-are in seconds. Draws come from a key and are reproducible.
+The theory of DropCompute (`speedup`) requires only the mean and variance of a latency; simulations draw samples. Times
+are in seconds. Samples are drawn from a key and reproducible.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _NORMAL = NormalDist()
 
 
 class _Written:
-    """The time of a micro-batch, drawn independently for each: its mean, its variance, and samples of it.
+    """The time of a micro-batch, drawn independently for each: mean, variance and samples.
 
-    Parameters are above 0, unless a latency says otherwise. The `repr` of a latency is its text, see `parse_latency`.
+    Parameters are above 0 unless stated otherwise. The `repr` of a latency is its text form, see `parse_latency`.
     """
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not 0 < value < math.inf:
                 raise ValueError(
-                    f"{name}={value}: expected a finite number above 0; a time without spread is 'constant'"
+                    f"{name}={value}: expected a finite number above 0; for a time without variance use 'constant'"
                 )
 
     def __repr__(self) -> str:
@@ -48,7 +48,7 @@ def _check_times(**times: float) -> None:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Constant(_Written):
-    """Always the same time."""
+    """A constant time."""
 
     seconds: float  # the time, at least 0
 
@@ -69,20 +69,20 @@ class Constant(_Written):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Normal(_Written):
-    """max(0, X) with X ~ N(mu, sigma²): no time is negative, so negative draws become 0.
+    """max(0, X) with X ~ N(mu, sigma²): negative draws become 0.
 
-    Mean and variance are those of what is drawn. With a = mu/sigma, phi and Phi the density and the distribution of
+    Mean and variance are those after clipping. With a = mu/sigma, phi and Phi the density and the distribution of
     N(0, 1), and W = max(Z, -a) for Z ~ N(0, 1):
 
         E[W] = phi(a) - a Phi(-a);  E[W²] = Phi(a) - a E[W];  mean = mu + sigma E[W];  variance = sigma² Var[W].
     """
 
-    mu: float  # mean before the clipping, above 0
-    sigma: float  # standard deviation before the clipping, above 0
+    mu: float  # mean before clipping, above 0
+    sigma: float  # standard deviation before clipping, above 0
 
     @property
     def _clipped(self) -> float:
-        """E[W]: by how many sigma the clipping raises the mean."""
+        """Returns E[W], the increase of the mean by clipping, in units of sigma."""
         ratio = self.mu / self.sigma
         return _NORMAL.pdf(ratio) - ratio * _NORMAL.cdf(-ratio)
 
@@ -135,7 +135,7 @@ class Gamma(_Written):
     """Gamma distribution of scale mean/shape."""
 
     mean: float  # mean of the distribution, above 0
-    shape: float  # shape of the distribution, above 0; 1 is the exponential distribution, larger is more even
+    shape: float  # shape of the distribution, above 0; 1 is the exponential distribution, larger values vary less
 
     @property
     def variance(self) -> float:
@@ -147,11 +147,11 @@ class Gamma(_Written):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Bernoulli(_Written):
-    """Stragglers: `base`, and with a probability `extra` more."""
+    """Stragglers: `base`, plus `extra` with a given probability."""
 
     base: float  # time of every micro-batch, at least 0
-    extra: float  # what a straggling one takes longer, at least 0
-    probability: float  # that a micro-batch straggles
+    extra: float  # additional time of a straggler, at least 0
+    probability: float  # probability of a straggler
 
     def __post_init__(self) -> None:
         _check_times(base=self.base, extra=self.extra)
@@ -185,7 +185,7 @@ class BoundedLogNormal(_Written):
 
         E[min(Y, beta)^k] = exp(k m + k²/2) Phi(d - k) + beta^k Phi(-d).
 
-    A micro-batch takes 1.496 times as long on average (1.5 times without the bound), at most 6.5 times.
+    A micro-batch takes 1.496 times `base` on average (1.5 times without the bound), and at most 6.5 times.
     """
 
     base: float  # time without delay, above 0
@@ -204,19 +204,19 @@ class BoundedLogNormal(_Written):
 
 
 def _bounded_moment(k: int) -> float:
-    """E[min(Y, beta)^k] of `BoundedLogNormal`."""
+    """Returns E[min(Y, beta)^k] of `BoundedLogNormal`."""
     distance = math.log(_BOUND) - _LOG_MEAN
     below = math.exp(k * _LOG_MEAN + k**2 / 2) * _NORMAL.cdf(distance - k)
     return float(below + _BOUND**k * _NORMAL.cdf(-distance))
 
 
 Latency: TypeAlias = Constant | Normal | LogNormal | Exponential | Gamma | Bernoulli | BoundedLogNormal
-# The text form of every latency.
+# Text forms of all latencies.
 LATENCIES: Mapping[str, Form] = {model.__name__.lower(): form(model) for model in get_args(Latency)}
 
 
 def parse_latency(text: str) -> Latency:
-    """A latency from a line of text, `KIND(key=value, ...)`; see `sdc.text` for the grammar.
+    """Parses a latency, `KIND(key=value, ...)`; see `sdc.text` for the grammar.
 
     Kinds and keys are the classes of this module and their attributes: `constant(seconds=S)`, `normal(mu=M, sigma=S)`,
     `lognormal(mean=M, std=S)`, `exponential(mean=M)`, `gamma(mean=M, shape=K)`, `bernoulli(base=B, extra=E,

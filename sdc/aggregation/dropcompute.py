@@ -1,15 +1,15 @@
-"""DropCompute: gradient accumulation that stops at a compute threshold, so that nobody waits for stragglers.
+"""DropCompute: gradient accumulation that stops at a compute threshold, so that no worker waits for stragglers.
 
 Giladi et al., *DropCompute* (NeurIPS 2023, arXiv:2306.10598). A worker that has computed for longer than the threshold
-joins the all-reduce with what it has. How many micro-batches each worker completes is found in one of two ways, with
-one arithmetic:
+joins the all-reduce with its partial sum. The number of micro-batches that each worker completes is determined in one
+of two ways, with the same arithmetic:
 
-- *real* (`Stopwatch`): every process watches its clock between micro-batches, on its own devices (algorithm 1);
+- *real* (`Stopwatch`): every process checks its clock between micro-batches, on its own devices (algorithm 1);
 - *replayed* (`masked`): the numbers are given, from simulated latencies (`delays`, `completed_before`) or from the log
-  of a real run, and the program passes over the rest: deterministic, with any number of simulated workers.
+  of a real run, and the program skips the rest: deterministic, with any number of simulated workers.
 
-Both run a micro-batch inside the same conditional and add in the same order, so that a real run replays bit for bit.
-The samples that were dropped come back before the next epoch begins (`Resampling`, section 4.5).
+Both run a micro-batch inside the same conditional and add in the same order, so a real run can be replayed bit for bit.
+Dropped samples are repeated before the next epoch starts (`Resampling`, section 4.5).
 """
 
 import dataclasses
@@ -32,35 +32,36 @@ from ..program import varying
 from .assignment import Tree, assigns
 from .workers import at_least_float32, check_count, check_probability, count_workers
 
-# `(carry, micro_batch, context) -> carry`: what one micro-batch adds to what the worker has, given parameters, say.
+# `(carry, micro_batch, context) -> carry`: adds one micro-batch to the worker's carry, given a context such as
+# parameters.
 Work: TypeAlias = Callable[[Tree, Tree, Tree], Tree]
 Correction: TypeAlias = Literal["none", "rate", "count"]
 
 
 class Sum(NamedTuple):
-    """What a worker has accumulated."""
+    """The accumulated sums of a worker."""
 
     loss: Float32[Array, ""]  # sum of the losses of completed micro-batches
     gradient: Tree  # sum of their gradients, at least float32
 
 
 class Combined(NamedTuple):
-    """What an all-reduce makes of the workers' sums; the same on every worker."""
+    """The all-reduced sums; the same on every worker."""
 
-    loss: Float32[Array, ""]  # mean loss of the completed micro-batches; NaN where none was completed
+    loss: Float32[Array, ""]  # mean loss of the completed micro-batches; NaN if none was completed
     gradient: Tree  # see `combine`
     completed: Int32[Array, ""]  # micro-batches completed by all workers
-    empty: Bool[Array, ""]  # whether none was, so that the step is to be left out (`skip_empty`)
+    empty: Bool[Array, ""]  # whether none was completed, so that `skip_empty` skips the step
 
 
 def gradient_sum(params: Tree) -> Sum:
-    """The sum before the first micro-batch."""
+    """Returns the sum before the first micro-batch."""
     none = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), at_least_float32(jnp.result_type(x))), params)
     return Sum(jnp.zeros((), jnp.float32), none)
 
 
 def accumulate(loss: Callable[[Tree, Tree], Float32[Array, ""]]) -> Work:
-    """The work of gradient accumulation: `(sum, micro_batch, params) -> sum`.
+    """Makes the work of gradient accumulation: `(sum, micro_batch, params) -> sum`.
 
     Args:
         loss: mean loss over a micro-batch, `(params, micro_batch) -> scalar`.
@@ -69,7 +70,7 @@ def accumulate(loss: Callable[[Tree, Tree], Float32[Array, ""]]) -> Work:
 
 
 def summing(gradient: Callable[[Tree, Tree], tuple[Float32[Array, ""], Tree]]) -> Work:
-    """As `accumulate`, from `(params, micro_batch) -> (loss, gradient)`."""
+    """Does the same as `accumulate` for `(params, micro_batch) -> (loss, gradient)`."""
 
     def work(total: Sum, batch: Tree, params: Tree) -> Sum:
         value, found = gradient(params, batch)
@@ -80,35 +81,34 @@ def summing(gradient: Callable[[Tree, Tree], tuple[Float32[Array, ""], Tree]]) -
 
 
 def completed_before(latencies: Float32[Array, "*rows micro_batches"], threshold: Any) -> Int32[Array, "*rows"]:
-    """Micro-batches that end before the threshold: the m with T^(m) = sum_{j<=m} t^(j) < threshold (section 4.3).
+    """Counts micro-batches that end before the threshold: the m with T^(m) = sum_{j<=m} t^(j) < threshold (section
+    4.3).
 
     Args:
-        latencies: seconds of each micro-batch, in order, for instance sampled (`delays`).
-        threshold: seconds; infinity for all.
-    """
+        latencies: seconds of each micro-batch in order, such as samples from `delays`.
+        threshold: seconds; infinity for all micro-batches."""
     return jnp.sum(jnp.cumsum(latencies, axis=-1) < threshold, axis=-1, dtype=jnp.int32)
 
 
 def masked(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], context: Tree = None) -> Tree:
-    """Runs the work on the first `completed` micro-batches, and passes over the others.
+    """Runs the work on the first `completed` micro-batches and skips the others.
 
     With the work of gradient accumulation (`accumulate`) this is DropCompute; with a whole optimizer step,
     `lambda state, batch, _: step(state, batch)`, it is DropCompute on local SGD (appendix B.3 of the paper), whose
-    parameters are averaged afterwards (`replica_mean`).
+        parameters must be averaged afterwards (`replica_mean`).
 
     Args:
-        work: what one micro-batch does, without collectives: workers complete different numbers.
-        carry: what it starts from.
+        work: computation of one micro-batch, without collectives, since workers complete different numbers.
+        carry: the initial carry.
         batches: micro-batches, stacked on the leading axis of every leaf.
-        completed: how many this worker completes, 0 to all. A traced number is not checked: more than all is all.
-        context: what every micro-batch sees alike, such as parameters.
+        completed: number that this worker completes, 0 to all. A traced number is not checked; a larger one means all.
+        context: further input common to all micro-batches, such as parameters.
 
     Returns:
         The last carry.
 
     Raises:
-        ValueError: there is no micro-batch, leaves disagree on their number, or fewer than none or more than all are
-            said to be completed.
+        ValueError: there is no micro-batch, leaves disagree on their number, or `completed` is out of range.
     """
     counts = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else 0 for leaf in jax.tree.leaves(batches)}
     if len(counts) != 1 or counts == {0}:
@@ -123,7 +123,7 @@ def masked(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], 
         number, batch = numbered
         return work_if(work, number < completed, carry, batch, context), None
 
-    # A loop wants a carry of one type, also for `shard_map`, which knows what varies between workers.
+    # A loop needs a carry of one type, including `shard_map`'s type of what varies between workers.
     first = jax.tree.map(lambda leaf: leaf[0], batches)
     kept = jax.eval_shape(lambda *args: work_if(work, jnp.asarray(completed > 0), *args), carry, first, context)
     carry = jax.tree.map(lambda x, y: varying(x, like=y), carry, kept)
@@ -131,9 +131,9 @@ def masked(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], 
 
 
 def work_if(work: Work, go: Bool[Array, ""], carry: Tree, batch: Tree, context: Tree) -> Tree:
-    """The work where `go` is true; its branch keeps the compiler from fusing it with what is around it."""
-    # With respect to what `shard_map` takes to be equal on all workers, a derivative is a sum over them: a collective,
-    # which would hang in a branch that not all of them take, and which `combine` would add up once more.
+    """Runs the work if `go` is true; the branch keeps the compiler from fusing it with surrounding code."""
+    # A derivative with respect to values that `shard_map` considers equal on all workers is a sum over them: a
+    # collective, which would hang in a branch that not all workers take, and which `combine` would repeat.
     given = (carry, batch, context)
     widest = varying(go, like=given)
     carry, batch, context = varying(given, like=widest)
@@ -150,7 +150,7 @@ def combine(
     correction: Correction = "none",
     drop_rate: float = 0.0,
 ) -> Combined:
-    """The all-reduce of what the workers have accumulated.
+    """All-reduces the workers' accumulated sums.
 
         none:   g = 1/(N M) sum_n sum_{m completed} g_n^(m)                          (algorithm 1)
         rate:   (1 - drop_rate) g, as a learning rate lower by the mean drop rate   (appendix B.2.2)
@@ -159,26 +159,26 @@ def combine(
     Args:
         total: the sum of this worker.
         axis_name: the axis of the workers, bound.
-        completed: micro-batches that are in it. A traced number is not checked against `micro_batches`.
+        completed: number of micro-batches in the sum. A traced number is not checked against `micro_batches`.
         micro_batches: M, of a full step of one worker.
-        correction: see above. `rate` scales the gradient; optimizers that do not care for its size, such as Adam, want
-            their learning rate scaled instead.
-        drop_rate: mean share of micro-batches that are dropped, for `rate`.
+        correction: see above. `rate` scales the gradient; for optimizers that are invariant to its scale, such as Adam,
+            scale the learning rate instead.
+        drop_rate: mean share of dropped micro-batches, for `rate`.
 
     Returns:
         See `Combined`; the gradient is at least float32: cast it to the type of narrower parameters before an optimizer
-        whose state takes the gradient's type, such as Adam. Where nobody completed a micro-batch the gradient is zero.
+        whose state takes the gradient's type, such as Adam. The gradient is zero if no micro-batch was completed.
 
     Raises:
-        ValueError: the correction is unknown, the drop rate is no probability, there is no micro-batch, fewer than none
-            or more than all are said to be completed, or the axis is not bound or has fewer than two workers.
+        ValueError: the correction is unknown, the drop rate is not a probability, there is no micro-batch, `completed`
+            is out of range, or the axis is not bound or has fewer than two workers.
     """
     workers = count_workers(axis_name)
     if correction not in ("none", "rate", "count"):
         raise ValueError(f"correction={correction!r}: expected 'none', 'rate' or 'count'")
     check_probability("drop_rate", drop_rate)
     if micro_batches < 1:
-        raise ValueError(f"micro_batches={micro_batches}: expected a number of at least 1")
+        raise ValueError(f"micro_batches={micro_batches}: expected at least 1")
     check_count("completed", completed, micro_batches)
     counted = jnp.asarray(completed, jnp.int32)
     loss, gradient, count = lax.psum((total.loss, total.gradient, counted), axis_name)
@@ -198,19 +198,19 @@ class SkipEmptyState(NamedTuple):
     """State of `skip_empty`."""
 
     inner: optax.OptState  # state of the optimizer
-    skipped: UInt32[Array, ""]  # steps left out so far
+    skipped: UInt32[Array, ""]  # number of skipped steps
 
 
 def skip_empty(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Leaves out the steps in which no worker completed a micro-batch, and counts them.
+    """Skips steps in which no worker completed a micro-batch, and counts them.
 
     Args:
-        optimizer: any optax optimizer whose updates are arrays. One that assigns (`paft`) goes around it:
+        optimizer: any optax optimizer whose updates are arrays. One that assigns (`paft`) must be outside:
             `paft(skip_empty(...), ...)`.
 
     Returns:
-        An optimizer whose `update` takes `empty`, the same on every worker: where it is true, updates are zero and the
-        optimizer's state stays as it is. `update` raises ValueError where the optimizer assigns.
+        An optimizer whose `update` takes `empty`, the same on every worker: if true, updates are zero and the
+            optimizer's state is unchanged. `update` raises ValueError if the optimizer assigns.
     """
     inner = optax.with_extra_args_support(optimizer)
 
@@ -224,7 +224,7 @@ def skip_empty(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
         updates, new = inner.update(gradient, state.inner, params, **extra)
         if assigns(updates):
             raise ValueError(
-                "the optimizer sets parameters (Assignment), which no zero update leaves as they are; put skip_empty "
+                "the optimizer sets parameters (Assignment), so zero updates cannot skip a step; put skip_empty "
                 "inside: paft(skip_empty(...), ...)"
             )
         kept = jax.tree.map(lambda a, b: jnp.where(empty, b, a), new, state.inner)
@@ -235,25 +235,26 @@ def skip_empty(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 class Stopped(NamedTuple):
-    """What a worker got done."""
+    """The completed work of a worker."""
 
     carry: Tree  # the carry after the last completed micro-batch
-    completed: int  # how many micro-batches are in it
-    latencies: tuple[float, ...]  # seconds of each of them, from the end of the one before
+    completed: int  # number of micro-batches in it
+    latencies: tuple[float, ...]  # seconds of each, from the end of the previous one
     seconds: float  # time from the start to the end of the last one
 
 
 @dataclasses.dataclass(frozen=True)
 class Stopwatch:
-    """Runs micro-batches until a threshold has passed.
+    """Runs micro-batches until a time threshold.
 
-    As long as a micro-batch in flight is expected to end before the threshold (by the mean of those that have ended),
-    the next one is dispatched behind it, so that the device never waits for the clock. Close to the threshold its end
-    is awaited. At most one micro-batch is therefore in flight when the threshold passes. A device cannot be stopped
-    within a program: that micro-batch is counted as completed, since its sum is there when the all-reduce can begin.
+    As long as a micro-batch in flight is expected to end before the threshold (by the mean of completed ones), the next
+    one is dispatched after it, so the device never waits for the clock. Close to the threshold, the end of the
+    micro-batch is awaited first. At most one micro-batch is therefore in flight at the threshold. A device cannot be
+    stopped within a program: that micro-batch counts as completed, since its sum is available when the all-reduce can
+    start.
 
     Attributes:
-        work: what one micro-batch does, without collectives; compiled once for each shape.
+        work: computation of one micro-batch, without collectives; compiled once for each shape.
         threshold: seconds; infinity for none.
 
     Raises:
@@ -272,7 +273,7 @@ class Stopwatch:
         return jax.jit(functools.partial(work_if, self.work))
 
     def at(self, threshold: float) -> "Stopwatch":
-        """The same with another threshold, without compiling anew."""
+        """Returns a copy with another threshold, without recompiling."""
         other = dataclasses.replace(self, threshold=threshold)
         other.__dict__["_run"] = self._run
         return other
@@ -286,21 +287,19 @@ class Stopwatch:
         delays: Sequence[float] | None = None,
         completed: int | None = None,
     ) -> Stopped:
-        """One step of this worker.
+        """Runs one step of this worker.
 
         Args:
             carry, context: see `masked`.
             batches: micro-batches, in order.
-            delays: simulated seconds that the worker stands still before each micro-batch; the threshold cuts them
-                short. None for real hardware.
-            completed: ignore the clock and complete so many, as a log says; None to decide by the clock.
+            delays: simulated idle seconds before each micro-batch, cut off at the threshold. None for real hardware.
+            completed: number to complete regardless of the clock, from a log; None to use the clock.
 
         Raises:
-            ValueError: a number is negative or not finite, or there are fewer delays, or fewer micro-batches than
-                `completed`, than needed.
+            ValueError: a number is negative or not finite, or there are too few delays or micro-batches.
         """
         if completed is not None and completed < 0:
-            raise ValueError(f"completed={completed}: expected a number of micro-batches of at least 0")
+            raise ValueError(f"completed={completed}: expected at least 0 micro-batches")
         if delays is not None and not all(0 <= delay < math.inf for delay in delays):
             raise ValueError(f"delays={list(delays)}: expected finite seconds of at least 0")
         started = time.perf_counter()
@@ -318,12 +317,12 @@ class Stopwatch:
                 break
             if delays is not None and completed is None:
                 if number >= len(delays):
-                    raise ValueError(f"{len(delays)} delays for {number + 1} micro-batches or more; give one for each")
-                while flying:  # whoever stands still has nothing in flight
+                    raise ValueError(f"{len(delays)} delays for at least {number + 1} micro-batches; give one for each")
+                while flying:  # an idle worker has nothing in flight
                     land()
                 time.sleep(max(0.0, min(delays[number], deadline - time.perf_counter())))
             while flying and deadline < math.inf:
-                # When what is in flight will end is not known before anything has ended.
+                # The end of work in flight cannot be predicted before any micro-batch has ended.
                 mean = (ends[-1] - started) / (len(ends) - 1) if len(ends) > 1 else math.inf
                 if ends[-1] + len(flying) * mean < deadline:
                     break
@@ -336,7 +335,7 @@ class Stopwatch:
             if len(flying) > 1:
                 land()
         if completed is not None and done < completed:
-            raise ValueError(f"{done} micro-batches, where the log says that {completed} were completed; give the same")
+            raise ValueError(f"{done} micro-batches, but the log has {completed} completed ones; give the same number")
         while flying:
             land()
         latencies = tuple(end - start for start, end in itertools.pairwise(ends))
@@ -344,7 +343,7 @@ class Stopwatch:
 
 
 def to_workers(tree: Tree, axis_name: str, mesh: Mesh) -> Tree:
-    """Global arrays with a leading axis of workers, from what each process has: its own arrays, one worker a process.
+    """Makes global arrays with a leading axis of workers from each process's own arrays, with one worker per process.
 
     Args:
         tree: arrays of this process, whose shapes are the same in all processes.
@@ -356,25 +355,22 @@ def to_workers(tree: Tree, axis_name: str, mesh: Mesh) -> Tree:
 
 
 def from_workers(tree: Tree) -> Tree:
-    """This process's arrays of global ones with a leading axis of workers."""
+    """Returns this process's part of global arrays with a leading axis of workers."""
     return jax.tree.map(lambda leaf: leaf.addressable_data(0)[0], tree)
 
 
 class Resampling:
-    """An endless iterator over the numbers of samples, whose position can be saved.
+    """An endless iterator over sample indices, whose position can be saved.
 
-    Each epoch has every sample once, in an order of its own, and then once more what was dropped in it, until nothing
-    is left. Numbers that do not fill a step at the end of an epoch begin the next one, so that none is lost.
+    Each epoch has every sample once in a new order, followed by the samples dropped in it, until none remain. Samples
+    that do not fill a step at the end of an epoch start the next one, so none is lost.
 
     Args:
-        size: samples in the data set.
-        workers: N.
-        micro_batches: M, of a full step of one worker.
-        batch: samples of a micro-batch.
-        seed: decides the order of each epoch.
+        size: number of samples in the data set. workers: N. micro_batches: M, number in a full step of one worker.
+            batch: samples per micro-batch. seed: determines the order of each epoch.
 
     Raises:
-        ValueError: a number is below 1, or a step needs more samples than there are.
+        ValueError: a number is below 1, or a step needs more samples than the data set has.
     """
 
     def __init__(self, size: int, *, workers: int, micro_batches: int, batch: int, seed: int) -> None:
@@ -388,7 +384,7 @@ class Resampling:
         if self._step > size:
             raise ValueError(
                 f"a step of {workers} workers × {micro_batches} micro-batches × {batch} samples needs more than the "
-                f"{size} samples that there are; give more data or a smaller batch"
+                f"{size} samples of the data set; give more data or a smaller batch"
             )
         self._epoch = 0
         self._queue: list[int] = self._order()
@@ -410,17 +406,17 @@ class Resampling:
         return self._last.copy()
 
     def drop(self, completed: Sequence[int]) -> None:
-        """Takes note of what became of the last step.
+        """Records the completed micro-batches of the last step.
 
         Args:
-            completed: micro-batches that each worker completed; the samples of the others come back.
+            completed: number of micro-batches that each worker completed; the samples of the others are repeated.
 
         Raises:
-            ValueError: no step was handed out since the last call, or the numbers do not fit.
+            ValueError: no step was drawn since the last call, or the numbers do not fit.
         """
         workers, micro_batches, _ = self.shape
         if self._last is None:
-            raise ValueError("no step was handed out since the last call of drop; call next first")
+            raise ValueError("no step was drawn since the last call of drop; call next first")
         if len(completed) != workers or not all(0 <= count <= micro_batches for count in completed):
             raise ValueError(f"completed={list(completed)}: expected {workers} numbers from 0 to {micro_batches}")
         for rows, count in zip(self._last, completed, strict=True):
@@ -428,14 +424,14 @@ class Resampling:
         self._last = None
 
     def get_state(self) -> dict[str, Any]:
-        """The position, as JSON can hold it; a step that was handed out counts as done."""
+        """Returns the position, JSON-serializable; a drawn step counts as done."""
         return {"epoch": self._epoch, "queue": list(self._queue), "dropped": list(self._dropped)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a position.
+        """Sets the position.
 
         Raises:
-            ValueError: it is not of a data set of this size.
+            ValueError: it does not fit a data set of this size.
         """
         numbers = [*state["queue"], *state["dropped"]]
         if not all(0 <= number < self.size for number in numbers):

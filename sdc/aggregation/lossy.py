@@ -1,17 +1,17 @@
-"""Training over links that lose packets: collectives, ZeRO-2 around them, and a log of what was lost.
+"""Training over links that lose packets: collectives, ZeRO-2 with them, and a log of the losses.
 
 Weintraub, Banner, Orda, *Distributed Training under Packet Loss* (2025), algorithm 1:
 
     forward, backward -> lossy reduce-scatter of gradients -> the owner updates its shard -> lossy all-gather
 
-Parameters are cut into N shards; worker j owns shard j of the optimizer, and every worker holds a copy of all
-parameters. Gradients are reduced over what arrived, and parameters that did not arrive stay stale:
+Parameters are divided into N shards; worker j owns shard j of the optimizer, and every worker has a copy of all
+parameters. Gradients are averaged over the pieces that arrived, and parameters that did not arrive stay stale:
 
-    ghat_j = sum_i s_ij g_i^(j) / sum_i s_ij,    s_ij = 1 where the piece from i to j arrived, s_jj = 1
+    ghat_j = sum_i s_ij g_i^(j) / sum_i s_ij,    s_ij = 1 if the piece from i to j arrived, s_jj = 1
 
-Shards are cut into packets, numbered alike for every receiver. What a collective loses is given as a mask of the
-packets that a worker *sends* to each receiver (`channels` draws them); receivers learn of it by the same collective
-that carries the data, at one number a packet.
+Shards are divided into packets, with the same numbers for every receiver. A mask of the packets that a worker *sends*
+to each receiver states the losses (`channels` draws them); receivers obtain it from the collective that carries the
+data, at one number per packet.
 """
 
 import dataclasses
@@ -33,37 +33,37 @@ from .workers import at_least_float32, check_axis, check_probability, check_some
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How arrays are cut into shards and packets."""
+    """The division of arrays into shards and packets."""
 
     workers: int  # N, number of shards
     sizes: tuple[int, ...]  # elements of each array
-    packet: int | None  # elements of a packet; None for one packet that holds a worker's shards of all arrays
+    packet: int | None  # elements per packet; None for one packet with a worker's shards of all arrays
 
     def __post_init__(self) -> None:
         check_some("packet", self.packet, "elements")
 
     @classmethod
     def of(cls, tree: Tree, workers: int, packet: int | None) -> "Layout":
-        """The layout of the leaves of a tree."""
+        """Returns the layout of the leaves of a tree."""
         return cls(workers, tuple(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree)), packet)
 
     @property
     def shards(self) -> tuple[int, ...]:
-        """Elements of a shard of each array: sizes that do not divide are padded with zeros at the end."""
+        """Elements per shard of each array; arrays are padded with zeros at the end if needed."""
         return tuple(-(-size // self.workers) for size in self.sizes)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Packets of a shard of each array; with one packet for all, each array is counted as that one."""
+        """Packets per shard of each array; with one packet for all, 1 for each array."""
         return tuple(1 if self.packet is None else max(1, -(-shard // self.packet)) for shard in self.shards)
 
     @property
     def packets(self) -> int:
-        """Packets from one worker to another."""
+        """Number of packets from one worker to another."""
         return 1 if self.packet is None else sum(self.counts)
 
     def spread(self, packets: Array) -> list[Array]:
-        """Gives every element of each array's shard its packet's number: [..., packets] to [..., shard]."""
+        """Spreads values per packet to the elements of each array's shard: [..., packets] to [..., shard]."""
 
         def spread(part: Array, shard: int) -> Array:
             length = shard if self.packet is None else min(self.packet, shard)
@@ -75,7 +75,7 @@ class Layout:
         return [spread(part, shard) for part, shard in zip(parts, self.shards, strict=True)]
 
     def squares(self, leaves: Sequence[Float[Array, "workers shard"]]) -> Float32[Array, "workers packets"]:
-        """Squared Euclidean norm of each packet."""
+        """Returns the squared Euclidean norm of each packet."""
         sums = []
         for leaf, count in zip(leaves, self.counts, strict=True):
             square = jnp.square(leaf.astype(jnp.float32))
@@ -85,14 +85,14 @@ class Layout:
         return sum(sums[1:], sums[0]) if self.packet is None else jnp.concatenate(sums, axis=-1)
 
     def cut(self, tree: Tree) -> list[Array]:
-        """The leaves as [workers, shard]."""
+        """Reshapes the leaves to [workers, shard]."""
         return [
             jnp.pad(jnp.ravel(leaf), (0, shard * self.workers - leaf.size)).reshape(self.workers, shard)
             for leaf, shard in zip(jax.tree.leaves(tree), self.shards, strict=True)
         ]
 
     def join(self, leaves: Sequence[Array], like: Tree) -> Tree:
-        """The inverse of `cut`."""
+        """Inverts `cut`."""
         given = jax.tree.unflatten(jax.tree.structure(like), leaves)
         return jax.tree.map(lambda x, old: x.reshape(-1)[: old.size].reshape(old.shape).astype(old.dtype), given, like)
 
@@ -105,17 +105,17 @@ def lossy_psum_scatter(
     previous: Float[Array, "shard"],
     weight: Float32[Array, ""] | float | None = None,
 ) -> tuple[Float[Array, "shard"], Float32[Array, "packets"]]:
-    """Reduce-scatter of a mean over what arrived.
+    """Reduce-scatters a mean over the packets that arrived.
 
         ghat_j = sum_i s_ij w_i x_i[j] / sum_i s_ij w_i
 
     Args:
         x: this worker's summand for every receiver.
         axis_name: the axis of the workers, bound.
-        arrived: which packets from this worker arrive at each receiver; its own always do. A shard is cut into as many
-            packets as there are columns, all but the last of one length.
-        previous: what a packet is of which nothing arrived, as where all weights are 0.
-        weight: w_i of this worker, for instance its finished micro-batches; 1 by default.
+        arrived: mask of the packets from this worker that arrive at each receiver; its own always do. A shard is
+            divided into as many packets as there are columns, of equal length except for the last.
+        previous: value of packets of which nothing arrived, or whose weights are all 0.
+        weight: w_i of this worker, such as its completed micro-batches (default: 1).
 
     Returns:
         This worker's shard of the mean, and for each of its packets the sum of the weights that arrived.
@@ -138,7 +138,7 @@ def lossy_all_gather(
     *,
     stale: Float[Array, "workers shard"],
 ) -> tuple[Float[Array, "workers shard"], Bool[Array, "workers packets"]]:
-    """All-gather in which what did not arrive stays as it was.
+    """All-gathers shards; packets that did not arrive keep their stale values.
 
     Args:
         shard: this worker's shard.
@@ -146,10 +146,10 @@ def lossy_all_gather(
         stale: this worker's copies of all shards.
 
     Returns:
-        The new copies, and which packets from each worker arrived here.
+        The new copies, and a mask of the packets from each worker that arrived here.
 
     Raises:
-        ValueError: as `lossy_psum_scatter`.
+        ValueError: as in `lossy_psum_scatter`.
     """
     layout = _layout(stale, axis_name, arrived)
     copies, _, received = all_gather([shard], layout, axis_name, arrived, [stale])
@@ -164,7 +164,7 @@ def reduce_scatter(
     previous: Sequence[Float[Array, "_"]],
     weight: Float32[Array, ""] | float | None = None,
 ) -> tuple[list[Float[Array, "_"]], Float32[Array, "packets"]]:
-    """`lossy_psum_scatter` of several arrays, whose packets are numbered one after the other."""
+    """Applies `lossy_psum_scatter` to several arrays, whose packets are numbered consecutively."""
     arrived |= own_packets(layout, axis_name)
     weight = None if weight is None else jnp.asarray(weight, jnp.float32)
     sent = arrived.astype(jnp.float32) if weight is None else jnp.where(arrived, weight, 0)
@@ -186,7 +186,7 @@ def all_gather(
     arrived: Bool[Array, "workers packets"],
     stale: Sequence[Float[Array, "workers _"]],
 ) -> tuple[list[Float[Array, "workers _"]], list[Float[Array, "workers _"]], Bool[Array, "workers packets"]]:
-    """`lossy_all_gather` of several arrays; returns the owners' shards too, which a real network would not have."""
+    """Applies `lossy_all_gather` to several arrays; also returns the owners' shards, which a real network would not."""
     arrived |= own_packets(layout, axis_name)
     received = lax.all_to_all(arrived.astype(jnp.uint8), axis_name, 0, 0, tiled=True) > 0
     owners = [lax.all_gather(shard, axis_name) for shard in shards]
@@ -195,20 +195,20 @@ def all_gather(
 
 
 def check_floats(params: Tree) -> None:
-    """Raises ValueError unless all leaves are floats that can be cut into shards."""
+    """Raises ValueError unless all leaves are nonempty floats."""
     if not jax.tree.leaves(params):
-        raise ValueError("there are no parameters to train; expected one float or more")
+        raise ValueError("there are no parameters to train; expected at least one float")
     for path, leaf in jax.tree.leaves_with_path(params):
         name, dtype = jax.tree_util.keystr(path) or "params", jnp.result_type(leaf)
         if not jnp.issubdtype(dtype, jnp.floating) or not jnp.size(leaf):
             raise ValueError(
-                f"{name} is {dtype}{list(jnp.shape(leaf))}; expected floats only, one element or more: keep the rest "
-                "out of what is trained"
+                f"{name} is {dtype}{list(jnp.shape(leaf))}; expected only floats with at least one element: exclude "
+                "other leaves from training"
             )
 
 
 def check_gradient(gradient: Tree, params: Tree, axis_name: str) -> None:
-    """Raises ValueError unless this can be one worker's gradient of these parameters."""
+    """Raises ValueError unless this is a valid gradient of one worker for these parameters."""
     found: Any = jax.tree.structure(gradient)
     expected: Any = jax.tree.structure(params)
     if found != expected:
@@ -219,18 +219,18 @@ def check_gradient(gradient: Tree, params: Tree, axis_name: str) -> None:
         name = jax.tree_util.keystr(path)
         if jnp.shape(leaf) != jnp.shape(model):
             raise ValueError(
-                f"gradient{name} has shape {jnp.shape(leaf)}; expected {jnp.shape(model)}, its parameter's"
+                f"gradient{name} has shape {jnp.shape(leaf)}; expected that of its parameter, {jnp.shape(model)}"
             )
         if checked and axis_name not in jax.typeof(leaf).manual_axis_type.varying:
             raise ValueError(
-                f"gradient{name} is the same on all workers, for shard_map checks types and has added it up over "
-                f"{axis_name!r}: nothing is left to lose; give each worker a row of the parameters (in_specs="
+                f"gradient{name} is the same on all workers, since shard_map checks types and has already summed it "
+                f"over {axis_name!r}: no packets are left to lose; give each worker a row of the parameters (in_specs="
                 f"P({axis_name!r})), or pass check_vma=False, and take no mean"
             )
 
 
 def own_packets(layout: Layout, axis_name: str) -> Bool[Array, "workers 1"]:
-    """What a worker sends to itself always arrives."""
+    """Marks all packets that a worker sends to itself as arrived."""
     return (jnp.arange(layout.workers) == lax.axis_index(axis_name))[:, None]
 
 
@@ -244,54 +244,55 @@ def _layout(x: Float[Array, "workers shard"], axis_name: str, arrived: Bool[Arra
     layout = Layout(workers, (x.size,), max(1, -(-x.shape[1] // arrived.shape[1])))
     if layout.packets != arrived.shape[1]:
         raise ValueError(
-            f"{arrived.shape[1]} packets: a shard of {x.shape[1]} elements falls into {layout.packets} of "
-            f"{layout.packet}; give as many columns"
+            f"{arrived.shape[1]} packets: a shard of {x.shape[1]} elements needs {layout.packets} of {layout.packet}; "
+            "give that number of columns"
         )
     return layout
 
 
-SAMPLE = 256  # most elements of a shard from which the drift between copies is estimated
+SAMPLE = 256  # maximum elements of a shard in the estimate of the drift between copies
 
 
 class LossyLog(NamedTuple):
-    """Which packets of this worker arrived at the last step, eight to a byte (`numpy.packbits` along the last axis)."""
+    """Mask of this worker's packets that arrived at the last step, eight per byte (`numpy.packbits` along the last
+    axis)."""
 
     gradient: UInt8[Array, "receivers bytes"]  # packets of the reduce-scatter
     parameter: UInt8[Array, "receivers bytes"]  # packets of the all-gather
 
 
 class LossyReport(NamedTuple):
-    """What the last step lost, and how far the copies are off; the same on every worker."""
+    """The losses of the last step, and the drift of the copies; the same on every worker."""
 
-    gradient_loss: Float32[Array, ""]  # share of the packets of gradients between different workers that did not arrive
-    parameter_loss: Float32[Array, ""]  # the same share of the packets of parameters
-    # packets of shards of which nothing arrived, so that their gradient is that of the step before
+    gradient_loss: Float32[Array, ""]  # share of lost gradient packets between different workers
+    parameter_loss: Float32[Array, ""]  # the same for parameter packets
+    # packets of shards of which nothing arrived, so their gradient is that of the previous step
     unreduced: UInt32[Array, ""]
-    move: Float32[Array, ""]  # s^2, mean square of what owners moved their parameters by
+    move: Float32[Array, ""]  # s^2, mean square of the owners' parameter updates
     # mean square of the difference between a copy and its owner's shard, estimated like `pair_drift`
     owner_drift: Float32[Array, ""]
-    # the same between two copies, neither of them the owner's, from a sample of up to `SAMPLE` elements of each shard;
-    # NaN with two workers, where there is but one copy. In theory `drift.pair_drift`
+    # the same between two copies other than the owner's, from a sample of up to `SAMPLE` elements of each shard;
+    # NaN with two workers, which have only one copy. Theory: `drift.pair_drift`
     pair_drift: Float32[Array, ""]
-    norm: Float32[Array, ""]  # Euclidean norm of the aggregated gradient; 0 where rates do not tighten
+    norm: Float32[Array, ""]  # Euclidean norm of the aggregated gradient; 0 if rates do not tighten
 
 
 def recorded(logs: Sequence[LossyLog], params: Tree, *, packet: int | None = None) -> tuple[Recorded, Recorded]:
-    """The channels that replay a run, from the logs of its steps.
+    """Makes channels that replay a run, from the logs of its steps.
 
     Args:
         logs: the log of each step, from all workers: leaves uint8 [senders, receivers, bytes].
         params: the parameters of one worker.
-        packet: what the run gave `lossy_zero2`.
+        packet: the run's argument of `lossy_zero2`.
 
     Returns:
-        For `p_grad` and `p_param`. The replay must not ask for `tighten`; `parity` and `reliable` have no effect.
+        Channels for `p_grad` and `p_param`. The replay must not use `tighten`; `parity` and `reliable` have no effect.
 
     Raises:
-        ValueError: there is no step, or the logs are of another model, number of workers or packet size.
+        ValueError: there are no steps, or the logs are from another model, number of workers or packet size.
     """
     if not logs:
-        raise ValueError("the log holds no step; replay a run of one step or more")
+        raise ValueError("the log has no steps; replay a run with at least one step")
     found = []
     for name in LossyLog._fields:
         packed = np.stack([np.asarray(getattr(log, name)) for log in logs])
@@ -301,12 +302,12 @@ def recorded(logs: Sequence[LossyLog], params: Tree, *, packet: int | None = Non
             )
         packets = Layout.of(params, packed.shape[1], packet).packets
         arrived = np.unpackbits(packed, axis=-1).astype(np.bool_)
-        # What a worker sends itself always arrives: it shows how many packets there were.
+        # Packets of a worker to itself always arrive, so they show the number of packets.
         own = np.einsum("swwp->swp", arrived)
         if packed.shape[3] != -(-packets // 8) or not (own == (np.arange(arrived.shape[-1]) < packets)).all():
             raise ValueError(
-                f"a log of {packed.shape[3]} bytes a link does not fit {packets} packets; "
-                "replay a run with its own model and packet size"
+                f"a log of {packed.shape[3]} bytes per link does not fit {packets} packets; replay a run with the same "
+                "model and packet size"
             )
         found.append(Recorded(arrived[..., :packets]))
     return found[0], found[1]
@@ -322,9 +323,9 @@ def measured_losses(
     copies: Sequence[Float[Array, "workers _"]],
     owners: Sequence[Float[Array, "workers _"]],
 ) -> LossyReport:
-    """What a step lost, and how far the copies are off; its norm is 0."""
+    """Reports the losses of a step and the drift of the copies; its norm is 0."""
     others = ~own_packets(layout, axis_name)
-    # All elements would take another pass over all parameters.
+    # Using all elements would take another pass over all parameters.
     pairs = [(copy, owner, -(-copy.shape[1] // SAMPLE)) for copy, owner in zip(copies, owners, strict=True)]
     sampled = jnp.concatenate(
         [(copy[:, ::apart] - owner[:, ::apart]).astype(jnp.float32) for copy, owner, apart in pairs], axis=1
@@ -345,16 +346,16 @@ def measured_losses(
     sent, size = layout.workers * copies_of_one * layout.packets, max(1, sum(layout.sizes))
     drift = jnp.float32(jnp.nan)
     if copies_of_one > 1:
-        # The mean of (a - b)^2 over pairs; the owner's own error is 0 and adds to neither sum.
+        # The mean of (a - b)^2 over pairs; the owner's own error is 0 and contributes to neither sum.
         spread = copies_of_one * second - jnp.square(first)
-        # Where copies differ by less than rounding, the difference of the sums can be negative.
+        # If copies differ by less than rounding, the difference of the sums can be negative.
         drift = 2 * jnp.maximum(jnp.mean(spread), 0) / (copies_of_one * (copies_of_one - 1))
     owner_drift = jnp.mean(second) / copies_of_one
     return LossyReport(gradient / sent, parameter / sent, unreduced, move / size, owner_drift, drift, jnp.float32(0))
 
 
 def sum_of_squares(leaves: Sequence[Float[Array, "..."]]) -> Float32[Array, ""]:
-    """Over all leaves, in float32."""
+    """Returns the sum of squares over all leaves, in float32."""
     return sum((jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in leaves), jnp.float32(0))
 
 
@@ -365,9 +366,9 @@ class LossyState(NamedTuple):
     step: Int32[Array, ""]  # steps done
     previous: Tree  # this worker's shards of the last aggregated gradient
     channels: tuple[Any, Any]  # states of this worker's links, for gradients and for parameters
-    strongest: Float32[Array, ""]  # the largest norm of an aggregated gradient so far
-    report: LossyReport  # what the last step lost
-    log: LossyLog  # what the last step lost
+    strongest: Float32[Array, ""]  # largest norm of an aggregated gradient so far
+    report: LossyReport  # losses of the last step
+    log: LossyLog  # packets of the last step
 
 
 def lossy_zero2(
@@ -385,41 +386,40 @@ def lossy_zero2(
     """ZeRO-2 with lossy collectives.
 
     `update` takes this worker's own gradient, before any all-reduce, and its own copy of the parameters; `init` and
-    `update` run under the worker axis. Each leaf is flattened, padded with zeros to a multiple of the workers, and cut
-    into shards; the optimizer sees flat shards in the structure of the parameters. It must therefore work element by
-    element, as SGD, momentum and Adam do; one that looks at the shape of a leaf (Adafactor's factored moments) or at
-    all of it (a norm over a leaf) sees those of a shard.
+    `update` run under the worker axis. Each leaf is flattened, padded with zeros to a multiple of the workers, and
+    divided into shards; the optimizer sees flat shards in the structure of the parameters. It must therefore work
+    element by element, as SGD, momentum and Adam do; an optimizer that uses the shape of a leaf (Adafactor's factored
+    moments) or the whole leaf (a norm) sees those of a shard.
 
     Args:
         optimizer: any optax optimizer; its state lives on shards.
         axis_name: the axis of the workers, bound.
         p_grad: probability that a packet of gradients is lost, or a channel.
         p_param: the same for packets of parameters.
-        packet: elements of a packet, counted for each leaf; None to lose all that one worker sends another in a step,
-            or nothing, as the paper does.
-        seed: decides all draws.
-        reliable: share of the packets to each receiver that are sent reliably: those of largest norm, of the gradient,
-            or of what the parameters have moved.
-        parity: one XOR parity packet for so many packets: a group that lost one packet, and not the parity, has it
-            back, bit for bit, for 1/parity more traffic. None for none.
-        tighten: loss rates are multiplied by (||ghat|| / the largest ||ghat|| so far)^tighten, ghat being the
-            aggregated gradient of the step before where it is finite, so that links get better as training converges. 0
-            for constant rates.
+        packet: elements per packet, counted for each leaf; None for one packet per step and link, as in the paper.
+        seed: determines all draws.
+        reliable: share of the packets to each receiver that are sent reliably: those with the largest norm of the
+            gradient, or of the parameters' movement.
+        parity: number of packets per XOR parity packet: a group that lost one packet, but not the parity, recovers it
+            bit for bit, for 1/parity more traffic. None for no parity.
+        tighten: loss rates are multiplied by (||ghat|| / the largest ||ghat|| so far)^tighten, where ghat is the
+            aggregated gradient of the previous step, if finite, so that links improve as training converges. 0 for
+            constant rates.
 
     Returns:
-        An optimizer with `LossyState`, whose `update` takes `weight`, that of this worker's gradient in the mean (for
-        instance its finished micro-batches; 1 by default). Its updates are assignments: nothing may be chained behind.
+        An optimizer with `LossyState`, whose `update` takes `weight`, the weight of this worker's gradient in the mean,
+        such as its completed micro-batches (default: 1). Its updates are assignments: nothing may be chained after it.
 
     Raises:
         ValueError: a probability, the packet size or `parity` is out of range; in `init` and `update`: the axis is not
-            bound or has fewer than two workers, or a parameter has no elements or is no float; in `update`: the state
-            is of another optimizer, model or number of workers, the gradient does not fit the parameters, or
-            `shard_map`, which checks types, has added it up already.
+            bound or has fewer than two workers, or a parameter has no elements or is not a float; in `update`: the
+            state belongs to another optimizer, model or number of workers, the gradient does not fit the parameters, or
+            `shard_map`, which checks types, has already summed it.
     """
     check_axis("axis_name", axis_name)
     check_probability("reliable", reliable)
     if reliable and packet is None:
-        raise ValueError(f"reliable={reliable}: with one packet from worker to worker, all would be; give packet too")
+        raise ValueError(f"reliable={reliable}: with one packet per link, all would be reliable; give packet too")
     check_some("parity", parity, "packets")
     if not 0 <= tighten < math.inf:
         raise ValueError(f"tighten={tighten}: expected an exponent of at least 0")
@@ -431,8 +431,8 @@ def lossy_zero2(
     channels = [rate if isinstance(rate, Channel) else Independent(rate) for rate in (p_grad, p_param)]
 
     def deliver(channel: Channel, key: Array, state: Any, sent: Sent, squares: Any) -> tuple[Any, Any]:
-        """Packets that arrive, and the channel's state. `squares` are the packets' norms, for those sent reliably."""
-        if isinstance(channel, Recorded):  # what a log holds has been mended already
+        """Draws packets that arrive; returns them and the channel's state. `squares` ranks packets to send reliably."""
+        if isinstance(channel, Recorded):  # a log already includes repairs
             return channel.draw(key, state, sent)
         workers, packets = sent.workers, sent.packets
         if parity is None:
@@ -446,7 +446,7 @@ def lossy_zero2(
             mended = data | ((jnp.sum(~data, axis=-1, keepdims=True) == 1) & spare)
             arrived = mended.reshape(workers, -1)[:, :packets]
         if squares is not None:
-            # What is not a number is as important as can be; of equal norms the first are taken.
+            # NaN has the highest priority; of equal norms the first are used.
             largest = lax.top_k(jnp.nan_to_num(squares, nan=jnp.inf), math.ceil(reliable * packets))[1]
             arrived |= jnp.zeros_like(arrived).at[jnp.arange(workers)[:, None], largest].set(True)
         return arrived, state
@@ -487,7 +487,7 @@ def lossy_zero2(
         shards = tuple(leaf.size for leaf in jax.tree.leaves(state.previous))
         if shards != layout.shards or state.log.gradient.shape != (workers, -(-layout.packets // 8)):
             raise ValueError(
-                f"the state is of shards of {shards} elements and a log of shape {state.log.gradient.shape}; expected "
+                f"the state has shards of {shards} elements and a log of shape {state.log.gradient.shape}; expected "
                 f"{layout.shards} for {workers} workers with {layout.packets} packets; "
                 "make it with init, for this model, number of workers and packet size"
             )

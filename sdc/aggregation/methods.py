@@ -1,8 +1,8 @@
-"""Methods of aggregation, with their settings, and their text form (see `sdc.text` for the grammar).
+"""Settings and text form of the aggregation methods (see `sdc.text` for the grammar).
 
 A specification joins methods with `+`: `noise(sigma=0.01) + paft(max_period=50)`, or as shorthand
-`noise,sigma=0.01+paft,max_period=50`. Each has settings of its own, the fields of its class below, which are keywords
-of the function that does the work. Nothing here imports JAX: a mistyped specification is refused at once.
+`noise,sigma=0.01+paft,max_period=50`. The settings of each method are the fields of its class below and keywords of the
+function that implements it. Nothing here imports JAX, so an invalid specification is rejected at once.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from .workers import check_probability, check_some
 
 
 class _Method:
-    """A method's settings. Their `repr` is their text."""
+    """Settings of a method. Their `repr` is their text form."""
 
     def __repr__(self) -> str:
         return write_term(self, METHODS)
@@ -28,11 +28,11 @@ class _Method:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Noise(_Method):
-    """`noise`: simulated wrong all-reduces, see `gradient_noise`, where a standard deviation may be traced."""
+    """`noise`: simulated errors in all-reduces, see `gradient_noise`; standard deviations may be traced."""
 
     sigma: float = 0.0  # standard deviation of the noise on each element of a worker's aggregated gradient
-    workers: tuple[int, ...] | None = None  # numbers of the workers with noise, as in `0+2`; all by default
-    burst_period: int | None = None  # steps from one burst to the next
+    workers: tuple[int, ...] | None = None  # indices of the workers with noise, as in `0+2` (default: all)
+    burst_period: int | None = None  # number of steps between bursts
     burst_sigma: float = 0.0  # standard deviation of a burst
 
     def __post_init__(self) -> None:
@@ -41,23 +41,23 @@ class Noise(_Method):
                 raise ValueError(f"{name}={sigma}: expected a standard deviation of at least 0")
         check_some("burst_period", self.burst_period, "steps")
         if self.burst_period is None and (not _known(self.burst_sigma) or self.burst_sigma):
-            raise ValueError("burst_sigma without burst_period would never come; give both")
+            raise ValueError("burst_sigma has no effect without burst_period; give both")
 
     @property
     def silent(self) -> bool:
-        """Whether it is known that no step has noise."""
+        """Whether all steps are known to have no noise."""
         degrees = (self.sigma,) if self.burst_period is None else (self.sigma, self.burst_sigma)
         return all(_known(degree) and not degree for degree in degrees)
 
 
 def _known(value: Any) -> bool:
-    """Whether a number is known while the step is traced."""
+    """Returns whether a number is known at trace time."""
     return isinstance(value, int | float) or not isinstance(value, jax.Array)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PaftSync(_Method):
-    """`paft_sync`: parameters are averaged after every so many steps, see `paft_sync`."""
+    """`paft_sync`: averages parameters at a fixed period, see `paft_sync`."""
 
     period: int = 10  # steps
     sync_state: bool = False  # whether to average the optimizer's state too
@@ -65,9 +65,10 @@ class PaftSync(_Method):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Paft(_Method):
-    """`paft`: parameters are averaged beside the next step, as often as the noise asks for, see `paft`."""
+    """`paft`: averages parameters concurrently with the next step, at a period that depends on the noise, see
+    `paft`."""
 
-    initial_period: int = 10  # steps, as the next two
+    initial_period: int = 10  # steps, like the next two
     min_period: int = 1
     max_period: int = 1000
     sync_state: bool = False  # whether to average the optimizer's state too
@@ -77,17 +78,18 @@ class Paft(_Method):
 class DropCompute(_Method):
     """`dropcompute`: workers stop at a compute threshold, see `dropcompute`."""
 
-    # Seconds; `auto` chooses them by algorithm 2 from sampled latencies, or from the first `measure` steps on a clock.
+    # Seconds; `auto` chooses them with algorithm 2 from sampled latencies, or from the first `measure` steps on a
+    # clock.
     threshold: float | Literal["auto"] = math.inf
-    # Simulated latencies of micro-batches, such as `lognormal(mean=0.1, std=0.05)`; without them and without `replay`
-    # every process watches its own clock.
+    # Simulated latencies of micro-batches, such as `lognormal(mean=0.1, std=0.05)`; without latencies and `replay`,
+    # every process uses its own clock.
     latency: Latency | None = None
-    # Parts into which a worker cuts its share of the batch; by default the configuration's microsteps.
+    # Number of micro-batches per step of a worker (default: microsteps of the configuration).
     micro_batches: int | None = None
     correction: Literal["none", "rate", "count"] = "none"
     serial: float = 0.0  # seconds of the rest of a step, for `auto` with simulated latencies
     measure: int = 10  # steps without a threshold, for `auto` on a real clock
-    replay: str | None = None  # run folder whose decisions are repeated
+    replay: str | None = None  # run folder whose decisions are replayed
 
     def __post_init__(self) -> None:
         if not isinstance(self.threshold, str) and not self.threshold > 0:
@@ -95,7 +97,7 @@ class DropCompute(_Method):
 
     @property
     def real(self) -> bool:
-        """Whether processes watch their clocks."""
+        """Whether processes use real clocks."""
         return self.latency is None and self.replay is None
 
 
@@ -103,23 +105,23 @@ class DropCompute(_Method):
 class Lossy(_Method):
     """`lossy`: ZeRO-2 over links that lose packets, see `lossy_zero2`."""
 
-    p: float = 0.0  # loss rate of gradients and parameters, where these are not given one by one
+    p: float = 0.0  # loss rate of gradients and parameters, unless given separately
     p_grad: float | None = None
     p_param: float | None = None
-    packet: int | None = None  # elements of a packet; by default all that a worker sends another in a step
+    packet: int | None = None  # elements per packet (default: everything that a worker sends another in a step)
     burst: float | None = None  # mean length of bursts in packets, for losses in bursts
     sender: int | None = None  # only links from this worker lose packets
     receiver: int | None = None  # only links to this worker lose packets
     reliable: float = 0.0  # share of packets sent reliably
     parity: int | None = None  # packets for each parity packet
-    tighten: float = 0.0  # exponent by which rates follow the gradient's norm
-    replay: str | None = None  # run folder whose losses are repeated
+    tighten: float = 0.0  # exponent with which rates follow the gradient's norm
+    replay: str | None = None  # run folder whose losses are replayed
 
     def __post_init__(self) -> None:
         self.channels()
 
     def channels(self) -> tuple[Channel, Channel]:
-        """The channels of gradients and of parameters; ValueError where settings exclude each other."""
+        """Returns the channels of gradients and of parameters; raises ValueError if settings exclude each other."""
         for name, given in (("p", self.p), ("p_grad", self.p_grad), ("p_param", self.p_param)):
             if given is not None:
                 check_probability(name, given)
@@ -138,65 +140,65 @@ class Lossy(_Method):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Shadow(_Method):
-    """`shadow`: ranks to spare recompute the gradients of others, see `shadow`."""
+    """`shadow`: spare ranks recompute the gradients of others, see `shadow`."""
 
-    spares: int = 1  # how many; their share of the batch is left out
+    spares: int = 1  # number of spare ranks; their share of the batch is omitted
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Aggregation:
-    """The methods of a specification. Its `repr` is its text."""
+    """The methods of a specification. Its `repr` is its text form."""
 
-    noise: Noise | None = None  # where gradients are made inconsistent
-    dropcompute: DropCompute | None = None  # where workers stop early
-    method: PaftSync | Paft | Lossy | Shadow | None = None  # what is put around the optimizer, or around the gradient
+    noise: Noise | None = None  # noise on gradients
+    dropcompute: DropCompute | None = None  # early stopping of workers
+    method: PaftSync | Paft | Lossy | Shadow | None = None  # wrapper of the optimizer or of the gradient
 
     def __repr__(self) -> str:
         return " + ".join(str(method) for method in (self.noise, self.dropcompute, self.method) if method is not None)
 
     @property
     def lossy(self) -> Lossy | None:
-        """Settings of lossy links, if packets are lost."""
+        """Settings of lossy links; None without."""
         return self.method if isinstance(self.method, Lossy) else None
 
     @property
     def spares(self) -> int:
-        """Ranks to spare."""
+        """Number of spare ranks."""
         return self.method.spares if isinstance(self.method, Shadow) else 0
 
     @property
     def clocked(self) -> bool:
-        """Whether processes watch their clocks."""
+        """Whether processes use real clocks."""
         return self.dropcompute is not None and self.dropcompute.real
 
     def micro_batches(self, microsteps: int) -> int:
-        """Into how many a worker cuts its share of a batch of so many microsteps."""
+        """Returns the number of micro-batches of a worker, for a batch of `microsteps` microsteps."""
         settings = self.dropcompute
         return microsteps if settings is None or settings.micro_batches is None else settings.micro_batches
 
     def check(self, *, data: int, model: int, batch_size: int, microsteps: int) -> None:
-        """Raises SettingError where the methods do not fit numbers of ranks and the size of a batch."""
+        """Raises SettingError if the methods do not fit the numbers of ranks and the batch size."""
 
         def wrong(problem: str) -> SettingError:
             return SettingError("aggregate", str(self), problem)
 
         settings, noise = self.dropcompute, self.noise
         if data < (least := self.spares + 2):
-            raise wrong(f"expected {least} data ranks or more, not {data}")
+            raise wrong(f"expected at least {least} data ranks, got {data}")
         if model > 1 and (lossy := self.lossy) and (lossy.reliable or lossy.tighten or lossy.replay):
             raise wrong(
-                "reliable, tighten and replay look at what one model rank holds, and would part what all of them hold "
-                "in common; give one model rank"
+                "reliable, tighten and replay act on the data of one model rank, and would make replicated arrays "
+                "differ between model ranks; give one model rank"
             )
         share, cut = batch_size // data * microsteps, self.micro_batches(microsteps)
         if cut < 1 or share % cut:
             raise wrong(
-                f"the {share} sequences of a data rank do not fall into micro_batches={cut}; choose a divisor of "
+                f"the {share} sequences of a data rank are not divisible by micro_batches={cut}; choose a divisor of "
                 f"{share}"
             )
         if settings is not None and settings.correction == "rate" and settings.latency is None:
             raise wrong(
-                "correction=rate needs the mean drop rate beforehand, which only simulated latencies have; give "
+                "correction=rate needs the mean drop rate in advance, which requires simulated latencies; give "
                 "correction=count"
             )
         if noise is not None and noise.workers and not set(noise.workers) <= set(range(data)):
@@ -205,7 +207,7 @@ class Aggregation:
             raise self.no_clock(data)
 
     def no_clock(self, data: int) -> SettingError:
-        """What is said where processes and ranks do not fit a real clock."""
+        """Returns the error for processes and ranks that do not fit a real clock."""
         return SettingError(
             "aggregate",
             str(self),
@@ -215,7 +217,7 @@ class Aggregation:
 
     @property
     def simulated(self) -> list[str]:
-        """What of it simulates faults, delays or losses that the hardware does not have, for the run record."""
+        """Describes simulated faults, delays and losses, for the run record."""
         found = []
         if self.noise is not None:
             found.append(f"noise on aggregated gradients: {self.noise}")
@@ -235,7 +237,7 @@ EXAMPLE = "noise(sigma=0.01) + paft(max_period=50)"
 
 
 def parse_aggregation(text: str) -> Aggregation:
-    """Reads a specification."""
+    """Parses a specification."""
 
     def wrong(problem: str) -> ValueError:
         return ValueError(f"aggregation {text!r}: {problem}")
@@ -253,7 +255,7 @@ def parse_aggregation(text: str) -> Aggregation:
     aggregation = Aggregation(**found)
     if isinstance(aggregation.method, Shadow) and len(found) > 1:
         raise wrong(
-            "shadow compares replicas that are bitwise equal, and gradients of whole batches; give it alone, and "
+            "shadow compares replicas that are bitwise equal, and gradients of whole batches; use it alone, and "
             "simulate faults in the step"
         )
     if aggregation.lossy is not None and aggregation.noise is not None:

@@ -1,4 +1,4 @@
-"""Gradients that differ between workers: the error model of PAFT, simulated."""
+"""Simulated gradients that differ between workers: the error model of PAFT."""
 
 import dataclasses
 import functools
@@ -16,14 +16,14 @@ from ..program import probe
 from .methods import Noise
 from .workers import count_workers
 
-SITE = "gradient"  # name of the gradients as a site: those of the leaf `a/b` are `fwd/gradient/a/b`
+SITE = "gradient"  # site name of the gradients: the leaf `a/b` is at `fwd/gradient/a/b`
 
 
 class NoiseState(NamedTuple):
-    """State of `gradient_noise`, the same on every worker but for what was changed."""
+    """State of `gradient_noise`, the same on every worker except for `changed`."""
 
     step: Int32[Array, ""]  # steps done
-    # elements of this worker's gradients that faults changed at the last step, the ground truth
+    # elements of this worker's gradients that faults changed in the last step, the ground truth
     changed: UInt32[Array, ""]
 
 
@@ -38,33 +38,33 @@ def gradient_noise(
     faults: Sequence[Fault] = (),
     shard_axes: Sequence[str] = (),
 ) -> optax.GradientTransformation:
-    """Simulates all-reduces that give every worker a wrong mean of its own. Put it behind the all-reduce.
+    """Simulates all-reduces that give every worker a different wrong mean. Apply it after the all-reduce.
 
-    After the all-reduce each worker m holds
+    After the all-reduce each worker m has
 
         g~_m = mean_m(g_m) + e_m,    e_m ~ N(0, sigma^2) for every element.
 
     The paper gives the degree of noise as sigma in some places and as sigma^2 in others; here it is always sigma.
-    What is drawn depends on nothing but the seed, the step, the worker and the place of the leaf: it is the same under
+    Draws depend only on the seed, the step, the worker and the position of the leaf: they are the same under
     `shard_map`, `pmap` and `vmap`, and after a restart.
 
     Args:
         axis_name: the axis of the workers, bound.
-        sigma: standard deviation of the noise of each element. Like `burst_sigma` it may be traced, so that one
-            program serves every degree of noise; what is traced is not checked.
-        seed: decides all draws.
-        workers: numbers of the workers with errors; all by default.
-        burst_period: steps from one burst, in which the noise has `burst_sigma` instead, to the next (the first is at
-            step `burst_period - 1`, counted from 0); None for no bursts.
+        sigma: standard deviation of the noise of each element. Like `burst_sigma` it may be traced, so that one program
+            serves every degree of noise; traced values are not checked.
+        seed: determines all draws.
+        workers: indices of the workers with errors (default: all).
+        burst_period: number of steps between bursts, in which the noise has `burst_sigma` instead (the first is at step
+            `burst_period - 1`, counted from 0); None for no bursts.
         burst_sigma: standard deviation of a burst.
-        faults: corrupted bits and faulty links, in the language of `sdc.faults`. Gradients are probes by the name
-            `gradient/...`. A fault that names no worker (`at`) hits each of `workers`; a link that corrupts one lane
-            is a fault with a `Stride` pattern.
+        faults: corrupted bits and faulty links, in the language of `sdc.faults`. Gradients are probes named
+            `gradient/...`. A fault without a worker (`at`) hits each of `workers`; a link that corrupts one lane is a
+            fault with a `Stride` pattern.
         shard_axes: mesh axes over which the gradients of one worker are sharded; their ranks draw independently.
 
     Returns:
-        A transform with `NoiseState`. Steps with noise 0 leave gradients as they are, bit for bit, and so does every
-        step leaves that are no real floats.
+        A transform with `NoiseState`. Steps with noise 0 leave gradients unchanged bit for bit, as do all steps for
+        leaves that are not real floats.
 
     Raises:
         ValueError: a sigma is negative or not finite, a period is below 1, a worker does not exist, or the axis is not
@@ -102,7 +102,7 @@ def gradient_noise(
         changed = jnp.zeros((), jnp.uint32)
         if faults:
             struck = range(total) if chosen is None else chosen
-            placed = [  # each with the worker that it hits
+            placed = [  # each fault with the worker that it hits
                 dataclasses.replace(fault, at={**fault.at, axis_name: worker})
                 for fault in faults
                 for worker in ([fault.at[axis_name]] if axis_name in fault.at else struck)
@@ -119,5 +119,5 @@ def _noisy(scale: Array, leaf: Array, key: Array) -> Array:
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         return leaf
     error = scale * jax.random.normal(key, leaf.shape, jnp.float32)
-    # An addition of zero would turn -0.0 into 0.0.
+    # Adding zero would turn -0.0 into 0.0.
     return jnp.where(scale > 0, leaf + error.astype(leaf.dtype), leaf)

@@ -1,15 +1,15 @@
-"""The shadow replica: one data-parallel rank to spare recomputes the gradients of others, and digests are compared.
+"""The shadow replica: a spare data-parallel rank recomputes the gradients of others, and digests are compared.
 
-Of N + 1 ranks N work, each on its own rows; at every step the spare one recomputes the gradients of another rank on
-that rank's rows (proposed in Ma et al. 2025, arXiv:2502.12340, section 7.2). The parameters being equal on all ranks,
-any bit of difference is corruption. It costs 1 / (N + 1) of the machines; 64-bit digests cross the axis at every step
-and so do the rows, gradients only where they differ.
+Of N + 1 ranks N work, each on its own rows; at every step the spare recomputes the gradients of another rank on that
+rank's rows (proposed in Ma et al. 2025, arXiv:2502.12340, section 7.2). Since parameters are equal on all ranks, any
+difference is corruption. The cost is 1 / (N + 1) of the machines; 64-bit digests and rows are exchanged at every step,
+gradients only if they differ.
 
-The spare part goes round too: over ranks * (ranks - 1) steps every rank is watched by every other, and every step
-checks two ranks. Where a working rank is the spare, a *home spare* (the last ranks of the axis, for which the loader
-has no rows) works on its rows. After a difference between ranks r and s three steps follow up: the same pair again, r
-with a third rank q, q with s. Of the three pairs a rank that stays wrong spoils its two, and so is named. Two spares or
-more make a majority, which decides in the very step, and from which the mean is taken.
+The role of spare rotates too: over ranks * (ranks - 1) steps every rank is watched by every other, and every step
+    checks two ranks. If a working rank is the spare, a *home spare* (the last ranks of the axis, for which the loader
+    has no rows) works on its rows. After a difference between ranks r and s three follow-up steps compare the same pair
+    again, r with a third rank q, and q with s. A rank that stays wrong differs in two of the three pairs and so is
+    named. With at least two spares, a majority decides in the same step and provides the mean.
 """
 
 import functools
@@ -37,30 +37,30 @@ RECHECK, WITH_THIRD, LAST = 1, 2, 3  # phases of the follow-up of a difference; 
 class ShadowState(NamedTuple):
     """Roles and counts, the same on every device."""
 
-    turn: Int32[Array, ""]  # which ranks the round compares
-    phase: Int32[Array, ""]  # phase of the follow-up of a difference; 0 where none is under way
+    turn: Int32[Array, ""]  # position in the round, which determines the compared ranks
+    phase: Int32[Array, ""]  # phase of the follow-up of a difference; 0 without one
     third_differed: Bool[Array, ""]  # whether the watched rank of a follow-up differed from the third one
     checked: UInt32[Array, "ranks ranks"]  # comparisons by (watched rank, spare), or by pair of spares
-    differed: UInt32[Array, "ranks ranks"]  # those that found a difference
-    # differences by pair of which it is open who was wrong, each with its follow-up counted once
+    differed: UInt32[Array, "ranks ranks"]  # comparisons that found a difference
+    # undecided differences by pair; each counts once, together with its follow-up
     undecided: UInt32[Array, "ranks ranks"]
-    blamed: UInt32[Array, "ranks"]  # how often a follow-up or a majority decided that a rank was wrong, for each rank
+    blamed: UInt32[Array, "ranks"]  # number of times that a follow-up or a majority found each rank wrong
     repeated: UInt32[Array, ""]  # re-checks of a difference that differed again
 
 
 class ShadowReport(NamedTuple):
-    """What one step compared, the same on every device."""
+    """The comparison of one step, the same on every device."""
 
-    watched: Int32[Array, ""]  # the rank that is watched
+    watched: Int32[Array, ""]  # the watched rank
     spares: Int32[Array, "spares"]  # the ranks that computed on the same rows
     differed: Bool[Array, ""]  # whether any two of these ranks differed in any bit
     repeats: Bool[Array, ""]  # whether this was the re-check of a difference, and differed again
-    blamed: Bool[Array, "ranks"]  # the ranks of which this step decided that they were wrong
-    difference: Difference  # how each spare differs from the watched rank, added over all devices of a rank
+    blamed: Bool[Array, "ranks"]  # the ranks that this step found wrong
+    difference: Difference  # difference of each spare from the watched rank, summed over all devices of a rank
 
 
 def init_shadow(ranks: int) -> ShadowState:
-    """The state before the first step.
+    """Returns the state before the first step.
 
     Args:
         ranks: size of the axis, spares included.
@@ -69,7 +69,7 @@ def init_shadow(ranks: int) -> ShadowState:
         ValueError: fewer than three ranks.
     """
     if ranks < 3:
-        raise ValueError(f"ranks={ranks}: expected three or more, of which two work and one is to spare")
+        raise ValueError(f"ranks={ranks}: expected at least three, two working ranks and one spare")
     zero, none = jnp.int32(0), jnp.zeros((), jnp.uint32)
     pairs, each = jnp.zeros((ranks, ranks), jnp.uint32), jnp.zeros(ranks, jnp.uint32)
     return ShadowState(zero, zero, jnp.bool_(False), pairs, pairs, pairs, each, none)
@@ -78,40 +78,40 @@ def init_shadow(ranks: int) -> ShadowState:
 def shadow(
     gradient_fn: Callable[[Any, Any], Tree], axis_name: str, *, spares: int = 1
 ) -> Callable[[ShadowState, Any, Any], tuple[Tree, ShadowState, ShadowReport]]:
-    """Transforms a rank's computation of gradients into that of a data-parallel group with ranks to spare.
+    """Transforms a rank's gradient computation into that of a data-parallel group with spare ranks.
 
-    Call the result where `axis_name` is bound: under `shard_map` with `check_vma=False`, `pmap` or `vmap`. Where
-    parameters are sharded over further axes, bind them too.
+    Call the result where `axis_name` is bound: under `shard_map` with `check_vma=False`, `pmap` or `vmap`. If
+        parameters are sharded over further axes, bind these too.
 
     Args:
         gradient_fn: `(params, batch) -> floats`, any pytree: for instance `jax.value_and_grad(loss)`. A rank computes
-            alone: no collectives over `axis_name`, and what it computes must depend on its arguments only and repeat
-            itself bit for bit (a dropout key belongs in the batch).
+            independently: without collectives over `axis_name`, and deterministically as a function of its arguments (a
+            dropout key belongs in the batch).
         axis_name: the data-parallel axis.
-        spares: how many ranks are to spare: of these, the last ones, the batch is ignored.
+        spares: number of spare ranks; the batch of these, the last ranks, is ignored.
 
     Returns:
         A function of `(state, params, batch)` that returns the mean of `gradient_fn` over the working ranks, the state
-        and a `ShadowReport`, all the same on every rank; `params` must be.
+        and a `ShadowReport`, all equal on every rank; `params` must be equal too.
 
     Raises:
-        ValueError: the axis is not bound or too small, the state is of another size, `gradient_fn` talks over the axis
-            or returns something other than floats, or `shard_map` checks types.
+        ValueError: the axis is not bound or too small, the state has another size, `gradient_fn` uses collectives over
+            the axis or returns anything but floats, or `shard_map` checks types.
     """
     check_axis("axis_name", axis_name)
     if spares < 1:
-        raise ValueError(f"spares={spares}: expected one rank to spare or more")
+        raise ValueError(f"spares={spares}: expected at least one spare rank")
 
     def shadowed(state: ShadowState, params: Any, batch: Any) -> tuple[Tree, ShadowState, ShadowReport]:
         ranks = _count_ranks(axis_name, spares, state)
         regular, group = _groups(state, ranks, spares)
         batch = _rows(batch, group, ranks, spares, axis_name)
-        # XLA may compute a value twice, once for each fusion that uses it: behind the barrier, what is compared is
-        # what is consumed.
+        # XLA may compute a value twice, once for each fusion that uses it; the barrier ensures that the compared value
+        # is the one consumed.
         result = lax.optimization_barrier(alone(gradient_fn, axis_name)(params, batch))
         leaves = jax.tree.leaves(result)
         if not sum(leaf.size for leaf in leaves):
-            raise ValueError("gradient_fn returns no elements; expected gradients, as of jax.value_and_grad(loss)")
+            raise ValueError("gradient_fn returns no elements; expected gradients, as from jax.value_and_grad(loss)")
         for leaf in leaves:
             if not jnp.issubdtype(leaf.dtype, jnp.inexact):
                 raise ValueError(
@@ -119,7 +119,7 @@ def shadow(
                     "leave it out, or cast it to float32"
                 )
 
-        # Which ranks of the group differ from which, anywhere on the mesh.
+        # Pairs of ranks of the group that differ anywhere on the mesh.
         digests = jnp.stack(gather_twins(tree_digest(leaves), axis_name))[group]
         differs = jnp.any(digests[:, None] != digests[None, :], axis=2)
         if others := _other_axes(axis_name):  # a conditional around a collective needs the same branch on every device
@@ -130,7 +130,7 @@ def shadow(
         counted = jnp.all(group != me) | (group[best] == me)
 
         def working_mean(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
-            # Chosen, not multiplied by zero: a spare that holds NaN is left out too.
+            # Selected instead of multiplied by zero, to exclude a spare with NaN too.
             wide = at_least_float32(x.dtype)
             total = lax.psum(jnp.where(counted, x, jnp.zeros_like(x)).astype(wide), axis_name)
             return (total / jnp.asarray(ranks - spares, wide)).astype(x.dtype)
@@ -147,7 +147,7 @@ def shadow(
 
 
 def _groups(state: ShadowState, ranks: int, spares: int) -> tuple[Int32[Array, "group"], Int32[Array, "group"]]:
-    """The watched rank and its spares: as the round has them, and as this phase has them."""
+    """Returns the watched rank and its spares: for the round, and for this phase."""
     watched, offset = state.turn % ranks, 1 + state.turn // ranks
     regular = jnp.stack([watched, *((watched + offset + i) % ranks for i in range(spares))])
     if spares > 1:
@@ -158,9 +158,9 @@ def _groups(state: ShadowState, ranks: int, spares: int) -> tuple[Int32[Array, "
 
 
 def _rows(batch: Tree, group: Int32[Array, "group"], ranks: int, spares: int, axis_name: str) -> Tree:
-    """The rows that this rank works on: those of one rank for the whole group, its own for every other rank.
+    """Returns the rows that this rank works on: those of one rank for the whole group, its own for every other rank.
 
-    Home spares outside the group take over the rows of the group's other working ranks, which are as many.
+    Home spares outside the group take over the rows of the group's other working ranks, which are equal in number.
     """
     rank = jnp.arange(ranks, dtype=jnp.int32)
     home = rank >= ranks - spares
@@ -168,7 +168,7 @@ def _rows(batch: Tree, group: Int32[Array, "group"], ranks: int, spares: int, ax
     owner = group[jnp.argmax(group < ranks - spares)]
     displaced = jnp.nonzero(inside & ~home & (rank != owner), size=spares, fill_value=0)[0].astype(jnp.int32)
     free = home & ~inside
-    # 0 is one's own: the owner computes on what it holds, so that a copy damaged on its way is a difference too.
+    # 0 means its own rows: the owner computes on its original, so a copy corrupted in transfer is a difference too.
     origin = jnp.where(inside & (rank != owner), 1, jnp.where(free, 1 + jnp.cumsum(free), 0))[lax.axis_index(axis_name)]
     own = taken = jax.tree.map(jnp.asarray, batch)
     for number, sender in enumerate([owner, *displaced], 1):
@@ -177,21 +177,22 @@ def _rows(batch: Tree, group: Int32[Array, "group"], ranks: int, spares: int, ax
 
 
 def alone(gradient_fn: Callable[[Any, Any], Tree], axis_name: str) -> Callable[[Any, Any], Tree]:
-    """`gradient_fn`, refused where it talks over the axis: then all ranks hold the same, right or wrong."""
+    """Returns `gradient_fn`; raises ValueError if it uses collectives over the axis, which make all ranks equal, right
+    or wrong."""
 
     def look(primitive: Any, params: Mapping[str, Any], operands: Values) -> None:
         names = params.get("axes", params.get("axis_name"))
         if axis_name in (names if isinstance(names, tuple) else (names,)):
             raise ValueError(
-                f"gradient_fn uses {primitive} over {axis_name!r}, which leaves nothing to compare between its ranks; "
-                "return this rank's own values, the mean is taken afterwards"
+                f"gradient_fn uses {primitive} over {axis_name!r}, which makes its ranks equal, so a comparison finds "
+                "nothing; return this rank's own values, which are averaged afterwards"
             )
 
     return substitute(gradient_fn, collectives, look)
 
 
 def _measured(leaves: Values, group: Int32[Array, "group"], differed: Bool[Array, ""], axis_name: str) -> Difference:
-    """How the spares differ from the watched rank; tensors move only if they do."""
+    """Measures the difference of the spares from the watched rank; exchanges tensors only if they differ."""
     others, spares = _other_axes(axis_name), len(group) - 1
     devices = math.prod(bound_axes()[axis] for axis in others)
 
@@ -219,16 +220,17 @@ def _book(
     odd: Bool[Array, "group"],
     majority: Bool[Array, ""],
 ) -> tuple[ShadowState, Bool[Array, "ranks"]]:
-    """Counts what was compared, and decides who was wrong where that is known.
+    """Counts comparisons, and decides which rank was wrong if possible.
 
-    Returns the state of the next step, in which a difference is followed up before the round goes on, and who erred.
+    Returns the state of the next step, in which a difference is followed up before the round continues, and the wrong
+    ranks.
     """
     ranks, spares, differed = len(state.blamed), len(group) - 1, jnp.any(differs)
     first, second = np.triu_indices(len(group), 1)
     found = differs[first, second]
     open_ = (found & ~majority).astype(jnp.uint32)
     if spares == 1:
-        # The first of the three pairs of a follow-up has differed; if one more has, their common rank was wrong.
+        # The first of the three pairs of a follow-up has differed; if another one has, their common rank was wrong.
         third, now = state.third_differed, found[0]
         decided = (state.phase == LAST) & (third != now)
         odd = decided & jnp.stack([third, now])
@@ -257,34 +259,34 @@ def _count_ranks(axis_name: str, spares: int, state: ShadowState) -> int:
     ranks = count_workers(axis_name)
     if ranks < spares + 2:
         raise ValueError(
-            f"worker axis {axis_name!r} has size {ranks}; with spares={spares} expected {spares + 2} or more, "
-            "so that two ranks work"
+            f"worker axis {axis_name!r} has size {ranks}; with spares={spares} expected at least {spares + 2}, so that "
+            "two ranks work"
         )
     if state.checked.shape != (ranks, ranks):
         raise ValueError(
-            f"the state is of shape {state.checked.shape}, but axis {axis_name!r} has size {ranks}; "
+            f"the state has shape {state.checked.shape}, but axis {axis_name!r} has size {ranks}; "
             f"begin with init_shadow({ranks}), and give every rank the whole state"
         )
     if sums_by_itself(axis_name):
         raise ValueError(
-            f"shard_map checks types, and so adds up gradients over {axis_name!r} by itself, which leaves nothing to "
-            "compare; pass it check_vma=False"
+            f"shard_map checks types, and so sums gradients over {axis_name!r} automatically, which makes all ranks "
+            "equal; pass check_vma=False to it"
         )
     return ranks
 
 
-# A rank is named by its share of undecided differences where chance would give any rank that many less often.
+# Significance level at which a rank is named because of its share of undecided differences.
 CHANCE = 0.01
 
 
 class ShadowVerdict(NamedTuple):
-    """What a state says of the ranks.
+    """The findings of a state about the ranks.
 
     Attributes:
-        verdict: `corrupt` where anything differed, else `clean` where every rank was compared, else `inconclusive`.
-        suspects: the ranks that were wrong.
+        verdict: `corrupt` if anything differed, otherwise `clean` if every rank was compared, otherwise `inconclusive`.
+        suspects: ranks that were wrong.
         undecided: pairs that differed, one of which was wrong, neither of them among the suspects.
-        comparisons: how many pairs of ranks were compared.
+        comparisons: number of compared pairs of ranks.
         differences: comparisons that found a difference.
         repeated: re-checks of a difference that differed again.
         shares: share of each rank's comparisons that differed; NaN where it had none.
@@ -302,10 +304,10 @@ class ShadowVerdict(NamedTuple):
 
 
 def judge(state: ShadowState) -> ShadowVerdict:
-    """Says of a state, on the host, which ranks were wrong.
+    """Determines on the host which ranks were wrong, from a state.
 
-    Suspects are the ranks that a follow-up or a majority found wrong, and those in so many of the undecided differences
-    that chance would strike no rank as often: a rank that is seldom wrong is right again at the follow-up.
+    Suspects are the ranks that a follow-up or a majority found wrong, and those in significantly many undecided
+    differences: a rank that is rarely wrong is correct again in the follow-up.
 
     Raises:
         ValueError: the arrays have leading axes, of devices or steps.
@@ -322,7 +324,7 @@ def judge(state: ShadowState) -> ShadowVerdict:
         shares = (differed.sum(0) + differed.sum(1)) / per_rank
 
     def unexplained(wrong: np.ndarray) -> np.ndarray:
-        """Differences in which no rank takes part that is known to be wrong."""
+        """Returns differences that no rank known to be wrong explains."""
         return np.where(wrong[:, None] | wrong[None, :], 0, open_)
 
     blamed = np.asarray(state.blamed) > 0
@@ -344,7 +346,9 @@ def judge(state: ShadowState) -> ShadowVerdict:
         reason = f"{differences} of {comparisons} comparisons differed, {repeated} on a re-check; {', '.join(wrong)}"
     elif unseen:
         verdict = Verdict.INCONCLUSIVE
-        reason = f"no difference in {comparisons} comparisons, but rank {', '.join(map(str, unseen))} was in none"
+        reason = (
+            f"no difference in {comparisons} comparisons, but rank {', '.join(map(str, unseen))} was never compared"
+        )
     else:
         verdict, reason = Verdict.CLEAN, f"no difference in {comparisons} comparisons, which included every rank"
     found = tuple(shares.tolist())

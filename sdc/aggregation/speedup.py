@@ -1,9 +1,9 @@
-"""What a compute threshold gains: the effective speedup of DropCompute, from measured latencies.
+"""The gain from a compute threshold: the effective speedup of DropCompute, from measured latencies.
 
-A worker adds up the gradients of its M micro-batches until its compute time passes a threshold tau, then joins the
-all-reduce with what it has (Giladi et al., DropCompute, NeurIPS 2023; equations by their numbers there). Times are in
-seconds and double precision. Sums are taken in a fixed order, so that workers that hold the same measured times find
-the same threshold, to the last bit.
+A worker sums the gradients of its M micro-batches until its compute time exceeds a threshold tau, then joins the
+all-reduce with its partial sum (Giladi et al., DropCompute, NeurIPS 2023; equation numbers are from there). Times are
+in seconds and double precision. Sums have a fixed order, so workers with the same measured times find bitwise the same
+threshold.
 """
 
 import bisect
@@ -13,35 +13,35 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Float64, Int64
 
-# Speedups that differ by less than this are a tie: what is equal in real numbers differs by rounding.
+# Speedups that differ by less than this are a tie, since equal real numbers differ by rounding.
 _TIE = 1e-12
-# The search for a threshold starts with about so many buckets, and divides those that stay by this factor.
+# Approximate initial number of buckets in the search for a threshold, and the factor that divides the remaining ones.
 _BUCKETS, _SPLIT = 512, 8
 
 
 class Choice(NamedTuple):
-    """A threshold, with what it would have done to the measured iterations."""
+    """A threshold, and its effect on the measured iterations."""
 
-    threshold: float  # the compute time after which a worker stops; infinite where nothing should be dropped
+    threshold: float  # compute time after which a worker stops; infinite if nothing should be dropped
     speedup: float  # effective speedup
-    completed: float  # micro-batches that a worker completes, on average
-    drop_rate: float  # share of the micro-batches that are dropped
+    completed: float  # mean number of micro-batches that a worker completes
+    drop_rate: float  # share of dropped micro-batches
 
 
 def completed(latencies: Float[np.ndarray, "*batch micro_batches"], threshold: float) -> Int64[np.ndarray, "*batch"]:
-    """Micro-batches that a worker completes: #{m : T^(m) < tau}, T^(m) = sum_{j<=m} t^(j)."""
+    """Returns the number of micro-batches that a worker completes: #{m : T^(m) < tau}, T^(m) = sum_{j<=m} t^(j)."""
     _check_threshold(threshold)
     return np.count_nonzero(_cumulative(latencies) < threshold, axis=-1)
 
 
 def mean_completed(latencies: Float[np.ndarray, "*batch micro_batches"], threshold: float) -> float:
-    """Mean of `completed` over workers and iterations."""
+    """Returns the mean of `completed` over workers and iterations."""
     counts = completed(latencies, threshold)
     return float(counts.sum() / counts.size)
 
 
 def drop_rate(latencies: Float[np.ndarray, "*batch micro_batches"], threshold: float) -> float:
-    """Share of the micro-batches that are dropped: 1 - Mdone/M. Takes what `completed` takes."""
+    """Returns the share of dropped micro-batches: 1 - Mdone/M. Arguments are those of `completed`."""
     return 1 - mean_completed(latencies, threshold) / np.shape(latencies)[-1]
 
 
@@ -50,18 +50,18 @@ def effective_speedup(
     serial: Float[np.ndarray, " iterations"] | float,
     threshold: float,
 ) -> float:
-    """Effective speedup of measured iterations: the mean over i of equation (6), as in algorithm 2.
+    """Returns the effective speedup of measured iterations: the mean over i of equation (6), as in algorithm 2.
 
         S_i(tau) = Mdone_i(tau) (T_i + Tc_i) / (M (min(tau, T_i) + Tc_i))
 
-    T_i is the compute time of the slowest worker, Mdone_i what a worker completes on average. Dropped micro-batches
-    count as time lost, so that the speedup is of the time to a number of samples, not to a number of steps.
+    T_i is the compute time of the slowest worker, Mdone_i the mean number that a worker completes. Dropped
+    micro-batches count as lost time: the speedup refers to the time for a number of samples, not of steps.
     """
     _check_threshold(threshold)
     cumulative, longest, serial = _measured(latencies, serial)
     done = np.count_nonzero(cumulative < threshold, axis=(1, 2))
     values = _equation_6(done, threshold, longest, serial, cumulative[0].size)
-    # One by one, as `select_threshold` adds them.
+    # One by one, in the order of `select_threshold`.
     return float(np.cumsum(values)[-1] / len(values))
 
 
@@ -71,18 +71,18 @@ def select_threshold(
     *,
     minimum_completed: float = 0.5,
 ) -> Choice:
-    """The threshold with the largest effective speedup: algorithm 2, over all thresholds instead of a grid.
+    """Returns the threshold with the largest effective speedup: algorithm 2, over all thresholds instead of a grid.
 
-    S(tau) jumps up just above a T_n^(m) and falls in between, so that its maximum lies at the number that follows one
-    of them, or at infinity. Branch and bound over these, in increasing order: no threshold of [a, b] has a larger
-    speedup than what b completes in the time of a,
+    S(tau) jumps up just above a T_n^(m) and decreases in between, so its maximum is at the float after one of them, or
+    at infinity. The search is branch and bound over these, in increasing order: the speedup of no threshold in [a, b]
+    exceeds the completed work of b in the time of a,
 
         mean_i Mdone_i(b) (T_i + Tc_i) / (M (min(a, T_i) + Tc_i)),
 
-    also in floating point, whose operations are monotonic. Ties, to a relative 1e-12, go to the larger threshold: to
-    fewer drops.
+    also in floating point, whose operations are monotonic. Ties, within a relative 1e-12, select the larger threshold,
+    which drops less.
 
-    `minimum_completed` is the least share of micro-batches completed on average: without serial time, tiny thresholds
+    `minimum_completed` is the minimum mean share of completed micro-batches: without serial time, tiny thresholds
     can have a large speedup but drop most samples, which assumption C.3, tau > M mu/2, excludes in theory.
     """
     if not 0 <= minimum_completed <= 1:
@@ -97,10 +97,10 @@ def select_threshold(
 
     width = _SPLIT ** max(0, math.ceil(math.log(len(thresholds) / _BUCKETS, _SPLIT)))
     starts = np.arange(0, len(thresholds), width)
-    best = 1.0  # of the infinite threshold
+    best = 1.0  # speedup of the infinite threshold
     while True:
         last = thresholds[np.minimum(starts + width, len(thresholds)) - 1]
-        # Speedup at the last threshold of each bucket, and the bound of all speedups in the bucket.
+        # Speedup at the last threshold of each bucket, and the upper bound for the bucket.
         speedups, bounds = np.zeros((2, len(last)))
         for row, slowest, rest in zip(rows, longest, serial, strict=True):
             done = np.searchsorted(row, last)
@@ -128,19 +128,20 @@ def _equation_6(
     serial: Float64[np.ndarray, " k"] | float,
     size: int,
 ) -> Float64[np.ndarray, " k"]:
-    """Speedup of an iteration in which all workers together completed `done` of `size` micro-batches.
+    """Returns the speedup of an iteration in which all workers together completed `done` of `size` micro-batches.
 
-    In this order of operations it rises with `done`, falls with the threshold, and is 1 where nothing is dropped.
+    In this order of operations it increases with `done`, decreases with the threshold, and is 1 if nothing is dropped.
     """
-    # Infinite where micro-batches took no time at all.
+    # Infinite if micro-batches took no time.
     with np.errstate(over="ignore"):
         return done * (longest + serial) / (size * (np.minimum(threshold, longest) + serial))
 
 
 def extra_steps(steps: int, completed: float, micro_batches: int) -> int:
-    """Further steps that make up for dropped samples: R steps, rounded up, with R = M/Mdone - 1 (section 4.5).
+    """Returns the extra steps that compensate for dropped samples: R steps, rounded up, with R = M/Mdone - 1 (section
+    4.5).
 
-    What only rounding put above a whole number, here and in `larger_batch`, is not rounded up.
+    Here and in `larger_batch`, values that exceed an integer only by rounding are not rounded up.
     """
     _check_completed(completed, micro_batches)
     if steps < 0:
@@ -149,10 +150,10 @@ def extra_steps(steps: int, completed: float, micro_batches: int) -> int:
 
 
 def larger_batch(batch: int, completed: float, micro_batches: int) -> int:
-    """The batch of which as many samples remain as in `batch`: batch M/Mdone, rounded up (section 4.5)."""
+    """Returns the batch size that leaves `batch` samples after drops: batch M/Mdone, rounded up (section 4.5)."""
     _check_completed(completed, micro_batches)
     if batch < 1:
-        raise ValueError(f"batch={batch}: expected one sample or more")
+        raise ValueError(f"batch={batch}: expected at least one sample")
     return math.ceil(round(batch * (micro_batches / completed), 6))
 
 
@@ -163,7 +164,7 @@ def _cumulative(latencies: Float[np.ndarray, "*batch micro_batches"]) -> Float64
     if not (times.min() >= 0 and times.max() < math.inf):
         where = tuple(int(i) for i in np.argwhere(~((times >= 0) & (times < math.inf)))[0])
         raise ValueError(
-            f"latency {times[where]} at {where}: expected finite times of at least 0; leave out what was not measured"
+            f"latency {times[where]} at {where}: expected finite times of at least 0; leave out unmeasured times"
         )
     return np.cumsum(times, axis=-1)
 
@@ -194,7 +195,7 @@ def _measured(
     rest = np.broadcast_to(rest, longest.shape)
     if not (longest + rest).all():
         empty = int(np.argmin(longest + rest))
-        raise ValueError(f"iteration {empty} took no time; leave out iterations that were not measured")
+        raise ValueError(f"iteration {empty} took no time; leave out unmeasured iterations")
     return cumulative, longest, rest
 
 
@@ -205,9 +206,9 @@ def _check_threshold(threshold: float) -> None:
 
 def _check_completed(completed: float, micro_batches: int) -> None:
     if micro_batches < 1:
-        raise ValueError(f"micro_batches={micro_batches}: expected one micro-batch or more")
+        raise ValueError(f"micro_batches={micro_batches}: expected at least one micro-batch")
     if not 0 < completed <= micro_batches:
         raise ValueError(
             f"completed={completed}: expected more than 0 and at most micro_batches={micro_batches}; "
-            "raise the threshold where nothing is completed"
+            "raise the threshold if nothing is completed"
         )

@@ -1,14 +1,14 @@
-"""Replicas that are brought together again: their mean, and PAFT, which sets it now and then.
+"""Resynchronization of replicas: their mean, and PAFT, which sets replicas to it periodically.
 
 Capturing and Mitigating Gradient Aggregation Errors for Fault-Tolerant Distributed Training, algorithms 1 and 2. Both
-wrap an optax optimizer, whichever it is, behind the all-reduce of the gradients. What they return as updates are
-assignments (see `assignment`), so that replicas are bitwise equal after a synchronization.
+wrap any optax optimizer after the all-reduce of the gradients. Their updates are assignments (see `assignment`), so
+replicas are bitwise equal after a synchronization.
 
-The mean is one all-reduce, or two exchanges beside which a compiler can schedule products. Compilers for TPUs make one
-blocking operation of an all-reduce, whatever they are asked, and of an exchange of parts (`all_to_all`) one that
-begins, lets others run, and ends. So each worker there receives its part of all replicas, takes the mean of it, and
-sends that to all: what a ring's all-reduce sends (Patarasu and Yuan, *Bandwidth optimal all-reduce algorithms*, 2009,
-section 3), and in the type of the parameters, where sums on the way would need a wider one.
+The mean is one all-reduce, or two exchanges that a compiler can overlap with products. Compilers for TPUs always make
+an all-reduce blocking, but make an exchange of parts (`all_to_all`) asynchronous. So on TPUs each worker receives its
+part of all replicas, averages it, and sends the mean to all: the traffic of a ring all-reduce (Patarasu and Yuan,
+*Bandwidth optimal all-reduce algorithms*, 2009, section 3), in the type of the parameters, while partial sums would
+need a wider one.
 """
 
 import functools
@@ -28,23 +28,23 @@ from .workers import at_least_float32, check_axis, check_some, count_workers
 
 
 class Divergence(NamedTuple):
-    """How far this worker's replica was from the mean of all: ||mean(theta) - theta_m||_2, float32.
+    """Distance of this worker's replica from the mean: ||mean(theta) - theta_m||_2, float32.
 
-    It is measured at a synchronization, from the mean that is there anyway. In between it grows as lemma 4.1 has it,
-    with the root of the steps since then, which costs no communication: `expected`.
+    It is measured at a synchronization, where the mean is available. In between it grows with the root of the steps, by
+    lemma 4.1; `expected` computes it without communication.
     """
 
     measured: Float32[Array, ""]  # divergence at the last synchronization, just before it; 0 before the first
-    gap: Int32[Array, ""]  # steps from the synchronization before to that one
-    age: Int32[Array, ""]  # steps since
+    gap: Int32[Array, ""]  # steps from the previous synchronization to that one
+    age: Int32[Array, ""]  # steps since that one
 
     def aged(self) -> "Divergence":
-        """A step later, without a synchronization."""
+        """Returns the divergence one step later, without a synchronization."""
         return self._replace(age=self.age + 1)
 
     @property
     def expected(self) -> Float32[Array, ""]:
-        """Of this moment: measured * sqrt(age / gap)."""
+        """Returns the current expectation: measured * sqrt(age / gap)."""
         share = self.age.astype(jnp.float32) / jnp.maximum(self.gap, 1).astype(jnp.float32)
         return self.measured * jnp.sqrt(share)
 
@@ -54,7 +54,7 @@ class PaftSyncState(NamedTuple):
 
     inner: optax.OptState  # state of the optimizer
     step: Int32[Array, ""]  # steps done
-    divergence: Divergence  # how far this worker's replica is from the mean
+    divergence: Divergence  # distance of this worker's replica from the mean
 
 
 class PaftState(NamedTuple):
@@ -63,7 +63,7 @@ class PaftState(NamedTuple):
     inner: optax.OptState
     step: Int32[Array, ""]
     divergence: Divergence
-    next: Int32[Array, ""]  # number of the step (from 0) after which the parameters are averaged next
+    next: Int32[Array, ""]  # step (from 0) after which the parameters are averaged next
     period: Int32[Array, ""]  # H, steps between the last synchronization and the next
     synchronizations: Int32[Array, ""]  # number of synchronizations so far
 
@@ -76,24 +76,24 @@ def paft_sync(
     *,
     replica_axes: Sequence[str] = (),
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages the parameters of all replicas after every so many steps (PAFT-Sync, algorithm 1).
+    """Averages the parameters of all replicas at a fixed period (PAFT-Sync, algorithm 1).
 
         theta_{t+1}^m = mean_k(theta_t^k - eta_t g~_t^k)    if (t + 1) % H = 0    (8)
 
     Args:
-        optimizer: any optax optimizer; it is given this worker's aggregated gradient.
+        optimizer: any optax optimizer; it receives this worker's aggregated gradient.
         axis_name: the axis of the replicas, bound.
-        period: H, steps from one synchronization to the next; the first is in the step `period - 1`, counted from 0.
+        period: H, number of steps between synchronizations; the first is in step `period - 1`, counted from 0.
         sync_state: whether to average the floating-point leaves of the optimizer's state as well.
-        replica_axes: mesh axes over which the parameters of one replica are sharded. Leaves that are not sharded over
-            them count once for each of their ranks in the divergence.
+        replica_axes: mesh axes over which the parameters of one replica are sharded. In the divergence, leaves that are
+            not sharded over them count once for each of their ranks.
 
     Returns:
-        An optimizer with `PaftSyncState`. Its updates are assignments: nothing may be chained behind it.
+        An optimizer with `PaftSyncState`. Its updates are assignments: nothing may be chained after it.
 
     Raises:
         ValueError: the period is below 1, or axes are not given by name; in `update`: an axis is not bound or has fewer
-            than two workers, no parameters are given, or the state is of another optimizer.
+            than two workers, no parameters are given, or the state belongs to another optimizer.
     """
     _check_settings(axis_name, replica_axes, period=period)
     check_some("period", period, "steps")
@@ -131,18 +131,17 @@ def paft(
     *,
     replica_axes: Sequence[str] = (),
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages the parameters of all replicas beside the next step, as often as the noise asks for (PAFT, algorithm 2).
+    """Averages parameters concurrently with the next step, at a period that depends on the noise (PAFT, algorithm 2).
 
-    At a synchronization step t the average of theta_{t+1} is launched, and step t + 1 uses it:
+    Synchronization step t starts the average of theta_{t+1}, and step t + 1 uses it:
 
         sigma_est   = ||mean(theta_{t+1}) - theta_{t+1}^m||_2
         H           = mean_m(||g_{t+1}^m||_2 / sigma_est), rounded, over the workers with sigma_est > 0; next at t + H
         theta_{t+2} = mean(theta_{t+1}) - eta g~_{t+1}^m
 
-    The gradient g~_{t+1} belongs to theta_{t+1}^m: the average does not depend on the forward and backward pass of step
-    t + 1, nor they on it, so that both can go on at the same time. Where the step of an optimizer decides by itself
-    (`lax.cond`), XLA runs the average before or after them. To overlap the two, put the branches around the whole
-    step::
+    The gradient g~_{t+1} belongs to theta_{t+1}^m: the average and the forward and backward pass of step t + 1 are
+    independent, so both can run at the same time. If the step of the optimizer decides (`lax.cond`), XLA runs the
+    average before or after them. To overlap the two, put the branches around the whole step::
 
         def step(params, state, batch, *, synchronize):
             gradient = jax.lax.pmean(jax.grad(loss)(params, batch), "data")
@@ -151,23 +150,24 @@ def paft(
 
         step = overlapped(step)  # (params, state, batch) -> (params, state)
 
-    The paper has the norm of the worker's own gradient in H; an optimizer sees the aggregated one, g~, and takes that.
+    The paper uses the norm of the worker's own gradient in H; an optimizer only sees the aggregated one, g~, and uses
+    that.
 
     Args:
-        optimizer, axis_name, sync_state: see `paft_sync`; the optimizer is given the averaged parameters.
-        initial_period: H of the first synchronization, which is launched after step `initial_period - 1`.
+        optimizer, axis_name, sync_state: see `paft_sync`; the optimizer receives the averaged parameters.
+        initial_period: H of the first synchronization, which starts after step `initial_period - 1`.
         min_period: smallest H; 1 averages at every step.
-        max_period: largest H, also where replicas are equal (sigma_est = 0 on all workers).
-        replica_axes: see `paft_sync`; both norms count so. Without them the shards of a replica would follow different
-            schedules.
+        max_period: largest H, also used if replicas are equal (sigma_est = 0 on all workers).
+        replica_axes: see `paft_sync`; both norms are computed over them. Without them the shards of a replica would
+            follow different schedules.
 
     Returns:
-        An optimizer with `PaftState`, whose `update` takes `synchronize`: None (by the schedule), or what the caller
-        knows of it (`synchronizes(state)`) as a Python bool. Its updates are assignments: nothing may be chained
-        behind it.
+        An optimizer with `PaftState`, whose `update` takes `synchronize`: None (follow the schedule), or the caller's
+            value of `synchronizes(state)` as a Python bool. Its updates are assignments: nothing may be chained after
+            it.
 
     Raises:
-        ValueError: the periods are not 1 <= min <= initial <= max; in `update`: as `paft_sync`.
+        ValueError: the periods are not 1 <= min <= initial <= max; in `update`: as in `paft_sync`.
     """
     periods = {"initial_period": initial_period, "min_period": min_period, "max_period": max_period}
     _check_settings(axis_name, replica_axes, **periods)
@@ -203,7 +203,8 @@ def paft(
             total, count = lax.psum((jnp.where(known, ratio, 0), known.astype(jnp.float32)), axis_name)
             ratio = jnp.round(jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.inf))
             period = jnp.clip(jnp.where(jnp.isnan(ratio), min_period, ratio), min_period, max_period).astype(jnp.int32)
-            # A conditional around a collective must fall alike everywhere, whatever last bits a reduction leaves.
+            # A conditional around a collective must have the same result everywhere, even if a reduction differs in the
+            # last bits.
             period = lax.pmin(period, (axis_name, *replica_axes))
             gap = state.step - 1 - (state.next - state.period)
             found = Divergence(measured, gap, jnp.ones_like(gap))
@@ -218,26 +219,26 @@ def paft(
 
 
 def synchronizes(tree: Tree) -> Bool[Array, ""]:
-    """Whether the next step of `paft` uses an average, from its state or any tree that holds one.
+    """Returns whether the next step of `paft` uses an average, from its state or a tree that contains it.
 
     Raises:
-        ValueError: the tree does not hold exactly one `PaftState`.
+        ValueError: the tree does not contain exactly one `PaftState`.
     """
     found = [x for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, PaftState)) if isinstance(x, PaftState)]
     if len(found) != 1:
-        raise ValueError(f"{len(found)} states of paft in what was given; expected exactly one")
+        raise ValueError(f"{len(found)} states of paft in the tree; expected exactly one")
     return found[0].step == found[0].next + 1
 
 
 def overlapped(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Puts the choice of `paft` around a whole step, so that an average can go on beside forward and backward pass.
+    """Moves the branch of `paft` around a whole step, so that an average can overlap forward and backward pass.
 
     Args:
-        step: takes `synchronize`, a Python bool, by name, and hands it to `update`; its other arguments hold the state
-            of `paft`. It runs under the worker axis, and returns a pytree of arrays.
+        step: takes the keyword `synchronize`, a Python bool, and passes it to `update`; its other arguments contain the
+            state of `paft`. It runs under the worker axis and returns a pytree of arrays.
 
     Returns:
-        The step without `synchronize`. Its program holds the step twice, once with the average.
+        The step without `synchronize`. Its program contains the step twice, once with the average.
     """
 
     def chosen(*args: Any, **kwargs: Any) -> Any:
@@ -253,7 +254,8 @@ def overlapped(step: Callable[..., Any]) -> Callable[..., Any]:
 def _averaged(
     theta: Tree, history: Tree, axis_name: str, axes: Sequence[str], sync_state: bool
 ) -> tuple[Tree, Tree, Float32[Array, ""]]:
-    """The means, and how far this worker's parameters are from theirs: on CPUs before it is rounded to their type."""
+    """Returns the means, and the distance of this worker's parameters from them: on CPUs before rounding to their
+    type."""
 
     def wide(tree: Tree) -> Tree:
         return jax.tree.map(lambda leaf: _mean(jnp.asarray(leaf), axis_name) if has_mean(leaf) else leaf, tree)
@@ -267,10 +269,10 @@ def _averaged(
 
 
 def _either(now: bool | Bool[Array, ""], yes: Callable[..., Any], no: Callable[..., Any], *args: Any) -> Any:
-    """`yes` or `no`, as the caller or the schedule says."""
+    """Runs `yes` or `no`, according to the caller or the schedule."""
     if isinstance(now, bool):
         return (yes if now else no)(*args)
-    # An average is the same on every worker in the eyes of `shard_map`'s type checker, what is kept is not.
+    # `shard_map`'s type checker considers an average equal on every worker, but not kept values.
     types = [jax.eval_shape(branch, *args) for branch in (yes, no)]
 
     def typed(branch: Callable[..., Any]) -> Callable[..., Any]:
@@ -280,7 +282,7 @@ def _either(now: bool | Bool[Array, ""], yes: Callable[..., Any], no: Callable[.
 
 
 def _norm(tree: Tree, axes: Sequence[str]) -> Float32[Array, ""]:
-    """Euclidean norm over the leaves that have a mean, and over the ranks that share a replica."""
+    """Returns the Euclidean norm over leaves with a mean, and over the ranks that share a replica."""
     leaves = [jnp.abs(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree) if has_mean(leaf)]
     square = sum((jnp.sum(jnp.square(leaf)) for leaf in leaves), jnp.float32(0))
     return jnp.sqrt(lax.psum(square, tuple(axes)) if axes else square)
@@ -295,7 +297,7 @@ def _check_settings(axis_name: str, axes: Sequence[str], **periods: Any) -> None
         if not isinstance(value, int | np.integer):
             raise ValueError(f"{name}={value!r}: expected a number of steps")
         if value > most:
-            raise ValueError(f"{name}={value}: expected at most {most} steps, which a counter can hold")
+            raise ValueError(f"{name}={value}: expected at most {most} steps, the limit of the counter")
 
 
 def _check(axis_name: str, axes: Sequence[str], state: Any, kind: type, params: Tree) -> None:
@@ -306,29 +308,29 @@ def _check(axis_name: str, axes: Sequence[str], state: Any, kind: type, params: 
     check_update(state, kind, params)
 
 
-WORTH = 1 << 20  # bytes of an array from which on two exchanges are worth it: compilers send small all-reduces together
+WORTH = 1 << 20  # minimum bytes of an array for two exchanges: compilers combine small all-reduces
 _OPTIONS: dict[str, dict[str, bool]] = {"tpu": {"xla_tpu_enable_async_all_to_all": True}}
 
 
 def overlap_options(platform: str | None = None) -> dict[str, bool]:
-    """Options of the compiler with which the average of `overlapped` goes on beside products.
+    """Returns compiler options with which the average of `overlapped` overlaps products.
 
     Args:
-        platform: `cpu`, `gpu` or `tpu`; by default that of the devices in use.
+        platform: `cpu`, `gpu` or `tpu` (default: that of the devices in use).
 
     Returns:
-        What `jax.jit` takes as `compiler_options`; empty where none is needed.
+        `compiler_options` for `jax.jit`; empty if none are needed.
     """
     return dict(_OPTIONS.get(compiled_for().platform if platform is None else platform, {}))
 
 
 def has_mean(leaf: Any) -> bool:
-    """Whether a leaf is of floats or complex numbers; counters, keys and the like are the same everywhere already."""
+    """Returns whether a leaf is float or complex; counters, keys and the like are already equal everywhere."""
     return bool(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
 
 
 def replica_mean(tree: Tree, axis_name: str) -> Tree:
-    """The mean over all replicas, bitwise the same on each; leaves that are no floats or complex numbers are kept.
+    """Returns the mean over all replicas, bitwise the same on each; keeps leaves that are not float or complex.
 
     Sums are at least float32.
     """
@@ -336,7 +338,7 @@ def replica_mean(tree: Tree, axis_name: str) -> Tree:
 
 
 def narrowed(wide: Tree, like: Tree) -> Tree:
-    """In the types of another tree."""
+    """Casts leaves to the types of another tree."""
     return jax.tree.map(lambda x, leaf: x.astype(jnp.result_type(leaf)) if has_mean(leaf) else leaf, wide, like)
 
 
@@ -346,10 +348,10 @@ def _reduced(leaf: Any, axis_name: str) -> Num[Array, "*shape"]:
 
 
 def _mean(x: Num[Array, "*shape"], axis_name: str) -> Num[Array, "*shape"]:
-    """At least float32, in the form that the compiler can overlap; there it is rounded on the way."""
+    """Averages in at least float32, or in the form that the compiler can overlap, with intermediate rounding."""
     workers, devices, wide = axis_size(axis_name, "worker"), compiled_for(), at_least_float32(x.dtype)
     axis = next((axis for axis, side in enumerate(x.shape) if side and side % workers == 0), None)
-    # Whether the workers are devices that have links, and no other axis is left to the compiler to share out.
+    # Whether the workers are devices with links, and no other axis is automatic.
     manual = axis_name in jax.sharding.get_abstract_mesh().manual_axes
     linked = manual and devices.whole and devices.platform != "cpu"
     if axis is None or x.nbytes < WORTH or not linked:

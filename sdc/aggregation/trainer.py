@@ -1,11 +1,11 @@
 """Aggregation for a step that leaves its sharding to `jax.jit`: one axis of the mesh is manual, all others automatic.
 
 The methods of this package run under a bound axis of workers. A step whose model is sharded over axes such as `fsdp`
-and `tensor`, with `NamedSharding`s, has none. Here the axis of the data alone becomes manual (a partly manual
-`shard_map`): each of its ranks is a worker, which holds a replica of the model and of the optimizer's state, and
-within a worker XLA shards over the other axes as before.
+and `tensor`, with `NamedSharding`s, has none. Here only the data axis becomes manual (a partially manual `shard_map`):
+    each of its ranks is a worker with a replica of the model and of the optimizer's state, and within a worker XLA
+    shards over the other axes as before.
 
-A `Combining` says how the gradients of the workers become the one that each of them gives its optimizer.
+A `Combining` defines how the workers' gradients become the gradient that each worker passes to its optimizer.
 """
 
 import dataclasses
@@ -35,45 +35,45 @@ Gradient: TypeAlias = Callable[[Tree, Tree], tuple[Float[Array, ""], Tree]]
 
 
 class WorkerGradient(NamedTuple):
-    """What one worker gives its optimizer."""
+    """The input of one worker's optimizer."""
 
     gradient: Tree  # the gradient
     state: Tree  # see `Combining`
-    report: Any  # what the step reports, the same on every worker; `report.loss` is the mean loss
+    report: Any  # report of the step, the same on every worker; `report.loss` is the mean loss
     extra: Mapping[str, Any] = {}  # further arguments of the optimizer's `update`
 
     def apply(self, optimizer: optax.GradientTransformationExtraArgs, params: Tree, inner: Tree) -> tuple[Tree, Tree]:
-        """The worker's parameters, and its state of the optimizer, after the step."""
+        """Returns the worker's parameters and optimizer state after the step."""
         updates, inner = optimizer.update(self.gradient, inner, params, **self.extra)
         return optax.apply_updates(params, updates), inner
 
 
 class LossReport(NamedTuple):
-    """What a step reports."""
+    """The report of a step."""
 
-    loss: Float32[Array, ""]  # the mean of the losses of the workers, of those that work
-    shadow: ShadowReport | None = None  # what was compared, where there are ranks to spare
+    loss: Float32[Array, ""]  # mean loss over the working ranks
+    shadow: ShadowReport | None = None  # the comparison, if there are spare ranks
 
 
 class Combining(Protocol):
-    """How gradients are combined."""
+    """A way to combine gradients."""
 
     def init(self, params: Tree, workers: int) -> Tree:
-        """A worker's state before the first step."""
+        """Returns a worker's state before the first step."""
         return ()
 
     def combine(self, gradient: Gradient, axis_name: str, params: Tree, batch: Tree, state: Tree) -> WorkerGradient:
-        """One worker's part of a step, under its axis."""
+        """Runs one worker's part of a step, under its axis."""
 
 
 def _mean(x: Array, axis_name: str) -> Array:
-    """In float32 at least, in which XLA's CPU backend can sum over a manual axis beside automatic ones."""
+    """Averages in at least float32, in which XLA's CPU backend can sum over a manual axis next to automatic ones."""
     return lax.pmean(x.astype(at_least_float32(x.dtype)), axis_name).astype(x.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class Mean(Combining):
-    """The mean of all: for plain training, and `gradient_noise`, `paft_sync` and `paft`."""
+    """The mean over all workers: for plain training, and `gradient_noise`, `paft_sync` and `paft`."""
 
     def combine(self, gradient: Gradient, axis_name: str, params: Tree, batch: Tree, state: Tree) -> WorkerGradient:
         loss, found = jax.tree.map(lambda x: _mean(x, axis_name), gradient(params, batch))
@@ -82,7 +82,7 @@ class Mean(Combining):
 
 @dataclasses.dataclass(frozen=True)
 class Own(Combining):
-    """Every worker's own: for `lossy_zero2`, which reduces gradients itself."""
+    """Every worker's own gradient: for `lossy_zero2`, which reduces gradients itself."""
 
     def combine(self, gradient: Gradient, axis_name: str, params: Tree, batch: Tree, state: Tree) -> WorkerGradient:
         loss, found = gradient(params, batch)
@@ -93,15 +93,15 @@ class Own(Combining):
 class Dropped(Combining):
     """DropCompute: the sum of the micro-batches that workers completed. Batches are `(rows, completed)`.
 
-    `completed`, int32[workers], says how many micro-batches each worker completes (`completed_before`); what is below 0
-    counts as none, and what is above as all. The optimizer learns of steps in which nobody completed one, which
-    `skip_empty` leaves out.
+    `completed`, int32[workers], is the number of micro-batches that each worker completes (`completed_before`); values
+    are clipped to the valid range. The optimizer receives a flag for steps without a completed micro-batch, which
+    `skip_empty` skips.
 
-    On a mesh with further axes no time is saved: all workers compute every micro-batch, and the sum leaves out what was
-    not completed.
+    On a mesh with further axes no time is saved: all workers compute every micro-batch, and the sum omits those that
+        were not completed.
 
     Attributes:
-        micro_batches: into how many a worker's rows are cut.
+        micro_batches: number of micro-batches into which a worker's rows are divided.
         correction, drop_rate: see `combine`.
     """
 
@@ -115,15 +115,15 @@ class Dropped(Combining):
         rows, own = batch
         if not isinstance(own, jax.Array) or own.shape != (1,) or not jnp.issubdtype(own.dtype, jnp.integer):
             raise ValueError(
-                "completed, the second of the batch, is no int32[workers]; expected a batch (rows, completed), where "
-                "rows may be a tuple"
+                "completed, the second element of the batch, is not int32[workers]; expected a batch (rows, "
+                "completed), where rows may be a tuple"
             )
         completed = jnp.clip(own[0], 0, self.micro_batches)
 
         def cut(leaf: Array) -> Array:
             if leaf.shape[0] % self.micro_batches:
                 raise ValueError(
-                    f"the {leaf.shape[0]} rows of a worker do not fall into micro_batches={self.micro_batches}"
+                    f"the {leaf.shape[0]} rows of a worker are not divisible by micro_batches={self.micro_batches}"
                 )
             return leaf.reshape(self.micro_batches, -1, *leaf.shape[1:])
 
@@ -134,7 +134,7 @@ class Dropped(Combining):
             new = work(carry, batch, params)
             return jax.tree.map(lambda a, b: jnp.where(number < completed, a, b), new, carry), None
 
-        # Where XLA shards the model too, all workers compute everything, for its collectives wait for all of them.
+        # If XLA shards the model too, all workers compute everything, since its collectives wait for all of them.
         if manual_in_part():
             numbers = jnp.arange(self.micro_batches, dtype=jnp.int32)
             total = lax.scan(computed_anyway, gradient_sum(params), (numbers, batches))[0]
@@ -145,7 +145,8 @@ class Dropped(Combining):
     def gather(
         self, total: Sum, axis_name: str, completed: Int32[Array, ""], params: Tree, *, own: bool = False
     ) -> WorkerGradient:
-        """One worker's part of a step from what it completed; `own`: its own mean and its weight, for `lossy_zero2`."""
+        """Runs one worker's part of a step from its completed work; with `own`, returns its own mean and weight, for
+        `lossy_zero2`."""
         found = combine(
             total, axis_name, completed, self.micro_batches, correction=self.correction, drop_rate=self.drop_rate
         )
@@ -160,9 +161,9 @@ class Dropped(Combining):
 
 @dataclasses.dataclass(frozen=True)
 class Shadowed(Combining):
-    """Ranks to spare recompute the gradients of others; their rows are ignored. See `shadow`."""
+    """Spare ranks recompute the gradients of others; their rows are ignored. See `shadow`."""
 
-    spares: int = 1  # how many
+    spares: int = 1  # number of spare ranks
 
     def init(self, params: Tree, workers: int) -> Tree:
         return init_shadow(workers)
@@ -174,12 +175,12 @@ class Shadowed(Combining):
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-    """What the workers hold: every leaf has a leading axis of workers, sharded over the axis of the data."""
+    """The state of all workers: every leaf has a leading axis of workers, sharded over the data axis."""
 
-    params: Tree  # their replicas of the parameters
-    optimizer: Tree  # their states of the optimizer
-    combining: Tree  # states of what combines their gradients
-    specs: tuple[P, ...]  # how each leaf is sharded, static
+    params: Tree  # replicas of the parameters
+    optimizer: Tree  # optimizer states
+    combining: Tree  # states of the `Combining`
+    specs: tuple[P, ...]  # partition of each leaf, static
 
 
 jax.tree_util.register_dataclass(Workers, ["params", "optimizer", "combining"], ["specs"])
@@ -189,10 +190,10 @@ class DataParallel(NamedTuple):
     """Training of all workers.
 
     Attributes:
-        init: `(params) -> Workers`: every worker begins with the same parameters, sharded as they are.
-        step: `(workers, batch) -> (workers, Combined or what the method reports)`: jit it, and donate the first.
-        place: `(batch) -> batch`: its rows over the workers; leaves lead with the rows of all.
-        mesh: the mesh on which all of this lies, its axes automatic.
+        init: `(params) -> Workers`: all workers start with the same parameters and their sharding.
+        step: `(workers, batch) -> (workers, report)`: jit it, and donate the first argument.
+        place: `(batch) -> batch`: shards its rows over the workers; the first axis of leaves has the rows of all.
+        mesh: the mesh of all arrays, with automatic axes.
     """
 
     init: Callable[[Tree], Workers]
@@ -209,33 +210,33 @@ def data_parallel(
     *,
     combining: Combining | None = None,
 ) -> DataParallel:
-    """Data-parallel training with any method of this package, for a model that XLA shards.
+    """Makes data-parallel training with any method of this package, for a model that XLA shards.
 
     Args:
-        gradient: see `Gradient`; it is given the rows of one worker, and knows nothing of workers.
+        gradient: see `Gradient`; it receives the rows of one worker, and is independent of workers.
         optimizer: any optax optimizer, and those of this package (`paft`, `lossy_zero2`, `gradient_noise` in a chain),
             whose axis is `axis_name`.
         mesh: the mesh; axes of type Explicit count as automatic ones here.
         axis_name: its axis of workers.
-        combining: how the workers' gradients become one: `Mean()` by default, `Own()` for `lossy_zero2`,
-            `Dropped(...)` for DropCompute, `Shadowed(...)` for ranks to spare.
+        combining: way to combine the workers' gradients: `Mean()` (default), `Own()` for `lossy_zero2`, `Dropped(...)`
+            for DropCompute, `Shadowed(...)` for spare ranks.
 
     Returns:
         See `DataParallel`. States are sharded arrays, which Orbax saves and restores.
 
     Raises:
         ValueError: the mesh has no such axis, or fewer than two ranks on it; in `init` and `step`: parameters or rows
-            that do not fit the mesh, and what the method raises.
+            do not fit the mesh, or the method raises it.
     """
     check_axis("axis_name", axis_name)
     if not isinstance(mesh, Mesh):
-        raise ValueError(f"mesh={mesh!r}: expected a jax.sharding.Mesh, as jax.make_mesh makes it")
+        raise ValueError(f"mesh={mesh!r}: expected a jax.sharding.Mesh, as from jax.make_mesh")
     if axis_name not in mesh.axis_names or mesh.shape[axis_name] < 2:
         raise ValueError(
-            f"axis_name={axis_name!r}: expected an axis of two ranks or more of the mesh {dict(mesh.shape)}"
+            f"axis_name={axis_name!r}: expected an axis with at least two ranks of the mesh {dict(mesh.shape)}"
         )
     size = mesh.shape[axis_name]
-    # Arrays of explicit axes would want every operation of the methods to say how its result is sharded.
+    # Explicit axes would require every operation of the methods to state the sharding of its result.
     mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
     others = tuple(axis for axis in mesh.axis_names if axis != axis_name and mesh.shape[axis] > 1)
     combining = Mean() if combining is None else combining
@@ -248,19 +249,19 @@ def data_parallel(
         expected: Any = jax.tree.structure(params)
         if not isinstance(found, tuple) or len(found) != 2 or jax.tree.structure(found[1]) != expected:
             raise ValueError(
-                "gradient returns something other than (loss, gradient), the gradient being like the parameters; give "
+                "gradient must return (loss, gradient), the gradient having the structure of the parameters; give "
                 "jax.value_and_grad(loss)"
             )
         loss = found[0]
         if not isinstance(loss, jax.Array) or loss.shape or not jnp.issubdtype(loss.dtype, jnp.floating):
             raise ValueError(
-                f"gradient returns {loss} as its loss; expected one number, without "
-                "has_aux: what else is to be known, compute beside the step"
+                f"gradient returns {loss} as its loss; expected one number, without has_aux; compute other values "
+                "outside the step"
             )
         return found
 
     def mapped(work: Callable[..., Any], given: Any, returned: Any) -> Callable[..., Any]:
-        # Outside of jit, JAX has no shard_map that is manual in part.
+        # Outside of jit, JAX has no partially manual shard_map.
         return jax.jit(
             jax.shard_map(work, mesh=mesh, in_specs=given, out_specs=returned, axis_names={axis_name}, check_vma=False)
         )
@@ -269,14 +270,14 @@ def data_parallel(
         for path, leaf in jax.tree.leaves_with_path(params):
             if not is_array(leaf, numbers=True):
                 raise ValueError(
-                    f"params{jax.tree_util.keystr(path)} is {type(leaf).__name__}, and no array; give the arrays "
-                    "alone, such as the first of eqx.partition(model, eqx.is_array), and put the model together in the "
+                    f"params{jax.tree_util.keystr(path)} is {type(leaf).__name__}, not an array; give only the arrays, "
+                    "such as the first of eqx.partition(model, eqx.is_array), and combine the model in the "
                     "gradient"
                 )
             if axis_name in jax.tree.leaves(tuple(_spec(leaf, mesh))):
                 raise ValueError(
                     f"params{jax.tree_util.keystr(path)} is sharded over {axis_name!r}, the axis of the workers, each "
-                    "of which holds a whole replica; shard it over the other axes"
+                    "of which has a whole replica; shard it over the other axes"
                 )
         shardings = jax.tree.map(lambda leaf: NamedSharding(mesh, _spec(leaf, mesh)), params)
 
@@ -303,7 +304,7 @@ def data_parallel(
 
     def step(workers: Workers, batch: Tree) -> tuple[Workers, Any]:
         if not isinstance(workers, Workers):
-            raise ValueError(f"a state of type {type(workers).__name__}; begin with init(params)")
+            raise ValueError(f"a state of type {type(workers).__name__}; start with init(params)")
         _check_rows(batch, size, axis_name)
         state = workers.params, workers.optimizer, workers.combining
 
@@ -313,7 +314,7 @@ def data_parallel(
             new = *found.apply(whole, params, inner), found.state
             return jax.tree.map(lambda x: jnp.asarray(x)[None], new), found.report
 
-        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # another one may be set
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # a different mesh may be set
             new, report = mapped(one, (P(axis_name), P(axis_name)), (P(axis_name), P()))(state, batch)
             leaves, structure = jax.tree.flatten(new)
             placed = [
@@ -331,16 +332,16 @@ def data_parallel(
 
 
 def _spec(leaf: Any, mesh: Mesh) -> P:
-    """How a leaf is sharded; one that is on no mesh is the same on all devices."""
+    """Returns the partition of a leaf; a leaf that is not on a mesh is replicated."""
     sharding = getattr(leaf, "sharding", None)
     if not isinstance(sharding, NamedSharding):
         return P()
     if sharding.mesh.axis_names != mesh.axis_names or sharding.mesh.shape != mesh.shape:
         raise ValueError(
-            f"parameters lie on a mesh {dict(sharding.mesh.shape)}, and the mesh that is given is {dict(mesh.shape)}; "
-            "give the same"
+            f"parameters are on a mesh {dict(sharding.mesh.shape)}, but the given mesh is {dict(mesh.shape)}; give the "
+            "same mesh"
         )
-    # As XLA says it of what it returns: without axes of one device, and without what is not sharded at the end.
+    # In XLA's normal form: without axes of one device, and without trailing unsharded dimensions.
     sizes = [
         tuple(axis for axis in (part if isinstance(part, tuple) else (part,)) if axis and mesh.shape[axis] > 1)
         for part in sharding.spec
@@ -351,9 +352,9 @@ def _spec(leaf: Any, mesh: Mesh) -> P:
 
 
 def _specs(shapes: Any, params: Tree, mesh: Mesh, others: Sequence[str]) -> list[P]:
-    """How the leaves of a worker's state are sharded: as the parameter they belong to, by path and shape.
+    """Returns the partition of a worker's state: leaves follow the parameter they belong to, by path and shape.
 
-    What is flat, as the shards of ZeRO, is cut over all other axes if it divides.
+    Flat leaves, such as the shards of ZeRO, are sharded over all other axes if they divide.
     """
     known = [
         (tuple(map(str, path)), jnp.shape(leaf), _spec(leaf, mesh)) for path, leaf in jax.tree.leaves_with_path(params)
@@ -388,7 +389,7 @@ def around(
     replica_axes: Sequence[str] = (),
     channels: tuple[Recorded, Recorded] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """An optimizer within what a specification puts around it; `channels` replay the losses of a run."""
+    """Wraps an optimizer as a specification requires; `channels` replay the losses of a run."""
     inner = optax.with_extra_args_support(optimizer) if aggregation.dropcompute is None else skip_empty(optimizer)
     method = aggregation.method
     if isinstance(method, PaftSync):
@@ -396,7 +397,7 @@ def around(
     if isinstance(method, Paft):
         return paft(inner, axis_name, **vars(method), replica_axes=replica_axes)
     if isinstance(method, Lossy):
-        tighten = 0.0 if channels else method.tighten  # which the log has in it already
+        tighten = 0.0 if channels else method.tighten  # the log already includes it
         gradient, parameter = channels or method.channels()
         return lossy_zero2(
             inner, axis_name, gradient, parameter, packet=method.packet, seed=seed, reliable=method.reliable,

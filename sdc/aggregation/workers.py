@@ -1,4 +1,4 @@
-"""The workers of data-parallel training: a mapped axis, and what every method here asks of it."""
+"""The workers of data-parallel training: a mapped axis, and the checks that all methods need."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ..program import axis_size
 
 
 def count_workers(axis_name: str) -> int:
-    """Number of workers along a mapped axis."""
+    """Returns the number of workers along a mapped axis."""
     check_axis("axis_name", axis_name)
     return axis_size(axis_name, "worker")
 
 
 def sums_by_itself(axis_name: str) -> bool:
-    """Whether `shard_map` checks types, and so adds up derivatives over this axis."""
+    """Returns whether `shard_map` checks types, and so sums derivatives over this axis."""
     return axis_name in jax.typeof(lax.axis_index(axis_name)).manual_axis_type.varying
 
 
 def at_least_float32(dtype: Any) -> Any:
-    """The type in which sums over workers are taken, also where JAX promotes nothing by itself."""
+    """Returns the type for sums over workers, also if JAX's implicit promotion is off."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.promote_types(dtype, jnp.float32)
 
@@ -33,7 +33,7 @@ def check_axis(name: str, value: Any) -> None:
 
 
 def check_probability(name: str, value: float, alternative: str = "") -> None:
-    """Raises ValueError unless `value` is a probability; `alternative` says what else it may be."""
+    """Raises ValueError unless `value` is a probability; `alternative` names other valid values for the message."""
     try:
         fine = 0 <= value <= 1
     except TypeError:
@@ -45,12 +45,12 @@ def check_probability(name: str, value: float, alternative: str = "") -> None:
 
 
 def check_some(name: str, value: int | None, of: str) -> None:
-    """Raises ValueError unless there is at least one of what is counted, or None is given."""
+    """Raises ValueError unless a count is at least 1 or None."""
     if value is not None and value < 1:
-        raise ValueError(f"{name}={value}: expected a number of {of} of at least 1")
+        raise ValueError(f"{name}={value}: expected at least 1, a number of {of}")
 
 
 def check_count(name: str, value: Any, most: int) -> None:
-    """Raises ValueError unless `value` is from 0 to `most`, or a number that is not known yet."""
+    """Raises ValueError unless `value` is from 0 to `most`, or traced."""
     if not isinstance(value, jax.core.Tracer) and not 0 <= int(value) <= most:
         raise ValueError(f"{name}={int(value)}: expected a number of micro-batches from 0 to {most}")

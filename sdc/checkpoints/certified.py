@@ -341,7 +341,7 @@ class Certified:
             return together(load)
         except Unreachable:
             raise
-        except Exception as error:  # Orbax and its storage layer raise many kinds
+        except Exception as error:  # Orbax and its storage layer raise many types
             self._noted(self._statuses.doubt, step)
             left = self._statuses.left(step)
             words = "was being deleted when a run ended, and cannot be read" if left else "cannot be read"
@@ -560,7 +560,7 @@ def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
                 wrong += [one for one in compare(certificate, part) if one not in wrong]
         if lost := [name for name in certificate.names if name not in seen]:
             problem = f"{lost[0]}{f' and {len(lost) - 1} more' if lost[1:] else ''} cannot be found in it"
-    except Exception as error:  # Orbax and its storage layer raise many kinds
+    except Exception as error:  # Orbax and its storage layer raise many types
         problem = f"it cannot be read ({first_line(error)})"
     if problem and not wrong and Statuses(place).left(step):
         problem = "it was being deleted when a run ended; the next save of that run deletes the rest"
