@@ -324,10 +324,10 @@ def resolve_pairs(pairs: Sequence[Pair]) -> Resolution:
             edges[a, b] = edges.get((a, b), False) or pair.verdict is Verdict.CORRUPT
     simulated = any(pair.simulated for pair in pairs)
     mark = "SIMULATED: " if simulated else ""
-    told = [f"{a} and {b} {'differ' if differ else 'agree'}" for (a, b), differ in edges.items()] + void
+    lines = [f"{a} and {b} {'differ' if differ else 'agree'}" for (a, b), differ in edges.items()] + void
     if not any(edges.values()):
         verdict, said = (Verdict.CLEAN, "differs") if edges else (Verdict.INCONCLUSIVE, "says anything")
-        return Resolution(verdict, (), (), (f"{mark}no pair {said}", *told), simulated)
+        return Resolution(verdict, (), (), (f"{mark}no pair {said}", *lines), simulated)
     found = explain(edges)
     sure = frozenset.intersection(*found) if found else frozenset()
     open_ = frozenset.union(*found) - sure if found else frozenset(host for edge in edges for host in edge)
@@ -337,7 +337,7 @@ def resolve_pairs(pairs: Sequence[Pair]) -> Resolution:
         open_
     )
     return Resolution(
-        Verdict.CORRUPT, tuple(sorted(sure)), tuple(sorted(open_)), (mark + "; ".join(parts), *told), simulated
+        Verdict.CORRUPT, tuple(sorted(sure)), tuple(sorted(open_)), (mark + "; ".join(parts), *lines), simulated
     )
 
 

@@ -115,9 +115,9 @@ def summary_of(run: Contents) -> RunSummary:
             said = f"summary.json says corrupt ({said}), although the lines do not: {found.reason}"
         found = graver(found, Judgement(stored.verdict, said))
     elif run.kind.name == "trace" and run.manifest.get("against"):  # it writes its findings at its end
-        found = inconclusive("the run is incomplete")
+        found = inconclusive("the run has not ended")
     elif found.verdict is Verdict.CLEAN:
-        found = inconclusive(f"the run is incomplete; so far: {found.reason}")
+        found = inconclusive(f"the run has not ended; so far: {found.reason}")
     summary.verdict, summary.reason = found
     return summary
 

@@ -111,67 +111,67 @@ def write_difference(folder: str | PathLike[str], a: Trace, b: Trace, found: Tra
     return report.write_page(difference_page(a, b, found, describe_difference(a, b, found)), Path(folder) / "diff.html")
 
 
-def difference_page(a: Trace, b: Trace, found: TraceDifference, told: TraceComparison) -> Report:
+def difference_page(a: Trace, b: Trace, found: TraceDifference, result: TraceComparison) -> Report:
     """Makes the page of a comparison of two traces from the result of `describe_difference`."""
-    mark, before = SIMULATED if told.simulated else "", None
-    if isinstance(told, PartedTraces):
-        rows = [(one.site, ", ".join(map(str, one.iteration)) or "–", one.source) for one in told.before]
-        note = f"The last of {told.agreeing:,} digests that agree before the first difference."
+    mark, before = SIMULATED if result.simulated else "", None
+    if isinstance(result, PartedTraces):
+        rows = [(one.site, ", ".join(map(str, one.iteration)) or "–", one.source) for one in result.before]
+        note = f"The last of {result.agreeing:,} digests that agree before the first difference."
         before = Table("Equal values before it", ("value", "iteration", "source"), tuple(rows), note)
     return report.record_page(
-        command=["sdc", "diff", *told.runs],
+        command=["sdc", "diff", *result.runs],
         mark=mark,
         kind="comparison of two traces",
         title=" and ".join(Path(trace.path).name for trace in (a, b)),
-        verdict=told.verdict,
-        label=LABELS[told.verdict] + (f" ({mark})" if mark else ""),
-        headline=_headline(told),
+        verdict=result.verdict,
+        label=LABELS[result.verdict] + (f" ({mark})" if mark else ""),
+        headline=_headline(result),
         simulated="at least one of the runs was deliberately corrupted on healthy hardware" if mark else "",
         faults=[fault for trace in (a, b) for fault in _suspect(_manifest(trace)).faults],
         facts=[
-            ("first trace", told.runs[0]), ("second trace", told.runs[1]), ("steps compared", told.steps),
-            ("values at each step", told.sites), ("selector", told.where),
+            ("first trace", result.runs[0]), ("second trace", result.runs[1]), ("steps compared", result.steps),
+            ("values at each step", result.sites), ("selector", result.where),
         ],
         measured=[before],
         drawn=[_spread(a, b, found)],
         settings=[("Environment", a.manifest.get("environment")), ("Configuration", a.manifest.get("config"))],
         definitions=DEFINITIONS,
         about=["Traces of one program are compared digest by digest."],
-        brief=[Facts(_place(told)), before] if isinstance(told, PartedTraces) and before else [],
+        brief=[Facts(_place(result)), before] if isinstance(result, PartedTraces) and before else [],
     )  # fmt: skip
 
 
-def _place(told: PartedTraces) -> tuple[tuple[str, str], ...]:
+def _place(result: PartedTraces) -> tuple[tuple[str, str], ...]:
     """Returns the first difference, for a terminal."""
-    first = told.first
+    first = result.first
     iteration = ", ".join(map(str, first.iteration)) + (" (outermost loop first)" if first.iteration else "")
     devices = "; ".join(" ".join(f"{axis}={number}" for axis, number in device.items()) for device in first.devices)
     operation = f"{first.operation} ({first.direction})"
     found = {"step": str(first.step), "operation": operation, "scope": first.scope, "iteration": iteration,
-             "devices": devices, "source": first.source, "agree before it": f"{told.agreeing:,} digests",
-             "narrow down": f"trace both again with --where '{told.narrow}'" if told.narrow else ""}  # fmt: skip
+             "devices": devices, "source": first.source, "agree before it": f"{result.agreeing:,} digests",
+             "narrow down": f"trace both again with --where '{result.narrow}'" if result.narrow else ""}  # fmt: skip
     return tuple((name, value) for name, value in found.items() if value)
 
 
-def _headline(told: TraceComparison) -> Headline:
-    real = "simulated: a fault was injected deliberately" if told.simulated else "real: nothing was injected"
-    if not isinstance(told, PartedTraces):
+def _headline(result: TraceComparison) -> Headline:
+    real = "simulated: a fault was injected deliberately" if result.simulated else "real: nothing was injected"
+    if not isinstance(result, PartedTraces):
         nothing = "none: every digest agrees"
         keep = Action("No action", "Both hosts computed the same up to this step. Trace more steps for more evidence.")
-        return Headline(told.reason, nothing, nothing, "at none of the common steps", real, (keep,))
-    found = of_place(told.first)
+        return Headline(result.reason, nothing, nothing, "at none of the common steps", real, (keep,))
+    found = of_place(result.first)
     places = [
         f"{Path(run).name} (host {host})" if host else Path(run).name
-        for run, host in zip(told.runs, told.hosts, strict=True)
+        for run, host in zip(result.runs, result.hosts, strict=True)
     ]
     device = f"{found.device}, in {' or in '.join(places)}: either of the two traces may be wrong"
     actions = [
         Action("Trace again on a third host", "Either trace may be wrong; sdc diff with a third shows which."),
         Action("Reproduce it", "Trace the suspect again: a difference at the same place is persistent."),
     ]
-    if told.narrow:
-        actions.insert(0, Action("Narrow it down", f"Trace both again with --where '{told.narrow}'."))
-    if told.simulated:
+    if result.narrow:
+        actions.insert(0, Action("Narrow it down", f"Trace both again with --where '{result.narrow}'."))
+    if result.simulated:
         actions = [Action("No action: detection works", "The fault was deliberate and was detected.")]
     return dataclasses.replace(found, device=device, real=real, actions=tuple(actions))
 

@@ -82,7 +82,7 @@ def test_train_abft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     example("trace", tmp_path, monkeypatch)
-    assert "the traces part at step 1: bwd/ffn, iteration 1, 1" in capsys.readouterr().out
+    assert "the traces first differ at step 1: bwd/ffn, iteration 1, 1" in capsys.readouterr().out
     assert read(tmp_path / "golden")[0]["verdict"] is None
     found, _ = read(tmp_path / "struck")
     assert (found["verdict"], found["simulated"]) == ("corrupt", True)

@@ -106,7 +106,7 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
         _watch = None
 
 
-def tell(doing: str) -> None:
+def announce(doing: str) -> None:
     """Publishes the current activity of this process, which its peers report if it is lost. Does nothing without
     peers."""
     if _watch is not None:
@@ -125,8 +125,8 @@ def _initialize(peers: Peers, patience: int, gave_up: Callable[[], None]) -> int
     # If supported, the runtime calls a function instead of aborting the process with a stack trace.
     library: Any = getattr(distributed, "_jax", None)
     make: Any = getattr(library, "get_distributed_runtime_client", None)
-    told = make is not None and "missed_heartbeat_callback" in (make.__doc__ or "")
-    if told:
+    notifies = make is not None and "missed_heartbeat_callback" in (make.__doc__ or "")
+    if notifies:
         library.get_distributed_runtime_client = functools.partial(make, missed_heartbeat_callback=lambda *_: gave_up())
     try:
         jax.distributed.initialize(peers.coordinator, peers.processes, peers.process, initialization_timeout=patience)
@@ -135,7 +135,7 @@ def _initialize(peers: Peers, patience: int, gave_up: Callable[[], None]) -> int
             return 1  # no cluster was given or detected
         raise Unreachable(f"cannot join the other processes{peers.tried()} ({first_line(error)})") from error
     finally:
-        if told:
+        if notifies:
             library.get_distributed_runtime_client = make
     return int(distributed.global_state.num_processes or 1)
 

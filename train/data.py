@@ -352,7 +352,7 @@ def make_dataset(corpus: Corpus, tokenizer: Tokenizer, sequence_length: int, *, 
     """
     assert sequence_length >= 1, sequence_length
     if seed < 0:
-        raise SettingError("seed", seed, "expected an integer of at least 0")
+        raise SettingError("seed", seed, "expected a whole number of at least 0")
     end = np.array([tokenizer.end_of_text], np.int32)
     tokens = np.concatenate(
         [part for document in corpus.documents for part in (tokenizer.encode(document), end)], dtype=np.int32

@@ -136,15 +136,15 @@ class Keeper:
 
         The entries are the losses that occurred and, if a save follows, the expected cost of the next loss.
         """
-        told, self._restarted = self._restarted, {}
+        entries, self._restarted = self._restarted, {}
         for one in self._lost:
             if one.step == number:
-                state, told["recovered"] = self._give_back(state, one)
+                state, entries["recovered"] = self._give_back(state, one)
         if (number + 1) % self._every == 0:
             found = self.checkpoint.look(state, number + 1)
             if found is not None:
-                told["outlook"] = self._row(found)
-        return state, told
+                entries["outlook"] = self._row(found)
+        return state, entries
 
     def save(self, state: Any, step: int, position: Mapping[str, Any]) -> None:
         if step % self._every == 0:
@@ -171,14 +171,14 @@ class Keeper:
             # The blocks in the checkpoint, which may be of different steps.
             whole = reader.recover([], state, policy="full")
             step, blocks = reader.step, len(self.checkpoint.partition.blocks)
-            told = {"policy": "full", "lost": blocks, "bytes": sum(self.checkpoint.partition.sizes)}
-            self._tell(step, lines, whole, told)
+            entry = {"policy": "full", "lost": blocks, "bytes": sum(self.checkpoint.partition.sizes)}
+            self._report(step, lines, whole, entry)
             self.checkpoint.went_back(range(blocks), step)
             return Restart(whole.state, step, reader.note)
         step, position = survivors.step, survivors.note
         found = gather(state, survivors, self.checkpoint.partition, reader)
-        told = {"policy": "partial", "lost": len(found.lost), "bytes": found.bytes, "processes": found.shares}
-        self._tell(step, lines, found.recovered, told)
+        entry = {"policy": "partial", "lost": len(found.lost), "bytes": found.bytes, "processes": found.shares}
+        self._report(step, lines, found.recovered, entry)
         self.checkpoint.went_back(found.lost, step)
         self.copies.drop(step)
         # The running checkpoint may be of a later step, which is about to be removed from the record.
@@ -189,23 +189,23 @@ class Keeper:
             self.copies.save(state, step, position)
         return Restart(state, step, position)
 
-    def _tell(self, step: int, lines: int, found: "Recovered[Any]", told: Mapping[str, Any]) -> None:
+    def _report(self, step: int, lines: int, found: "Recovered[Any]", entry: Mapping[str, Any]) -> None:
         """Logs and records the outcome of a restart."""
         import jax
 
         blocks = len(self.checkpoint.partition.blocks)
-        told = {
+        entry = {
             "simulated": False, "step": step, "steps_lost": lines - step, "blocks": blocks,
-            **_read(found, step), **told,
+            **_read(found, step), **entry,
         }  # fmt: skip
-        self._restarted["restarted"] = told
+        self._restarted["restarted"] = entry
         ways = {"own": "its own copy", "peers": "survivors", "running": "the running checkpoint"}
-        shares = told["processes"][jax.process_index()] if "processes" in told else {}
+        shares = entry["processes"][jax.process_index()] if "processes" in entry else {}
         mine = [f"{shares[way]['bytes']:,} bytes from {source}" for way, source in ways.items() if way in shares]
         LOG.warning(
             "the run resumes from step %d; %d steps are lost; %d of %d blocks were read from the running checkpoint "
             "(the oldest is %d steps behind, %d were never saved)%s",
-            step, lines - step, told["lost"], blocks, told["behind"], told["initial"],
+            step, lines - step, entry["lost"], blocks, entry["behind"], entry["initial"],
             f"; of this process {', '.join(mine)}" if mine else "",
         )  # fmt: skip
 
@@ -231,13 +231,13 @@ class Keeper:
         found = self.checkpoint.recover(lost, state, policy=one.recover, zeroed=one.optimizer == "zeroed")
         self.checkpoint.went_back(back, one.step + 1)
         perturbation = self.checkpoint.distance(state, found.state)
-        told: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "simulated": True, "policy": one.recover, "lost": len(lost), "blocks": cut.choices,
             "bytes": int(sizes[lost].sum()), **_read(found, one.step + 1), "perturbation": perturbation,
         }  # fmt: skip
         if now is not None:
-            told["predicted"] = {"steps": now.behind(back), "bound": now.bound(perturbation)}
-        return found.state, told
+            entry["predicted"] = {"steps": now.behind(back), "bound": now.bound(perturbation)}
+        return found.state, entry
 
     def _row(self, outlook: "Outlook") -> dict[str, Any]:
         """Returns the record fields of an outlook, as plain numbers. Logs it if it has changed enough."""

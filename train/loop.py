@@ -39,7 +39,7 @@ from sdc.settings import SettingError
 from sdc.twins import ALGORITHM
 
 from .checkpoints import Checkpoints, Unsaved
-from .cluster import Incomparable, as_read, changes, check_comparable, check_resumed, rows_in_order, tell
+from .cluster import Incomparable, announce, as_read, changes, check_comparable, check_resumed, rows_in_order
 from .data import batches
 from .keeper import Keeper, Running, identity, saved_step
 from .policy import PATIENCE, Attempt, Decision, Golden, PolicyError, StepPolicy
@@ -155,7 +155,7 @@ def run(
     elif first:
         check_free(folder)
     check_deterministic(manifest["environment"])
-    tell("at lowering the program")
+    announce("at lowering the program")
     manifest["program"] = described.fingerprint()
     check_comparable(manifest)
     for golden in goldens:
@@ -207,7 +207,7 @@ def run(
             )
         finished = not done.stopped
         if finished:
-            tell("at the comparison of the final states")
+            announce("at the comparison of the final states")
             found: dict[str, Any] = {
                 "steps": done.steps,
                 "state_digest": program.digest(done.state),
@@ -338,7 +338,7 @@ def run_steps(
     number, reruns, impatient, stopped = steps.start, 0, 0, False
     rollbacks: list[tuple[int, int]] = []
     while number < steps.stop:
-        tell(f"in step {number}")
+        announce(f"in step {number}")
         tokens = place_batch(next(batches), program.placement)
         attempt, decision = 0, Decision.RERUN
         while decision is Decision.RERUN:
@@ -369,7 +369,7 @@ def run_steps(
             rows = rows._replace(row={**rows.row, **losses})
         if record is not None:
             record.line(*rows)
-        tell(f"at the end of step {number}")
+        announce(f"at the end of step {number}")
         stopped = stop()
         last = stopped or decision is Decision.STOP or number + 1 == steps.stop
         due = (checkpoints if keeper is None else keeper).due(number + 1)

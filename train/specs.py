@@ -371,7 +371,7 @@ class CheckedJob(Job):
         return {"faults": faults, "checks": checks, "seed": self.workload.seed}
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
-        told = [fault.describe() for fault in self.simulated(config.model.layers)]
+        described = [fault.describe() for fault in self.simulated(config.model.layers)]
         suspect = None if self.suspect is None else parse_suspect(self.suspect)
         if suspect is not None and (departs := suspect.departs()):
             warnings.warn(departs, stacklevel=2)
@@ -380,7 +380,7 @@ class CheckedJob(Job):
         figures = published(suspect.name) if known and suspect is not None else None
         return {
             **super().manifest(config),
-            "suspect": _suspect(str(suspect or "custom") if suspect or told else None, told),
+            "suspect": _suspect(str(suspect or "custom") if suspect or described else None, described),
             "published": figures
             and {site: {"frequency": f.frequency, "severity": f.severity} for site, f in figures.items()},
             "expected": expected_frequency(str(self.suspect), self.steps, sync=self.node_sync) if figures else None,
@@ -454,13 +454,13 @@ class Training(CheckedJob):
         return programs.SingleProgram(work, placement, donate=donate, **self.tools(config))
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
-        told = super().manifest(config)
+        manifest = super().manifest(config)
         if self.running is not None:
             running = self.running.describe()
-            told = _with_faults({**told, "running": running}, "losses", running["losses"])
+            manifest = _with_faults({**manifest, "running": running}, "losses", running["losses"])
         if (aggregation := self.aggregation) is not None:
-            told = _with_faults({**told, "aggregate": str(aggregation)}, "aggregation", aggregation.simulated)
-        return told
+            manifest = _with_faults({**manifest, "aggregate": str(aggregation)}, "aggregation", aggregation.simulated)
+        return manifest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

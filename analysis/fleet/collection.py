@@ -115,7 +115,7 @@ def find_results(paths: Iterable[AnyPath]) -> Iterator[Path]:
         yield from found
 
 
-def collect(paths: Iterable[AnyPath], told: Callable[[str], None] = lambda _: None) -> Collection:
+def collect(paths: Iterable[AnyPath], progress: Callable[[str], None] = lambda _: None) -> Collection:
     """Reads results. Refuses any that are damaged, have another layout or contradict themselves.
 
     Two equal files with the same id count once; if they differ, both are refused, since either may be wrong.
@@ -141,7 +141,7 @@ def collect(paths: Iterable[AnyPath], told: Callable[[str], None] = lambda _: No
             refused.append(Refused(file, said.removeprefix(f"{file} ").removeprefix("is ")))
             continue
         finally:
-            told(file)
+            progress(file)
         first = results.get(report.id)
         if report.id in conflicts:
             conflicts[report.id].append(file)

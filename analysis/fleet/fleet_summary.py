@@ -225,10 +225,10 @@ def _watched(
         for index in sorted({each.device for each in result.rows if each.void}):
             slow = sum(each.void and each.device == index for each in result.rows)
             yield row(result, result.parts[index], f"throttled in {slow} workload{'s' if slow > 1 else ''}")
-        told = result.unfinished or result.stopped or any(each.void for each in result.rows)
-        told = told or any(part.errors for part in result.parts.values())
-        if result.verdict is Verdict.INCONCLUSIVE and not told:
-            yield row(result, None, f"inconclusive: {'; '.join(result.sentences[:2]) or 'no reason is told'}")
+        explained = result.unfinished or result.stopped or any(each.void for each in result.rows)
+        explained = explained or any(part.errors for part in result.parts.values())
+        if result.verdict is Verdict.INCONCLUSIVE and not explained:
+            yield row(result, None, f"inconclusive: {'; '.join(result.sentences[:2]) or 'no reason is given'}")
 
 
 def _moved(results: Sequence[HostResult], ledger: FleetLedger | None) -> list[Moved]:

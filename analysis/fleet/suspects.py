@@ -286,18 +286,18 @@ def wrong_runs(
 
 def _sightings(results: Sequence[HostResult], votes: Votes) -> Iterator[tuple[HostResult, DeviceResult, Sighting]]:
     for result in results:
-        told = set()
+        found = set()
         about = result.id, result.created
         for finding in result.findings:
             for index in finding.devices:
-                told.add((finding.workload, index))
+                found.add((finding.workload, index))
                 sighting = Sighting(
                     finding.kinds, finding.workload, *about, finding.persistence, len(finding.devices) == 1, 0,
                     finding.sentence,
                 )  # fmt: skip
                 yield result, result.parts[index], sighting
         for row in result.rows:
-            if row.differences and (row.workload, row.device) not in told:
+            if row.differences and (row.workload, row.device) not in found:
                 text = f"{row.workload}: differences in {row.differences} of {row.runs} runs"
                 yield (
                     result,

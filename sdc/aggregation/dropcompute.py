@@ -160,7 +160,7 @@ def combine(
         total: the sum of this worker.
         axis_name: the axis of the workers, bound.
         completed: number of micro-batches in the sum. A traced number is not checked against `micro_batches`.
-        micro_batches: M, of a full step of one worker.
+        micro_batches: M, number in a full step of one worker.
         correction: see above. `rate` scales the gradient; for optimizers that are invariant to its scale, such as Adam,
             scale the learning rate instead.
         drop_rate: mean share of dropped micro-batches, for `rate`.

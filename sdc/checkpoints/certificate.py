@@ -375,7 +375,7 @@ def _misfit(entry: CertifiedArray, array: Any) -> str | None:
             "afterwards"
         )
     if tuple(array.shape) != entry.shape:
-        return f"was certified with shape {list(entry.shape)} , not {list(array.shape)}"
+        return f"was certified with shape {list(entry.shape)}, not {list(array.shape)}"
     return None
 
 

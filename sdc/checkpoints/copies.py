@@ -239,10 +239,10 @@ def agree(copies: Copies, *, after: int, until: int) -> Survivors | None:
         step = max(every, key=lambda step: (sum(step in steps for steps in said), step))
         mine = copies.read(step) if step in usable else None
         words = [None if mine is None else dict(mine.note), step in usable and mine is None]
-        told = [json.loads(text) for text in everyone(json.dumps(words), at="whether its copy is sound")]
-        if not any(damaged for _, damaged in told):
-            processes = [number for number, (note, _) in enumerate(told) if note is not None]
-            return Survivors(step, processes, told[processes[0]][0], mine)
+        answers = [json.loads(text) for text in everyone(json.dumps(words), at="whether its copy is sound")]
+        if not any(damaged for _, damaged in answers):
+            processes = [number for number, (note, _) in enumerate(answers) if note is not None]
+            return Survivors(step, processes, answers[processes[0]][0], mine)
         if mine is None:
             usable.discard(step)
 

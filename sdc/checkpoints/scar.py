@@ -360,8 +360,8 @@ class RunningCheckpoint:
             key, me = f"sdc/scar/{self._opening}/{save}/{part}", jax.process_index()
             client.key_value_set(f"{key}/{me}", failure or "done")
             try:
-                told = (client.blocking_key_value_get(f"{key}/{one}", WAIT_MS) for one in range(jax.process_count()))
-                said = ["" if word == "done" else str(word) for word in told]
+                answers = (client.blocking_key_value_get(f"{key}/{one}", WAIT_MS) for one in range(jax.process_count()))
+                said = ["" if word == "done" else str(word) for word in answers]
             except jax.errors.JaxRuntimeError as error:
                 raise StoreError(f"save {save} is not sealed: another process has not completed its part") from error
         for word in filter(None, said):

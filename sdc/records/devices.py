@@ -206,11 +206,11 @@ def _of_amd(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[str,
     for device in devices:
         bus = None if hip is None else _bus(hip.hipDeviceGetPCIBusId, ctypes.c_int(device.local_hardware_id))
         files = {"serial": "serial_number", "uuid": "unique_id", "firmware": "vbios_version"}
-        told = {
+        identity = {
             name: (sources.read(f"/sys/bus/pci/devices/{bus}/{file}") or "").strip() if bus else None
             for name, file in files.items()
         }
-        found.append({**told, "bus": bus, "driver": driver})
+        found.append({**identity, "bus": bus, "driver": driver})
     return found
 
 

@@ -64,7 +64,7 @@ def read_bytes(path: AnyPath) -> bytes:
     Raises RecordError for a path that may be endless without opening it, since a pipe would block.
     """
     if found := endless(path):
-        raise RecordError(f"{os.fspath(path)} is {found}, not a file; put the file itself in its place")
+        raise RecordError(f"{os.fspath(path)} is {found}, not a file; replace it with the file itself")
     with _errors(path):
         return _fresh(path).read_bytes()
 

@@ -118,7 +118,10 @@ def test_the_report(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     assert ("NOT ENDED" in page) == (len(rows) < len(ROWS))
     assert "Outcome: masked" in markdown
     if len(rows) == len(ROWS):
-        assert "5 of 7 injections changed training; 3 harmed it, and 1 of those" in page
+        assert (
+            "5 of 7 injections changed training; 3 of them harmed it, of which detectors without a recorded trace "
+            "missed 1" in page
+        )
         assert page.count("<svg") == 5
         assert json.loads((tmp_path / "run" / "summary.json").read_text())["complete"]
     assert [r["injection"] for r in read_record(tmp_path / "run").lines] == [r["injection"] for r in rows]
@@ -160,7 +163,7 @@ def test_definitions_give_the_thresholds_of_the_record(tmp_path: Path) -> None:
         "Visible loss change": "0.003", "Detector: loss spike": "0.375", "Detector: gradient-norm spike": "4.5",
     }.items():  # fmt: skip
         assert threshold in text[name]
-    assert "conditional on injections that reached their site" in text["Outcome: not reached"]
+    assert "refer to injections that reached their site" in text["Outcome: not reached"]
 
 
 def test_every_table_and_figure_says_that_faults_are_simulated(tmp_path: Path) -> None:
@@ -178,7 +181,7 @@ def test_a_figure_says_what_it_leaves_out(tmp_path: Path) -> None:
     page = write(tmp_path / "run", rows, injections=90)
     assert "24 of 90 operations" in page
     assert "operation_89" in page  # in the table
-    assert "operations; the table has all" not in write(tmp_path / "small", ROWS)
+    assert "operations are shown; the table has all" not in write(tmp_path / "small", ROWS)
 
 
 def test_nothing_in_a_record_becomes_markup(tmp_path: Path) -> None:
@@ -199,8 +202,8 @@ def test_an_ended_campaign_must_be_what_its_summary_was_made_of(tmp_path: Path) 
     write_report(tmp_path / "run")
     lines = (tmp_path / "run" / INJECTIONS).read_text().splitlines(keepends=True)
     for damaged, problem in (
-        (lines[1:], "does not fit its checksum"),
-        (lines[:-1], "is not what its summary was made"),
+        (lines[1:], "does not match its checksum"),
+        (lines[:-1], "does not match its summary"),
     ):
         (tmp_path / "run" / INJECTIONS).write_text("".join(damaged))
         with pytest.raises(RecordError, match=problem):

@@ -67,7 +67,7 @@ def test_twins_that_diverged_say_nothing() -> None:
     rows, _ = steps(5)
     rows[4]["loss"] = [math.nan, math.nan]
     found = summarize(manifest(**REAL), rows, [])
-    assert (found.verdict, found.reason[:36]) == ("inconclusive", "the losses are not finite in the end")
+    assert (found.verdict, found.reason[:31]) == ("inconclusive", "the final losses are not finite")
 
 
 def test_layers_beyond_all_models_are_left_out() -> None:

@@ -75,8 +75,8 @@ def test_several_places_are_named_together(tmp_path: Path) -> None:
     ("at", "course", "since", "advice"),
     [
         (range(31, 40), "persistent", "8 of the 8 steps", "Reproduce it"),
-        ([31, 37], "intermittent", "1 of the 8 steps", "Watch it for longer"),
-        ([31], "transient", "0 of the 8 steps", "Watch it for longer"),
+        ([31, 37], "intermittent", "1 of the 8 steps", "Observe it for longer"),
+        ([31], "transient", "0 of the 8 steps", "Observe it for longer"),
         ([39], None, "no step followed it", "Distrust"),
     ],
 )
@@ -85,7 +85,7 @@ def test_the_course_of_a_fault(at: Any, course: str | None, since: str, advice: 
     assert found.sentence.endswith(f"first at step {at[0]}" + (f", {course}" if course else ""))
     assert since in found.since
     assert found.actions[1].what.startswith(advice)
-    if advice == "Watch it for longer":  # the plan rests on the steps that had a finding
+    if advice == "Observe it for longer":  # the plan rests on the steps that had a finding
         assert f"{len(at)} burst{'s' * (len(at) > 1)} in 40 steps" in found.actions[1].how
 
 
@@ -113,29 +113,29 @@ TRAIN = {"kind": "train", "twins": None, "sync": None, "abft": {"mode": "detect"
             {**REAL, "twins": 3, "devices": DEVICES}, hits(3, 4, twins=(1, 2), layers=(0, 1, 2)), {}, True,
             ("twin 1 (host gpu-17, device 3) and twin 2 (host gpu-18, device 3): layers 0-2", "out of service: twin 1"),
         ),
-        ({}, hits(3), {}, True, ("simulated: node11 was corrupted on purpose", "the detection works")),
+        ({}, hits(3), {}, True, ("simulated: node11 was deliberately corrupted", "detection works")),
         (REAL, hits(3), {"rehearsal": True}, True, ("a rehearsal, not a test", "Suspect this machine")),
-        (REAL, steps(5), {"hosts": 2}, True, ("over 5 steps on 2 hosts", "nothing differed", "Nothing to mend")),
+        (REAL, steps(5), {"hosts": 2}, True, ("over 5 steps on 2 hosts", "nothing differed", "No action")),
         (REAL, steps(5), {"rehearsal": True}, True, ("no mismatch", "Run it on the hosts that you want to test")),
-        (REAL, ([], []), {}, False, ("the run has not ended", "Let it go on, or resume it")),
+        (REAL, ([], []), {}, False, ("the run has not ended", "Let it continue, or resume it")),
         (REAL, steps(5), {}, False, ("the run has not ended; so far: no mismatch", "5 of 20 planned")),
-        (REAL, ([], []), {}, True, ("no step was done", "Mend what the reason names")),
+        (REAL, ([], []), {}, True, ("no step was completed", "Fix the stated reason")),
         (
             {"kind": "train", "twins": None, "sync": None, **REAL}, ([step_row(0, 1)], []), {}, True,
-            ("a training run has no twin", "no verdict was asked for"),
+            ("a training run has no twin", "no verdict was requested"),
         ),
         (
             TRAIN, flagged(2), {}, True,
             ("model 1: layer 1, ffn/dot_general, backward: 2 of 400", "step 1, transient", "until tested: model 1"),
         ),
-        (TRAIN, flagged(0), {}, True, ("as wrong when computed again", "on another device")),
+        (TRAIN, flagged(0), {}, True, ("equally wrong when recomputed", "on another device")),
         (
             {"kind": "trace", "twins": None, **REAL}, ([step_row(0, 1)], []),
             {"verdict": "corrupt", "first_difference": {
                 "step": 7, "site": "bwd/ffn", "operation": "dot_general", "direction": "bwd", "scope": "ffn",
                 "source": "model.py:3", "layer": 1, "devices": [{"data": 0, "model": 1}],
             }}, True,
-            ("data 0, model 1: layer 1, bwd/ffn, at model.py:3: first difference at step 7", "third machine"),
+            ("data 0, model 1: layer 1, bwd/ffn, at model.py:3: first difference at step 7", "third host"),
         ),
     ],
     ids=[
@@ -167,7 +167,7 @@ def test_twins_that_are_not_synchronized_have_no_course(tmp_path: Path) -> None:
         row["state"]["mismatched"] = 3
     found = told(tmp_path / "run", manifest(**REAL, sync="none"), (rows, []))
     assert found.sentence.endswith("15 of 900,000 elements of the parameters and optimizer state, first at step 4")
-    assert "go on differing" in found.since
+    assert "continue to differ" in found.since
 
 
 def test_what_a_step_showed_before_it_was_run_again_is_named(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_step_that_was_run_twice_is_one_step(tmp_path: Path) -> None:
         for row in rows[1:]:
             record.line(row, [hit for hit in found if hit["step"] == row["step"]])
     run = read_record(tmp_path / "run")
-    assert "persistent: 4 of the 4 steps after it" in headline(run, summary_of(run)).since
+    assert "persistent: 4 of the 4 later steps" in headline(run, summary_of(run)).since
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_what_differs_without_a_count_of_elements_is_named(change: Any, what: st
     rows[2] |= change
     found = told(tmp_path / "run", manifest(**REAL), (rows, []))
     assert found.sentence == f"twin 1: {what}, first at step 2, transient"
-    assert "0 of the 2 steps after it" in found.since
+    assert "0 of the 2 later steps" in found.since
 
 
 @pytest.mark.parametrize(
@@ -258,9 +258,9 @@ def test_twins_whose_final_states_alone_differ_are_named(
     if who is None:  # no majority
         assert "twin 0 has a, twin 1 has b, twin 2 has c" in found.sentence
         return
-    assert found.sentence == f"{who}: the final state differs, although no step showed a difference"
+    assert found.sentence == f"{who}: the final state differs although no step had a difference"
     assert found.device.startswith(who)
-    assert found.since == "after the last comparison, that of step 4"
+    assert found.since == "after the last comparison, at step 4"
 
 
 def test_terminal_markdown_and_page_say_the_same(tmp_path: Path) -> None:

@@ -51,14 +51,14 @@ def test_the_last_outlook_counts() -> None:
         ("1/8", "2.5", "40", "0.5", "8"), ("1/2", "10", "40", "0.5", "8"), ("all", "20", "40", "0.5", "8")
     )  # fmt: skip
     assert "After 20 steps" in found.note
-    assert "c = 0.9 (0.88 to 0.92) a step, as if 3 were left to go: where they shrink because" in found.note
+    assert "c = 0.9 (0.88 to 0.92) per step, as if 3 remained: if they shrink because" in found.note
     assert sentences(lines_of(rows()))[1] == (
-        "losing half of the state after 20 steps would cost about 10 steps (at most 40 by theorem 3.2), a rollback of "
-        "everything 8"
+        "losing half of the state after 20 steps would cost about 10 steps (at most 40 by theorem 3.2), a full "
+        "rollback 8"
     )
     unknown = shown(outlook_table(lines_of(rows(known=False))))
     assert {row[2] for row in unknown.rows} == {"–"}
-    assert "no bound is told" in unknown.note
+    assert "so there is no bound" in unknown.note
     assert "at most" not in sentences(lines_of(rows(known=False)))[1]
     # One in which nothing moved is passed over.
     still = [*rows(), {"step": STEPS, "outlook": {**outlook(STEPS + 1), "losses": [], "speeds": []}}]
@@ -90,9 +90,9 @@ def test_advice_is_what_the_functions_say() -> None:
             100 * (0.42 / interval + (interval / 2 + 64) / failure), rel=0.06
         )
     assert found.rows[-1][2] == "20 or more"  # failures once a week
-    assert "Or more: longer intervals may waste less, but the run has seen 20 steps only." in found.note
+    assert "Or more: longer intervals may waste less, but the run has only 20 steps." in found.note
     assert "waste of this run (1/4, every 4 steps)" in found.header
-    assert "2 s a step, 0.02 s held up by any save and 0.4 s more by one of everything" in found.note
+    assert "2 s per step, 0.02 s blocked by any save and 0.4 s more by a full one" in found.note
     assert "64 MB written at 1 MB/s" in found.note
 
 
@@ -101,7 +101,7 @@ def test_a_waste_of_everything_is_said_in_words() -> None:
         advice_table(about_of({"kind": "train", **ABOUT}), RunSummary(seconds_per_step=30_000.0), lines_of(rows()))
     )
     assert found.rows[2][5:7] == ("all of it", "all of it")  # eight failures in a step
-    assert "Waste of all of it: failures come, or saves are due, faster" in found.note
+    assert "Waste of all of it: failures occur, or saves are due, faster" in found.note
 
 
 @pytest.mark.parametrize(
@@ -160,5 +160,9 @@ def test_the_report_has_them(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", about, rows())
     assert "losing half of the state after 20 steps would cost about 10 steps" in conclude(folder)["sentence"]
     page = (folder / "report.html").read_text()
-    for title in ("What losing parts of the state would", "How often to save how much", "Predicted cost of a loss"):
+    for title in (
+        "Predicted cost of losing parts of the state",
+        "Recommended saving interval and fraction",
+        "Predicted cost of a loss",
+    ):
         assert title in page

@@ -88,7 +88,7 @@ def test_a_run_whose_report_fails_does_not_hide_the_others(runs: Path, monkeypat
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="holds no run, and none of its folders does"):
+    with pytest.raises(RecordError, match="contains no run, nor do its subfolders"):
         write_overview(tmp_path)
 
 
@@ -98,7 +98,7 @@ def test_two_runs_side_by_side(runs: Path, tmp_path: Path) -> None:
     assert Path(found.report) == runs / "b corrupt" / "beside-a clean.html"
     text = Path(found.report).read_text()
     page = Page(text)
-    order = ["✔ CLEAN", "✖ CORRUPT", "Over each other", "Answers", "Settings that differ", "Figures", "Measured"]
+    order = ["✔ CLEAN", "✖ CORRUPT", "Losses overlaid", "Answers", "Settings that differ", "Figures", "Measured"]
     places = [page.words.index(word) for word in order]
     assert places == sorted(places)
     ids = [value for name, value in page.attributes if name == "id"]
@@ -110,7 +110,7 @@ def test_two_runs_side_by_side(runs: Path, tmp_path: Path) -> None:
     elsewhere = write_beside(runs / "a clean", runs / "b corrupt", tmp_path / "new" / "pages")
     assert Path(elsewhere.report).parent == tmp_path / "new" / "pages"
     assert 'href="../../runs/a%20clean/report.html"' in Path(elsewhere.report).read_text()
-    with pytest.raises(ValueError, match="beside itself"):
+    with pytest.raises(ValueError, match="is given twice"):
         write_beside(runs / "a clean", runs / "." / "a clean")
 
 
@@ -129,12 +129,12 @@ def test_settings_that_differ() -> None:
     ("arguments", "message"),
     [
         ([], "RUNS: expected a run folder, a folder of run folders, or several run folders"),
-        (["{a}", "{b}", "{a}"], "would be shown beside itself"),
-        (["{a}", "{b}", "{a}", "{b}", "{a}", "{b}", "{a}"], "7 runs cannot be told apart on one page"),
+        (["{a}", "{b}", "{a}"], "is given twice"),
+        (["{a}", "{b}", "{a}", "{b}", "{a}", "{b}", "{a}"], "7 runs are too many to distinguish on one page"),
         (["{a}", "--output", "{b}"], "--output: the report of one run is in its own folder"),
-        (["{a}", "{a}"], "would be shown beside itself"),
-        (["{a}", "{none}"], "is no run folder"),
-        (["{none}"], "is no run folder"),
+        (["{a}", "{a}"], "is given twice"),
+        (["{a}", "{none}"], "is not a run folder"),
+        (["{none}"], "is not a run folder"),
     ],
 )
 def test_what_cannot_be_reported_is_one_line(
@@ -163,11 +163,19 @@ def test_a_comparison_of_traces_has_a_page(tmp_path: Path, simulated: bool) -> N
     assert found.first is not None
     assert f"Layer 2, {found.first.site.name}" in words
     host = read_manifest(golden)["host"]["name"]
-    device = f"the only device of the run, in golden (host {host}) or in suspect (host {host}): of two traces"
-    for part in (device, "first difference at step 2", "How it spreads", "What agrees before it", "sdc diff"):
+    device = (
+        f"the only device of the run, in golden (host {host}) or in suspect (host {host}): either of the two traces"
+    )
+    for part in (
+        device,
+        "first difference at step 2",
+        "Spread of the difference",
+        "Equal values before it",
+        "sdc diff",
+    ):
         assert part in words
     assert ("SIMULATED FAULTS" in words) == simulated
-    assert ("Trace again on a third machine" in words) != simulated
+    assert ("Trace again on a third host" in words) != simulated
     same = write_difference(tmp_path / "pages", a, c, diff(a, c)).read_text()
     assert "✔ CLEAN" in same
     assert "no digest differs" in same

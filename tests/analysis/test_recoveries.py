@@ -102,14 +102,14 @@ def test_the_report_says_what_was_lost(simulated: bool, tmp_path: Path) -> None:
     said = conclude(folder)["sentence"]
     words = {
         True: "3 of 8 blocks were lost after step 9 (simulated), and recovered",
-        False: "started again at step 8: 2 of 8 blocks and 3 steps were lost (real)",
+        False: "restarted at step 8: 2 of 8 blocks and 3 steps were lost (real)",
     }[simulated]
     assert words in said
     page = (folder / "report.html").read_text()
     assert words in page
     assert "Parts of the state that were lost" in page
     assert ("[simulated faults] Parts of the state that were lost" in page) == simulated
-    assert ("thrown away on purpose" in page) == simulated
+    assert ("deliberately discarded" in page) == simulated
     assert ("real: nothing was injected" in page) != simulated
 
 
@@ -133,7 +133,7 @@ def test_three_runs_on_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[st
     page = Path(found.report).read_text()
     assert "plain beside partial beside full" in page
     assert "Losses of the runs" in page
-    assert "[simulated faults] What the losses cost" in page
+    assert "[simulated faults] Cost of the losses" in page
     assert "3 of 8 blocks after step 9, full (simulated)" in page
     assert read_record(plain).ended
-    assert "What the losses cost" not in Path(write_beside(plain, train(tmp_path / "b", rows())).report).read_text()
+    assert "Cost of the losses" not in Path(write_beside(plain, train(tmp_path / "b", rows())).report).read_text()

@@ -119,7 +119,7 @@ def test_real_hardware_is_never_called_simulated(tmp_path: Path) -> None:
     assert "✖ CORRUPT" in text
     body = text.split("</style>")[1].split("<h2>How to reproduce")[0]
     assert "simulated" not in body.replace("Real or simulated", "").lower()  # the question is always asked
-    assert "what is found here is real" in text
+    assert "findings are real" in text
 
 
 def test_every_figure_has_a_name_and_the_colours_of_the_page(corrupt: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_run_that_has_not_ended_can_be_corrupt_already(tmp_path: Path) -> None
 
 def test_a_run_without_a_step_has_a_report(tmp_path: Path) -> None:
     page = Page(html(write_run(tmp_path / "run", manifest(**REAL), [], ended=False)))
-    assert "no step was done" in page.words
+    assert "no step was completed" in page.words
     assert "the record holds no losses" in page.words
 
 
@@ -315,7 +315,7 @@ def test_heat_map_has_a_cell_for_every_layer_and_no_image() -> None:
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="no run folder"):
+    with pytest.raises(RecordError, match="not a run folder"):
         write_report(tmp_path)
 
 
@@ -385,4 +385,4 @@ def test_marks_of_a_long_run_are_few_and_keep_the_spike() -> None:
     flat = shown(figures.where_and_when(lines, details_of([{**hit, "mismatched": 3} for hit in hits]), 32))
     shapes = [set(re.findall(r'<path id="[^"]*" d="([^"]*)"', svg(each, "figure"))) for each in (picture, flat)]
     assert len(shapes[0]) > len(shapes[1])  # the others are smaller than the spike
-    assert "Each column is of" in picture.caption
+    assert "Each column covers" in picture.caption

@@ -128,9 +128,9 @@ def test_digests_of_all_twins_are_needed() -> None:
     about, (rows, mismatches) = manifest(**REAL), steps(3)
     stored = contents_of(summarize(about, rows, mismatches), {"state_digest": ["ab"] * 2})
     for change, words in (
-        ({"state_digest": ["ab"]}, "1 final states of 2 twins"),
-        ({"steps": 9}, "3 of the 9 steps are on record"),
-        ({"state_digest": None}, "0 final states of 2 twins"),
+        ({"state_digest": ["ab"]}, "1 final states for 2 twins"),
+        ({"steps": 9}, "3 of the 9 steps are recorded"),
+        ({"state_digest": None}, "0 final states for 2 twins"),
     ):
         found = summary_of(contents(about, rows, mismatches, stored | change))
         assert found.verdict == "inconclusive"
@@ -359,12 +359,17 @@ def test_steps_that_were_run_again_and_agreed_leave_a_run_clean() -> None:
     hit = {"step": 4, "site": "fwd/ffn", "mismatched": 1}
     again = summary_of(dataclasses.replace(run, discarded=rows_of([{**bare, "mismatches": [hit]}])))
     assert again.verdict == "corrupt"
-    assert "in 1 steps that were run again" in again.reason
+    assert "in 1 repeated steps" in again.reason
 
 
 @pytest.mark.parametrize(
     ("steps_done", "told"),
-    [(1, "no bursts at all"), (3, "at every step"), (30, "every 10 steps or oftener"), (3000, "every 1e+03 steps")],
+    [
+        (1, "no bursts, since it is too short"),
+        (3, "at every step"),
+        (30, "every 10 steps or more often"),
+        (3000, "every 1e+03 steps"),
+    ],
 )
 def test_which_bursts_are_excluded(steps_done: int, told: str) -> None:
     assert told in excluded(steps_done)

@@ -176,8 +176,8 @@ def test_advice_says_what_a_plan_rests_on() -> None:
         (lambda: probability_seen(-1, 450), "-1 steps"),
         (lambda: probability_seen(math.nan, 450), "nan steps"),
         (lambda: mean_interval_limits(0, 1), "1 bursts in 0 steps"),
-        (lambda: mean_interval_limits(10, -1), "0 bursts or more"),
-        (lambda: mean_interval_limits(10, 0, ends_with_burst=True), "1 burst or more"),
+        (lambda: mean_interval_limits(10, -1), "at least 0 bursts"),
+        (lambda: mean_interval_limits(10, 0, ends_with_burst=True), "at least 1 burst"),
         (lambda: mean_interval_limits(10, 1, confidence=0.0), "confidence 0.0"),
     ],
 )

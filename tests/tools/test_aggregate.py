@@ -64,7 +64,7 @@ def test_specifications() -> None:
         ("noise,sigma=1,sigma=2", "given twice"),
         ("paft+lossy", "lossy cannot be combined with paft"),
         ("noise+lossy", "lossy takes the workers' own gradients"),
-        ("shadow+noise", "give it alone"),
+        ("shadow+noise", "use it alone"),
     ],
 )
 def test_bad_specifications(text: str, message: str) -> None:

@@ -124,7 +124,7 @@ def test_short_tests_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert BURN_IN.read(tmp_path / "run") == both
     (tmp_path / "run" / RESULT).write_text("{}")
     assert cli.run([*words.split(), "4", "--resume"]) == 2
-    assert "is no result of sdc burnin" in capsys.readouterr().err
+    assert "is not a result of sdc burnin" in capsys.readouterr().err
 
 
 def test_ended_by_a_signal_it_says_what_is_known(tmp_path: Path) -> None:

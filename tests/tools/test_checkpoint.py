@@ -96,8 +96,8 @@ def test_files_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("verify", "nowhere"), "nowhere is no folder; expected one that an Orbax checkpointer wrote"),
-        (("verify", "FOLDER/model"), "is no folder"),
+        (("verify", "nowhere"), "nowhere is not a folder; expected one that an Orbax checkpointer wrote"),
+        (("verify", "FOLDER/model"), "is not a folder"),
         (("verify", "FOLDER/1"), "there are no complete checkpoints in"),
         (("verify", "FOLDER", "--step", "7"), "--step 7: "),
         (("look", "FOLDER"), "look"),

@@ -124,8 +124,8 @@ def test_a_compiler_that_fails(
     ("flags", "message"),
     [
         (("--target", "v9:1x1", "--config", "tiny"), "--target v9:1x1: expected a target"),
-        (("--target", "v5e:2x2"), "--step: expected either a configuration or a step of one's own"),
-        (("--target", "v5e:2x2", "--config", "tiny", "--step", "a:b"), "expected either a configuration or a step"),
+        (("--target", "v5e:2x2"), "--step: expected either config or step"),
+        (("--target", "v5e:2x2", "--config", "tiny", "--step", "a:b"), "expected either config or step"),
         (("--target", "v5e:2x2", "--step", "mymodel"), "--step mymodel: expected MODULE:FUNCTION"),
         (("--target", "v5e:2x2", "--config", "tiny", "--model", "4"), "has 4 devices, and 2 twin × 1 data × 4 model"),
         (

@@ -113,7 +113,7 @@ def test_simulations_are_marked_everywhere(tmp_path: Path, capsys: pytest.Captur
     code, summary = run_json(capsys, *words[:3])
     assert (code, summary["simulated"], summary["simulated_results"]) == (1, "some", 3)
     assert cli.run(words[:3]) == 1
-    assert "3 of 4 results are of simulated faults" in capsys.readouterr().out
+    assert "3 of 4 results have simulated faults" in capsys.readouterr().out
 
 
 def test_names_of_others_do_no_harm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +154,7 @@ def test_schedules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(words) == 0
     script = capsys.readouterr().out
     assert script.count("srun --nodes=2") == 9
-    assert "# each suspect meets 3 hosts that are no suspects" in script
+    assert "# each suspect meets 3 hosts that are not suspects" in script
     checked = subprocess.run(["sh", "-n"], input=script, text=True, capture_output=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
     assert cli.run([*words, "--format", "json"]) == 0

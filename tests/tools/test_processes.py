@@ -81,7 +81,7 @@ def test_a_peer_that_does_not_come(tmp_path: Path) -> None:
     flags = ("--coordinator", "127.0.0.1:9", "--processes", 2, "--process", 1, "--timeout", 3)
     code, _, err = sdc(*TWIN, *flags, "--run", tmp_path / "run")
     assert code == 3
-    assert "a peer did not come within 3 s at 127.0.0.1:9 (127.0.0.1 leads back to this host; give" in err
+    assert "a peer did not connect within 3 s at 127.0.0.1:9 (127.0.0.1 leads back to this host; give" in err
     assert not (tmp_path / "run").exists()
 
 
@@ -92,7 +92,9 @@ def test_a_coordinator_whose_name_has_no_address_yet_is_awaited(tmp_path: Path) 
     assert code == 3
     first, last = err.splitlines()
     assert first.startswith("waiting for the other processes at gpu-9.invalid:4321 (gpu-9.invalid has no address on")
-    assert last.startswith("sdc: inconclusive: a peer did not come within 3 s at gpu-9.invalid:4321 (gpu-9.invalid has")
+    assert last.startswith(
+        "sdc: inconclusive: a peer did not connect within 3 s at gpu-9.invalid:4321 (gpu-9.invalid has"
+    )
     assert not (tmp_path / "run").exists()
 
 

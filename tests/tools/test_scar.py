@@ -121,7 +121,7 @@ def test_a_host_is_lost_and_the_run_goes_on(axis: str, every: bool, tmp_path: Pa
     for process in processes:
         code, _, err = process.end()
         assert code == 3, err[-2000:]
-        assert f"goes on from step {step}; {done - step} steps are lost" in err
+        assert f"resumes from step {step}; {done - step} steps are lost" in err
 
     # What both processes copied and saved of their states: the survivor's bits, and saved bits for the rest.
     assert "params/embedding" in must.agrees(copied(lost / str(step)))
@@ -153,7 +153,7 @@ def test_a_host_is_lost_and_the_run_goes_on(axis: str, every: bool, tmp_path: Pa
     assert record.ended
     assert [row["step"] for row in record.lines] == list(range(len(rows) + 1))
     assert list((tmp_path / "copies").iterdir()) == []
-    words = f"started again at step {step}: {restart['lost']} of {restart['blocks']} blocks"
+    words = f"restarted at step {step}: {restart['lost']} of {restart['blocks']} blocks"
     assert words in (run / "report.html").read_text()
 
 

@@ -135,9 +135,12 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"weights": ((64, 32), "float32")}, r"state/weights was certified with shape \[64, 64\] and not \[64, 32\]"),
-        ({"weights": ((64, 64), "bfloat16")}, r"was certified as float32 and not as bfloat16"),
+        ({"weights": ((64, 64), "bfloat16")}, r"was certified as float32, not as bfloat16"),
         ({"step": None}, r"it has no state/step, which was saved"),
-        ({"more": ((2,), "float32")}, r"it has state/more, which was not saved; continue with the configuration that"),
+        (
+            {"more": ((2,), "float32")},
+            r"it has state/more, which was not saved; resume with the original configuration",
+        ),
     ],
     ids=["shape", "dtype", "fewer", "more"],
 )
@@ -151,12 +154,12 @@ def test_another_state_is_refused(tmp_path: Path, change: dict[str, Any], messag
 
 
 def test_nothing_to_restore_and_nowhere_to_save(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no complete checkpoint in .*; start the run anew"):
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint in .*; start a new run"):
         Checkpoints(tmp_path, every=1).restore(describe(small()))
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(
-            CheckpointError, match=r"cannot write checkpoint .*file/1 \(.*\); make room or name another"
+            CheckpointError, match=r"cannot write checkpoint .*file/1 \(.*\); free some space or give another"
         ) as error,
         Checkpoints(tmp_path / "file", every=1) as checkpoints,
     ):
@@ -165,7 +168,7 @@ def test_nothing_to_restore_and_nowhere_to_save(tmp_path: Path) -> None:
     for setting in ("every", "keep"):
         with pytest.raises(SettingError, match=f"{setting}=0: expected at least 1"):
             Checkpoints(tmp_path, **{"every": 1, setting: 0})
-    with pytest.raises(SettingError, match=r"folder=s3://bucket/run: Orbax writes arrays to .*, not to s3://"):
+    with pytest.raises(SettingError, match=r"folder=s3://bucket/run: Orbax cannot write to s3://; give .*"):
         Checkpoints("s3://bucket/run", every=1)
 
 

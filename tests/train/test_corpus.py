@@ -67,7 +67,7 @@ def test_standard_library_leaves_out_what_differs_between_hosts(
 
 def test_standard_library_without_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path / "python311.zip"))
-    assert message("python").endswith("give files of your own")
+    assert message("python").endswith("give your own files")
 
 
 def test_folder_is_read_sorted_and_without_hidden_or_other_files(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_json_lines_round_trip(tmp_path_factory: pytest.TempPathFactory, texts: 
         (b'{"txt": "a"}', "line 3: has no text"),
         (b'{"text": ["a"]}', "line 3: has no text"),
         (b'"text"', "line 3: has no text"),
-        (b'{"text": "\\ud800"}', "line 3: has half a surrogate pair"),
+        (b'{"text": "\\ud800"}', "line 3: has an unpaired surrogate"),
     ],
 )
 def test_bad_json_line_is_named(tmp_path: Path, line: bytes, expected: str) -> None:
@@ -184,7 +184,9 @@ def test_links_to_folders_lead_nowhere(tmp_path: Path) -> None:
     assert read_corpus(tmp_path).documents == ("a", "b")
 
 
-@pytest.mark.parametrize(("path", "why"), [("x\0", "a path holds no zero byte"), (5_000 * "x", "File name too long")])
+@pytest.mark.parametrize(
+    ("path", "why"), [("x\0", "a path must not contain a zero byte"), (5_000 * "x", "File name too long")]
+)
 def test_a_path_that_cannot_be(path: str, why: str) -> None:
     assert f"cannot be read ({why}); check the path" in message(path)
 
@@ -194,7 +196,7 @@ def test_a_file_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise MemoryError
 
     monkeypatch.setattr(Path, "read_bytes", read)
-    assert "a.txt: does not fit into memory; give a part of it" in message(write(tmp_path, {"a.txt": "a"}))
+    assert "a.txt: does not fit into memory; give only a part of it" in message(write(tmp_path, {"a.txt": "a"}))
 
 
 def test_unreadable_file_and_folder_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,10 +26,10 @@ def failure(code: str, *, limit: float = 20.0) -> str:
         ("import os; os.abort()", "ended with SIGABRT"),
         ("import sys; sys.exit(7)", "ended with exit code 7"),
         ("raise OSError('no device')", "exit code 1: OSError: no device"),
-        ("print('hello')", "answered b'hello\\n', which is no result"),
-        ("pass", "answered b'', which is no result"),
+        ("print('hello')", "answered b'hello\\n', which is not a result"),
+        ("pass", "answered b'', which is not a result"),
         ('print(\'{"format": "jax-sdc doctor child"}\')', "missing required field"),
-        ("import os; os.write(1, bytes(range(128, 256)))", "which is no result"),
+        ("import os; os.write(1, bytes(range(128, 256)))", "which is not a result"),
     ],
 )
 def test_what_a_child_does_instead_of_answering(code: str, said: str) -> None:
@@ -96,7 +96,7 @@ def test_a_cache_from_which_nothing_was_read_was_not_checked() -> None:
     assert of_stub()["compilation cache"].outcome == "ok"
     cache = of_stub(HITS="0")["compilation cache"]
     assert cache.outcome == "could not be run"
-    assert "nothing was read" in cache.sentence
+    assert "no program was read" in cache.sentence
 
 
 def test_a_flag_that_xla_does_not_know_is_left_out_of_a_trial() -> None:

@@ -103,7 +103,7 @@ def test_digest_sees_every_array_and_its_shape(tmp_path: Path) -> None:
         (0, struct.pack(">I3I", 0x803, 0, 4, 8), "at least one value"),
         (1, idx(ARRAYS[1][:-1]), "train has 7 images but 6 labels"),
         (3, idx(ARRAYS[1]), "t10k has 3 images but 7 labels"),
-        (2, idx(TEST.reshape(3, 8, 4)), "images of (4, 8) to train on but of (8, 4) to test on"),
+        (2, idx(TEST.reshape(3, 8, 4)), "training images of (4, 8) but test images of (8, 4)"),
     ],
 )
 def test_bad_idx_file_is_named(tmp_path: Path, file: int, data: bytes, expected: str) -> None:
@@ -122,7 +122,7 @@ def test_damaged_gzip_file_is_named(tmp_path: Path, damage: Callable[[bytes], by
 
 def test_missing_folder_and_file_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = message(tmp_path / "mnist")
-    assert text.startswith(f"images={tmp_path / 'mnist'}: is no folder; expected digits, fashion-mnist, auto or")
+    assert text.startswith(f"images={tmp_path / 'mnist'}: is not a folder; expected digits, fashion-mnist, auto or")
     write(tmp_path / "digits", CONTENTS)
     (tmp_path / "digits" / FILES[3]).unlink()
     monkeypatch.chdir(tmp_path)
@@ -299,7 +299,7 @@ def test_a_batch_belongs_to_its_caller() -> None:
 
 
 def test_batch_larger_than_the_set_and_bad_seeds() -> None:
-    with pytest.raises(ImagesError, match="images=numbered: has 3 to train on, and a batch needs 4; take smaller"):
+    with pytest.raises(ImagesError, match="images=numbered: has 3 training images, but a batch needs 4; use smaller"):
         image_batches(numbered(3), batch_size=4, seed=0)
     next(image_batches(numbered(3), batch_size=3, seed=2**64 - 1))
     for seed in (-1, 2**64):

@@ -56,7 +56,7 @@ def test_a_campaign_that_is_cut_off_ends_with_the_same_table(tmp_path: Path) -> 
 
     with pytest.raises(ValueError, match="is another campaign"):
         run_campaign(dataclasses.replace(resumed, follow=2), loaded=loaded(WORKLOAD))
-    with pytest.raises(SettingError, match="holds 60 injections already"):
+    with pytest.raises(SettingError, match="already holds 60 injections"):
         run_campaign(dataclasses.replace(resumed, injections=9), loaded=loaded(WORKLOAD))
 
 

@@ -105,7 +105,7 @@ def test_what_stands_in_the_place_of_an_archive(tmp_path: Path, monkeypatch: pyt
     for folder in (tmp_path / "nowhere", path, Path("no where")):
         quoted = "'no where'" if folder == Path("no where") else folder
         assert message(partial(read_member, ARCHIVE, folder)).endswith(PIP.format(quoted))
-    assert "is no path" in message(lambda: read_member(ARCHIVE, Path("\0")))
+    assert "is not a valid path" in message(lambda: read_member(ARCHIVE, Path("\0")))
 
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")

@@ -115,7 +115,7 @@ def test_the_most_active(users: int, items: int, seed: int) -> None:
     raters = sorted(range(6), key=lambda user: (-np.count_nonzero(table[user, chosen]), user))[:users]
     part = table[sorted(raters)][:, sorted(chosen)]
     if not (part.any(0).all() and part.any(1).all()):
-        with pytest.raises(SettingError, match="have ratings among those kept; take other numbers"):
+        with pytest.raises(SettingError, match="have ratings among those kept; change both numbers"):
             most_active(made(table), users, items)
         return
     kept = most_active(made(table), users, items)
@@ -144,7 +144,7 @@ ROWS = b"1,2,3\n4,5,6\n"
         (b"", "has no row of numbers"),
         (b"\n \n", "has no row of numbers"),
         (b"user,item,rating\n", "has no row of numbers"),
-        (ROWS + b"\n7,8\n", "line 4 is '7,8', 2 columns, expected 3; mend that line"),
+        (ROWS + b"\n7,8\n", "line 4 is '7,8', 2 columns, expected 3; correct that line"),
         (b"a,b,c,d\n" + ROWS, "line 2 is '1,2,3', 3 columns, expected 4"),
         (b"a,b,c\n1,2,3\n4,5,x\n", "line 3 is '4,5,x', expected a number in column 3"),
         (b"a,b,c\nd,e,f\n", "line 2 is 'd,e,f', expected a number in column 1"),
@@ -193,9 +193,9 @@ def test_bad_rows_are_named(tmp_path: Path, read: Callable[[Path], object], data
             "line 1 is '-7,1,2,3,4,5', expected the number of ratings first, from 0 to 5",
         ),
         (read_ratings, b"6,1,2,3,4,5\n", "line 1 is '6,1,2,3,4,5', expected the number of ratings"),
-        (read_ratings, b"0,99,99,99,99,99\n", "has no rating; give a file that does"),
-        (read_table, b"1\n2\n", "has one column; expected features and then a class"),
-        (read_table, b"1,2\n1,2\n", "has only the class 2; give rows of two classes or more"),
+        (read_ratings, b"0,99,99,99,99,99\n", "has no ratings; give a file with ratings"),
+        (read_table, b"1\n2\n", "has one column; expected features followed by a class"),
+        (read_table, b"1,2\n1,2\n", "has only the class 2; give rows of at least two classes"),
         (read_table, b"1,2\n1,2.5\n", "line 2 is '1,2.5', expected a whole number as the class"),
     ],
     ids=itertools.count(),
@@ -300,7 +300,7 @@ def test_documents_of_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(corpora, "PLAYS_TEXTS", Archive("some-pack==1.0", "pack/*.md", digest))
     assert texts(read_documents("plays", tmp_path, least=1, stop=1)) == ["soft", "but soft"]
     monkeypatch.chdir(tmp_path)
-    assert "data=plays: is no folder; expected reuters, plays or" in message(lambda: read_documents(Path("plays")))
+    assert "data=plays: is not a folder; expected reuters, plays or" in message(lambda: read_documents(Path("plays")))
 
 
 @settings(max_examples=100)
@@ -317,11 +317,11 @@ def test_shortened_keeps_the_beginnings(lists: list[list[int]], tokens: int) -> 
 
 
 def test_bad_documents_are_named(tmp_path: Path) -> None:
-    assert "is no folder; expected reuters, plays or" in message(lambda: read_documents("nowhere"))
-    assert "is no folder" in message(lambda: read_documents("a\0b"))
+    assert "is not a folder; expected reuters, plays or" in message(lambda: read_documents("nowhere"))
+    assert "is not a folder" in message(lambda: read_documents("a\0b"))
     assert f"data={tmp_path}: has no file; give a folder of texts" in message(lambda: read_documents(tmp_path))
     (tmp_path / "text").write_text("some words and some more")
-    assert "has no word in at least 3 tokens and at most 0.5 of 1 documents; give more" in message(
+    assert "has no word with at least 3 tokens in at most 0.5 of 1 documents; give more" in message(
         lambda: read_documents(tmp_path, least=3)
     )
     (tmp_path / "text.gz").write_bytes(gzip.compress(b"some words")[:-9])

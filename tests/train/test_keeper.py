@@ -103,9 +103,13 @@ def test_each_save_tells_what_a_loss_would_cost(
     # Blocks that were given back have not moved since they were.
     assert told[11]["losses"][2]["steps"] == pytest.approx(2)
     report = (tmp_path / "run" / "report.html").read_text()
-    for title in ("What losing parts of the state would", "How often to save how much", "Predicted cost of a loss"):
+    for title in (
+        "Predicted cost of losing parts of the state",
+        "Recommended saving interval and fraction",
+        "Predicted cost of a loss",
+    ):
         assert title in report
-    for words in ("would cost about", "Daly (2006)", "every 1 week, 1/8", "They do not here, or too few saves"):
+    for words in ("would cost about", "Daly (2006)", "every 1 week, 1/8", "Here they do not, or too few saves"):
         assert words in report
 
 
@@ -123,7 +127,7 @@ def test_a_run_in_which_nothing_moves(tmp_path: Path) -> None:
     for name, titles in (("still", ("cost", "much")), ("once", ("much",))):
         page = (tmp_path / name / "report.md").read_text()
         for title in titles:
-            assert f"{title}: too few saves were made, or nothing moved" in page
+            assert f"{title}: too few saves were made, or no parameter changed" in page
         assert ("would cost about" in page) == (name == "once")
 
 
@@ -182,7 +186,7 @@ def test_a_damaged_copy_counts_as_none(tmp_path: Path, caplog: pytest.LogCapture
     content[len(content) // 2] ^= 4
     pieces.write_bytes(content)
     execute(dataclasses.replace(job, resume=True))
-    assert "is not what it was on the device" in caplog.text
+    assert "differs from its digest on the device" in caplog.text
     restarted = lines(tmp_path / "run")[8]["restarted"]
     assert (restarted["policy"], restarted["step"], restarted["steps_lost"]) == ("full", 8, 0)
     assert restarted["behind"] > 0

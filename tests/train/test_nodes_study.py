@@ -49,15 +49,15 @@ def test_a_node_agrees_where_it_should(measured: NodesMeasured) -> None:
 def test_where_nothing_is_known_nothing_is_said(measured: NodesMeasured) -> None:
     [drift] = [row for row in measured.rows if (row.node, row.quantity) == ("node2", "drift")]
     assert drift.agrees is None
-    assert "too short a run for a statement" in drift.note
+    assert "the run is too short" in drift.note
     overview = findings_of(measured).grids[0]
-    assert dict(zip(overview.header, overview.rows[0], strict=True))["drift"] == "cannot be said"
+    assert dict(zip(overview.header, overview.rows[0], strict=True))["drift"] == "undetermined"
 
 
 @pytest.mark.parametrize("quantity", ["frequency", "severity by layer", "time", "drift", "loss"])
 def test_each_claim_fails_where_figures_disagree(measured: NodesMeasured, quantity: str) -> None:
     wrong = tuple(dataclasses.replace(row, agrees=False) if row.quantity == quantity else row for row in measured.rows)
-    claims = {"drift": "drift grows", "loss": "losses are one line", "time": "behaviour in time"}
+    claims = {"drift": "drift grows", "loss": "loss curves coincide", "time": "behaviour in time"}
     begins = claims.get(quantity, f"{quantity}:")
     [check] = [
         check
@@ -105,7 +105,7 @@ def test_the_record_and_the_page(measured: NodesMeasured, tmp_path: Path) -> Non
         ({"nodes": ("node16",)}, "expected one or several of node1 ... node15"),
         ({"nodes": ()}, "expected one or several"),
         ({"runs": 3}, "too few for an interval"),
-        ({"steps": 10}, "too short for a statement"),
+        ({"steps": 10}, "do not suffice for a conclusion"),
         ({"seed": -1}, "expected a whole number from 0"),
     ],
 )

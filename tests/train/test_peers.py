@@ -34,7 +34,7 @@ def resolve(host: str) -> Sequence[str]:
         ("gpu-1:4", "gpu-2", "127.0.1.1:4", "gpu-1 resolves to 127.0.1.1 on this host"),
         ("localhost:4", "gpu-2", "127.0.0.1:4", "localhost resolves to 127.0.0.1 on this host"),
         ("[::1]:4", "gpu-2", "[::1]:4", "[::1] leads back to this host; "),
-        ("gpu-2:4", "gpu-1", "10.0.0.2:4", "this host's own name gpu-1 resolves to 127.0.1.1, by which CPU"),
+        ("gpu-2:4", "gpu-1", "10.0.0.2:4", "this host's own name gpu-1 resolves to 127.0.1.1, at which CPU"),
         ("gpu-2:4", "gpu-2", "10.0.0.2:4", None),
         ("gpu-2:4", "unknown", "10.0.0.2:4", None),
         ("gpu-3:4", "gpu-2", "[fe80::1%eth0]:4", None),
@@ -83,7 +83,7 @@ def test_what_never_is_the_name_of_a_host_is_told_at_once(host: str) -> None:
 
 def test_names_are_looked_up_by_the_system() -> None:
     assert resolved("::1") == ["::1"]
-    with pytest.raises(OSError, match="no name of a host"):
+    with pytest.raises(OSError, match="not a host name"):
         resolved(64 * "x" + ".invalid")
 
 

@@ -131,7 +131,7 @@ def test_lines_of_a_run_that_goes_back_are_kept(plain: tuple[Path, dict[str, Any
     ("decision", "message"),
     [
         (Decision.RERUN, "for 10 times"),
-        (Decision.ROLL_BACK, "there is no checkpoint yet"),
+        (Decision.ROLL_BACK, "before the first checkpoint"),
         (None, "decided None at step 0; expected a Decision"),
     ],
 )

@@ -164,7 +164,7 @@ def test_a_run_that_crashed_resumes_to_the_same_bits(corrupt: tuple[Path, dict[s
     other = dataclasses.replace(again, workload=dataclasses.replace(WORKLOAD, seed=7))
     with pytest.raises(RecordError, match=r"another configuration .*data\.digest"):
         run(other, loaded=loaded(other.workload))
-    with pytest.raises(SettingError, match="holds 5 steps already; give 5 or more"):
+    with pytest.raises(SettingError, match="already holds 5 steps; give at least 5"):
         run(dataclasses.replace(again, steps=3), loaded=loaded(WORKLOAD))
     manifest = read_manifest(folder)
     write_sealed(folder / "manifest.json", {**manifest, "program": {"step": "another", "observe": "too"}})

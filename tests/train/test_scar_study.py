@@ -165,7 +165,7 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path, sound: list[PartRow]) -> No
     with pytest.raises(Interrupted):
         record_study(STUDY, [subject()], folder, on_part=stop)
     assert len(read_record(folder).lines) == 6
-    with pytest.raises(RecordError, match=r"is another study .*trials.*; resume it with its own settings"):
+    with pytest.raises(RecordError, match=r"is another study .*trials.*; resume it with the same settings"):
         record_study(dataclasses.replace(STUDY, trials=20), [subject()], folder, resume=True)
     told.clear()
     record = record_study(STUDY, [subject()], folder, resume=True, on_part=told.append)
@@ -180,7 +180,7 @@ def test_what_does_not_converge_is_said_and_not_priced(tmp_path: Path) -> None:
     task = dataclasses.replace(subject().task, step=lambda state, k: {"weights": 1.1 * state["weights"]})
     record = record_study(STUDY, [Subject("other", task, 20)], tmp_path / "study")
     found = findings_of_scar.findings(record.parts)
-    grid = next(grid for grid in found.grids if grid.caption == "What did not converge")
+    grid = next(grid for grid in found.grids if grid.caption == "Trainings that did not converge")
     assert len(grid.rows) == 1 + STUDY.starts
     assert "other does not converge: its loss was" in grid.rows[0][3]
     assert not any("Figure 7" in grid.caption for grid in found.grids)
@@ -192,13 +192,13 @@ def test_starts_that_do_not_converge_are_told(sound: list[PartRow]) -> None:
         for row in sound
     ]
     found = findings_of_scar.findings(changed)
-    failed = next(grid for grid in found.grids if grid.caption == "What did not converge")
+    failed = next(grid for grid in found.grids if grid.caption == "Trainings that did not converge")
     assert [row[2:] for row in failed.rows] == [
         (2, "never came there"), ("all", "4 starts converged: too few for an interval")
     ]  # fmt: skip
     assert not any("Figure 7" in grid.caption for grid in found.grids)
     more = [*changed, *(replace(row, start=(row.start or 0) + 5) for row in sound if row.what == "failures")]
-    trained = next(grid for grid in findings_of_scar.findings(more).grids if grid.caption == "What was trained")
+    trained = next(grid for grid in findings_of_scar.findings(more).grids if grid.caption == "Trainings")
     assert trained.rows[0][5:7] == (9, 1)
 
 
@@ -233,7 +233,7 @@ def test_bad_settings(settings: dict[str, int], message: str) -> None:
 def test_a_criterion_that_is_never_met() -> None:
     part = next(part for part in STUDY.parts([subject()]) if part.what == "failures")
     told = [row("criterion", "regression", {"failed": "never"})]
-    with pytest.raises(DoesNotConverge, match="has no criterion"):
+    with pytest.raises(DoesNotConverge, match="has no convergence criterion"):
         part.run(told)
 
 
@@ -278,7 +278,7 @@ def test_a_loss_that_is_no_number_after_a_failure_is_said() -> None:
         ({"blocks": {"weights": 2 * np.arange(256)}}, "numbers of blocks are \\[0, 2"),
         ({"moving": ()}, "moving are \\[\\]"),
         ({"moving": ("other",)}, "moving are \\['other'\\]"),
-        ({"step": lambda state, k: {}}, "step gives back \\{\\}"),
+        ({"step": lambda state, k: {}}, "step returns \\{\\}"),
         ({"loss": lambda state: state["weights"]}, "expected a single number"),
     ],
 )

@@ -151,7 +151,7 @@ def test_files_of_pairs_are_resolved_by_the_command(
     assert capsys.readouterr().out.splitlines() == ["PASS", "no pair differs", "a and b agree", "b and c agree"]
     (tmp_path / "two" / PAIR).write_text("{}")
     assert cli.run(["pair", "--resolve", str(tmp_path / "two")]) == 2
-    assert "is no result of sdc pair or sdc pool" in capsys.readouterr().err
+    assert "is not a result of sdc pair or sdc pool" in capsys.readouterr().err
 
 
 def test_the_fewest_hosts_explain_differences() -> None:

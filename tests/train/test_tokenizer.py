@@ -114,8 +114,8 @@ def test_without_end_of_text_the_error_says_what_was_looked_for(tmp_path: Path) 
         (b"[" * 100_000, "invalid JSON: it is nested deeper than 100 levels"),
         (b"[1]", "no field 'model'"),
         (b'{"text": "a"}', "no field 'model'"),
-        (b'{"model": 3}', "is no tokenizer.json"),
-        (b'{"model": {"type": "Oracle",\n"vocab": {}}}', "is no tokenizer.json"),
+        (b'{"model": 3}', "is not a tokenizer.json"),
+        (b'{"model": {"type": "Oracle",\n"vocab": {}}}', "is not a tokenizer.json"),
     ],
 )
 def test_file_that_is_no_tokenizer(tmp_path: Path, content: bytes, expected: str) -> None:

@@ -34,7 +34,7 @@ def test_a_struck_run_parts_from_the_golden_trace(golden: Path) -> None:
     found = execute(dataclasses.replace(JOB, simulate=fault, against=golden, folder=folder))
     assert found["simulated"]
     assert found["verdict"] == "corrupt"
-    assert f"parts from {golden} at step 1: {target.name}, iteration 1, 1, on data=0 model=1" in found["reason"]
+    assert f"first differs from {golden} at step 1: {target.name}, iteration 1, 1, on data=0 model=1" in found["reason"]
     assert len(lines(folder)) == 2  # it stopped there
     assert (found["first_difference"]["step"], found["first_difference"]["site"]) == (1, target.name)
     assert f"layer 1, {target.name}" in found["sentence"]
@@ -68,7 +68,7 @@ def test_a_healthy_run_agrees_with_the_golden_trace(golden: Path) -> None:
 def test_a_golden_trace_without_the_steps_of_a_run_judges_nothing(golden: Path) -> None:
     empty = Golden(golden)
     empty.trace = dataclasses.replace(empty.trace, lines={})
-    assert empty.conclude() == {"verdict": "inconclusive", "reason": f"{golden} has none of its steps"}
+    assert empty.conclude() == {"verdict": "inconclusive", "reason": f"{golden} and this run have no step in common"}
 
 
 def test_traces_of_different_programs_are_not_compared(golden: Path) -> None:

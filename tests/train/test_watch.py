@@ -49,10 +49,10 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("peer", "message"),
     [
         ("beating", None),
-        ("silent", "process 1 was lost (no sign of life for 0.4 s, last heard in step 7)"),
+        ("silent", "process 1 was lost (no heartbeat for 0.4 s, last heard in step 7)"),
         (FAILED, "process 1 ended early, and its output says why"),
         (DONE, None),
-        ("the store hangs", "process 0 was lost (no sign of life for 0.4 s"),
+        ("the store hangs", "process 0 was lost (no heartbeat for 0.4 s"),
     ],
 )
 def test_what_is_said_of_a_peer(told: list[str], peer: str, message: str | None) -> None:

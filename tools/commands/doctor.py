@@ -31,7 +31,7 @@ def run(options: DoctorCommand) -> int:
     with usage_errors():
         options.asked.check()
     with tools.StageProgress("doctor") as progress:
-        found = examine(options.asked, tell=progress.begin)
+        found = examine(options.asked, report=progress.begin)
     tools.show(to_json(found), _parts(found), as_json=options.json)
     return int(found.verdict.code)
 

@@ -66,7 +66,7 @@ def examine(
     environ: Mapping[str, str] | None = None,
     suite: str = SUITE,
     command: Sequence[str] = CHILD,
-    tell: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> Examined:
     """Determines whether an environment suits bitwise comparison. Everything runs in separate processes."""
     other = asked.check()
@@ -78,7 +78,7 @@ def examine(
         threads = max(machine.cores, 4, asked.devices or 0)  # as in a run with one device per twin
         surroundings = changed(surroundings, {**needed, THREADS: str(threads)})
     request = Request(suite=suite, options={"config": asked.config}, devices=asked.devices, runs=TIMES)
-    lab = Laboratory(surroundings, request, asked.seconds, tell=tell, command=command)
+    lab = Laboratory(surroundings, request, asked.seconds, report=report, command=command)
     checks, first = examine_runs(lab, machine)
     checks += look(Scene(surroundings, None if first is None else first.environment, machine))
     if other is not None:
@@ -402,8 +402,10 @@ def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machin
     causes: dict[str, None] = {}
     for settings in {tuple(each): None for each in reasons.values()}:
         names = [name for name in operations if tuple(reasons.get(name, ())) == settings]
-        told = " and ".join(f"{shown(name, adopt[name])} there, {shown(name, own.get(name))} here" for name in settings)
-        check.sentence += f". {', '.join(names)}: decided by {told}"
+        cause = " and ".join(
+            f"{shown(name, adopt[name])} there, {shown(name, own.get(name))} here" for name in settings
+        )
+        check.sentence += f". {', '.join(names)}: decided by {cause}"
         causes |= dict.fromkeys(settings)
     check.causes, check.lines = list(causes), lines(lab.environ, {name: adopt[name] for name in causes})
     if rest := [name for name in operations if name not in reasons]:

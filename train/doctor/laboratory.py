@@ -122,7 +122,7 @@ class Laboratory:
     request: Request
     seconds: float  # time limit in total, from construction
     workers: int = 1  # processes at a time: one if devices cannot be shared
-    tell: Callable[[str], None] = lambda text: None  # receives a description of the next measurement
+    report: Callable[[str], None] = lambda text: None  # receives a description of the next measurement
     command: Sequence[str] = CHILD  # command of the child process
 
     def __post_init__(self) -> None:
@@ -143,7 +143,7 @@ class Laboratory:
             left = self._ends - time.monotonic()
             if left <= 0:
                 raise ChildFailed(f"the time limit of {self.seconds:g} s has passed")
-            self.tell(what)
+            self.report(what)
             environ = changed(self.environ, {**compiling, **asked})
             request = dataclasses.replace(self.request, only=only)
             try:

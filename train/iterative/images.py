@@ -1,7 +1,7 @@
 """Small labelled images: Fashion-MNIST, scikit-learn's digits, or a folder of idx files; and batches of them.
 
-Replicas on two hosts must train on the same images. Files whose contents are known are checked by SHA-256 wherever they
-come from, and the digest of the arrays covers everything a run trains and tests on.
+Replicas on two hosts must train on the same images. Known files are verified by SHA-256, and the digest of the arrays
+covers all training and test data.
 
 Letters of shapes:
 
@@ -29,13 +29,13 @@ DIGITS = "digits"  # 1,797 images of 8x8 that come with scikit-learn; the defaul
 
 FASHION_MNIST = "fashion-mnist"  # 70,000 images of 28x28, the contents of a Debian package
 
-AUTO = "auto"  # Fashion-MNIST where it is at hand, else digits
+AUTO = "auto"  # Fashion-MNIST if available, otherwise digits
 
 PACKAGE = "dataset-fashion-mnist"  # Debian package of Fashion-MNIST, about 31 MB
 
-INSTALLED = Path("/usr/share/datasets/fashion-mnist")  # where that package puts its files
+INSTALLED = Path("/usr/share/datasets/fashion-mnist")  # install path of that package's files
 
-# The four files of a data set in the format of MNIST, each as it is or with `.gz` at its end.
+# The four files of a data set in the format of MNIST, each plain or with the suffix `.gz`.
 FILES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
@@ -43,7 +43,7 @@ FILES = (
     "t10k-labels-idx1-ubyte",
 )
 
-# Of the unpacked contents: packing the same images anew changes the .gz files, but not these.
+# Digests of the decompressed contents: recompressing the images changes the .gz files, but not these.
 _SHA256 = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -54,21 +54,21 @@ _TEST_DIGITS = 360  # a fifth
 
 
 class ImagesError(DataError):
-    """Images that are missing or damaged; the message says which and how to mend it."""
+    """Images are missing or damaged; the message names them and the remedy."""
 
     of = "images"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Images:
-    """Images with labels, to train and to test on. The arrays are read-only."""
+    """Labelled images for training and testing. The arrays are read-only."""
 
     train_images: Float32[np.ndarray, "N h w 1"]  # float32 in [0, 1], one channel
     train_labels: Int32[np.ndarray, "N"]  # classes of `train_images`, from 0
-    test_images: Float32[np.ndarray, "N h w 1"]  # images to test on, like `train_images`
+    test_images: Float32[np.ndarray, "N h w 1"]  # test images, like `train_images`
     test_labels: Int32[np.ndarray, "N"]  # classes of `test_images`, from 0
     classes: int  # number of classes
-    source: str  # where they come from, for the run record
+    source: str  # their origin, for the run record
     digest: str  # SHA-256 (hexadecimal) over the four arrays, shapes included
 
     @property
@@ -79,8 +79,8 @@ class Images:
 
 
 def read_images(source: str | Path = DIGITS) -> Images:
-    """Reads scikit-learn's digits, Fashion-MNIST (of the Debian package, or of the cache where a user put its files),
-    `auto` (Fashion-MNIST where it is at hand, else digits), or a folder of four idx files named as in `FILES`."""
+    """Reads scikit-learn's digits, Fashion-MNIST (from the Debian package, or from files that a user put into the
+    cache), `auto` (Fashion-MNIST if available, otherwise digits), or a folder of four idx files named as in `FILES`."""
     # A Path never equals a string: Path("digits") is a folder of that name.
     if source == DIGITS:
         return _digits("scikit-learn digits")
@@ -91,25 +91,27 @@ def read_images(source: str | Path = DIGITS) -> Images:
             return _fashion_mnist()
         except ImagesError as error:
             return _digits(f"scikit-learn digits, as {FASHION_MNIST} {error.problem.partition('; ')[0]}")
-    if not os.path.isdir(source):  # unlike Path.is_dir, False also where a parent may not be entered
-        raise ImagesError(source, f"is no folder; expected {DIGITS}, {FASHION_MNIST}, {AUTO} or a folder of idx files")
+    if not os.path.isdir(source):  # unlike Path.is_dir, False also if a parent is not accessible
+        raise ImagesError(
+            source, f"is not a folder; expected {DIGITS}, {FASHION_MNIST}, {AUTO} or a folder of idx files"
+        )
     return _from_files(_read_folder(Path(source)), str(source))
 
 
 def image_batches(images: Images, *, batch_size: int, seed: int) -> grain.DatasetIterator:
-    """Iterates over pairs of training images and labels without end, every epoch in another order, the same on every
-    host; a batch may take the end of one and the beginning of the next, so that all are seen equally often."""
+    """Returns an endless iterator over pairs of training images and labels, with a different order in every epoch, the
+    same on every host; a batch may span two epochs, so that all images are used equally often."""
     assert batch_size >= 1, batch_size
     count = len(images.train_labels)
     if batch_size > count:
         raise ImagesError(
             images.source,
-            f"has {count} to train on, and a batch needs {batch_size}; take smaller batches or other images",
+            f"has {count} training images, but a batch needs {batch_size}; use smaller batches or other images",
         )
     if not 0 <= seed < 2**64:
         raise SettingError("seed", seed, "expected a whole number from 0 to 2^64 - 1")
 
-    @functools.lru_cache(maxsize=2)  # a batch touches two epochs at most
+    @functools.lru_cache(maxsize=2)  # a batch spans at most two epochs
     def order(epoch: int) -> Int64[np.ndarray, "N"]:
         return fixed_order(count, seed, epoch)
 
@@ -118,7 +120,7 @@ def image_batches(images: Images, *, batch_size: int, seed: int) -> grain.Datase
         chosen_B = np.array([order(place // count)[place % count] for place in places])
         return images.train_images[chosen_B], images.train_labels[chosen_B]
 
-    # A batch at a time: grain's own shuffle and batch go image by image, which takes longer than a step on digits.
+    # Whole batches: grain's own shuffle and batch process single images, which takes longer than a step on digits.
     return iter(
         grain.MapDataset.range(sys.maxsize)
         .map(batch)
@@ -135,8 +137,8 @@ def _digits(source: str) -> Images:
             "needs scikit-learn, which is not installed; pip install 'jax-sdc[study]', or give a folder of idx files",
         ) from error
     pixels, labels = datasets.load_digits(return_X_y=True)
-    order = fixed_order(len(labels), 5, 0)  # a seed that leaves 30 to 41 images of every digit to test on
-    pixels = (pixels[order] / 16).astype(np.float32).reshape(-1, 8, 8, 1)  # whole numbers up to 16: exact
+    order = fixed_order(len(labels), 5, 0)  # a seed that gives 30 to 41 test images of every digit
+    pixels = (pixels[order] / 16).astype(np.float32).reshape(-1, 8, 8, 1)  # integers up to 16: exact
     labels = labels[order].astype(np.int32)
     train, test = slice(_TEST_DIGITS, None), slice(_TEST_DIGITS)
     return _images(pixels[train], labels[train], pixels[test], labels[test], source)
@@ -149,20 +151,20 @@ def _fashion_mnist() -> Images:
             contents = _read_folder(place())
             for name, data in contents.items():
                 if (found := hashlib.sha256(data).hexdigest()) != _SHA256[name]:
-                    raise ImagesError(name, f"has SHA-256 {found}, expected {_SHA256[name]}; get it again")
+                    raise ImagesError(name, f"has SHA-256 {found}, expected {_SHA256[name]}; download it again")
         except DataError as error:
-            # Without the remedy for a folder of one's own; the one below is for both.
+            # Without the remedy for a user's folder; the one below covers both.
             reasons.append(f"not {state} ({error.given}: {error.problem.partition('; ')[0]})")
         else:
             return _from_files(contents, f"Fashion-MNIST (Debian package {PACKAGE}, {state})")
     raise ImagesError(
         FASHION_MNIST,
-        f"is {', '.join(reasons)}; install the Debian package {PACKAGE}, give a folder of its files, or take {DIGITS}",
+        f"is {', '.join(reasons)}; install the Debian package {PACKAGE}, give a folder of its files, or use {DIGITS}",
     )
 
 
 def _read_folder(folder: Path) -> dict[str, bytes]:
-    """The unpacked contents of the four files."""
+    """Reads the decompressed contents of the four files."""
     contents = {}
     for name in FILES:
         plain, packed = folder / name, folder / f"{name}.gz"
@@ -190,7 +192,7 @@ def _from_files(contents: dict[str, bytes], source: str) -> Images:
     if train_images.shape[1:] != test_images.shape[1:]:
         raise ImagesError(
             source,
-            f"images of {train_images.shape[1:]} to train on but of {test_images.shape[1:]} to test on; "
+            f"training images of {train_images.shape[1:]} but test images of {test_images.shape[1:]}; "
             "give files that belong together",
         )
     train, test = (pixels[..., None] / np.float32(255) for pixels in (train_images, test_images))
@@ -204,11 +206,13 @@ def _idx(data: bytes, rank: int, place: str) -> UInt8[np.ndarray, "..."]:
     if len(data) < header or int.from_bytes(data[:4], "big") != magic:
         raise ImagesError(
             place,
-            f"begins with 0x{data[:4].hex()}, expected 0x{magic:08x}: no idx file of bytes of rank {rank}; "
-            "write it again",
+            f"begins with 0x{data[:4].hex()}, expected 0x{magic:08x} for an idx file of bytes of rank {rank}; write it "
+            "again",
         )
     shape = tuple(np.frombuffer(data, ">u4", rank, offset=4).tolist())
-    expected = header + int(np.prod(shape, dtype=object))  # any precision: four bytes a size may overflow 64 bits
+    expected = header + int(
+        np.prod(shape, dtype=object)
+    )  # arbitrary precision: sizes of four bytes each may overflow 64 bits
     if len(data) != expected or 0 in shape:
         raise ImagesError(
             place,

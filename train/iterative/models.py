@@ -1,4 +1,4 @@
-"""Iterative-convergent trainings: what each is to those who perturb it, and six of them."""
+"""Iterative-convergent trainings: the common interface for perturbing them, and six trainings."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -17,24 +17,22 @@ from ..programs import MODEL, ModelConfig, cross_entropy, init_params, logits
 from .corpora import Documents, Ratings
 from .images import Images
 
-# Arrays by name. All that a training has: what follows from the number of the iteration is not in it.
+# Arrays by name: the complete state, except for values that follow from the iteration number.
 State: TypeAlias = dict[str, Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Iterative:
-    """A training as Qiao et al. (ICML 2019, section 2) have it: x_{k+1} = f(x_k).
+    """A training in the form of Qiao et al. (ICML 2019, section 2): x_{k+1} = f(x_k).
 
     Attributes:
-        name: name for the record.
-        source: source of the data.
-        init: the first state, from a key.
-        step: `(state, k) -> state`: iteration k, from 0. Pure, and of one program whatever k is.
-        loss: the loss by which convergence is told: of a state, over data that are always the same.
-        blocks: by name of an array the block of each of its rows, from 0. Rows of several arrays may be of one block:
-            they are lost and saved together.
+        name: name in the record. source: origin of the data. init: makes the initial state from a key.
+        step: `(state, k) -> state`: iteration k, from 0. Pure, and one program for all k.
+        loss: the loss of a state over fixed data, which determines convergence.
+        blocks: block of each row of an array, from 0, by array name. Rows of several arrays may be in one block: they
+            are lost and saved together.
         moving: names of the arrays whose movement counts, the parameters.
-        distance: how far rows of them moved.
+        distance: movement of their rows.
     """
 
     name: str
@@ -47,24 +45,24 @@ class Iterative:
     distance: Distance = squared_distance
 
     def check(self) -> None:
-        """Looks at arrays and blocks, before anything is computed.
+        """Checks arrays and blocks before anything is computed.
 
         Raises:
-            ValueError: an array has no blocks or too many, numbers of blocks leave gaps, nothing moves, the step gives
-                back another state, or the loss is no number.
+            ValueError: an array has no blocks or too many, numbers of blocks have gaps, no array moves, the step
+                returns a different structure, or the loss is not a number.
         """
         state = jax.eval_shape(lambda: self.init(jax.random.key(0)))
         if set(self.blocks) != set(state) or not self.moving or not set(self.moving) <= set(state):
             raise ValueError(
                 f"{self.name}: the state has {sorted(state)}, blocks are of {sorted(self.blocks)}, moving are "
-                f"{list(self.moving)}; expected blocks of each array, and one or several of them to move"
+                f"{list(self.moving)}; expected blocks for each array, and at least one moving array"
             )
         numbers = set[int]()
         for name, ids in self.blocks.items():
             rows = state[name].shape[:1]
             if ids.shape != rows or not rows or not np.issubdtype(ids.dtype, np.integer):
                 raise ValueError(
-                    f"{self.name}: {name} is of shape {state[name].shape}, and its blocks are {ids.dtype} of shape "
+                    f"{self.name}: {name} has shape {state[name].shape}, but its blocks are {ids.dtype} of shape "
                     f"{ids.shape}; expected a whole number for each row"
                 )
             numbers |= set(ids.tolist())
@@ -73,18 +71,18 @@ class Iterative:
         after = jax.eval_shape(self.step, state, jax.ShapeDtypeStruct((), np.int32))
         kinds, expected = (jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (after, state))
         if kinds != expected:
-            raise ValueError(f"{self.name}: step gives back {after}; expected a state as {state}")
+            raise ValueError(f"{self.name}: step returns {after}; expected a state like {state}")
         loss = jax.eval_shape(self.loss, state)
         if getattr(loss, "shape", None) != ():
-            raise ValueError(f"{self.name}: loss gives {loss}; expected a single number")
+            raise ValueError(f"{self.name}: loss returns {loss}; expected a single number")
 
     @property
     def count(self) -> int:
-        """Number of blocks."""
+        """The number of blocks."""
         return 1 + max(int(ids.max()) for ids in self.blocks.values())
 
     def sizes(self, state: State) -> Int[np.ndarray, "blocks"]:
-        """Bytes of the parameters of each block, at most what a save writes of it."""
+        """Bytes of the parameters of each block, at most those that a save writes."""
         found = np.zeros(self.count, np.int64)
         for name in self.moving:
             leaf = state[name]
@@ -92,7 +90,7 @@ class Iterative:
         return found
 
     def moved(self, new: State, old: State) -> Float32[Array, "blocks"]:
-        """How far each block moved: the sum of its rows' distances."""
+        """Returns the movement of each block: the sum of its rows' distances."""
         total = jnp.zeros(self.count, jnp.float32)
         for name in self.moving:
             rows = self.distance(new[name], old[name])
@@ -101,7 +99,7 @@ class Iterative:
 
 
 def rows_of(*counts: int) -> list[Int[np.ndarray, "rows"]]:
-    """Each row of several arrays a block of its own, those of the second behind those of the first."""
+    """Makes each row of several arrays a separate block, numbered consecutively over the arrays."""
     starts = np.cumsum([0, *counts])
     return [np.arange(start, start + count, dtype=np.int32) for start, count in zip(starts, counts, strict=False)]
 
@@ -122,24 +120,24 @@ def logistic_regression(
 
         l(W) = 1/n sum_i -log softmax(x_i W)_{y_i} + decay/2 ||W||^2,   W_{k+1} = W_k - rate * grad l_batch(W_k)
 
-    The weight decay, which the paper does not name, makes the loss strongly convex: then there is one optimum, to which
-    theorem 3.2 measures its distances.
+    The weight decay, which the paper does not mention, makes the loss strongly convex, with the unique optimum from
+    which theorem 3.2 measures distances.
 
     Args:
         features: one row for each example.
         labels: classes, from 0.
-        source: where they come from.
-        batch: examples of an iteration; batches are cut one after the other from one order, and examples at its end
-            that make no batch are left out, of the loss too.
+        source: their origin.
+        batch: examples per iteration; consecutive batches come from one order, and a remainder at its end is omitted,
+            also from the loss.
         rate: learning rate.
         decay: weight decay.
-        seed: of that order.
+        seed: seed of that order.
 
     Raises:
         ValueError: a batch has more examples than there are.
     """
     if not 1 <= batch <= len(labels):
-        raise ValueError(f"batch={batch}: expected 1 to {len(labels)}, the examples that there are")
+        raise ValueError(f"batch={batch}: expected 1 to {len(labels)}, the number of examples")
     order = np.random.default_rng(seed).permutation(len(labels))[: len(labels) // batch * batch]
     x, y = features[order], labels[order]
     classes = int(labels.max()) + 1
@@ -168,18 +166,18 @@ def logistic_regression(
 
 
 def matrix_factorization(ratings: Ratings, *, factors: int = 20, decay: float = 0.1) -> Iterative:
-    """Factors a matrix of which some entries are known; rows of L and columns of R are the blocks.
+    """Factors a matrix with some known entries; rows of L and columns of R are the blocks.
 
-    Qiao et al., ICML 2019, section 5.1 and appendix C; both begin with uniform numbers of [0, 1]:
+    Qiao et al., ICML 2019, section 5.1 and appendix C; both start with uniform numbers in [0, 1]:
 
         l(L, R) = sum over known (u, i) of (r_ui - L_u . R_i)^2 + decay (||L||^2 + ||R||^2)
 
-    An iteration solves for L with R as it is, and then for R: (sum_i R_i R_i^T + decay 1) L_u = sum_i r_ui R_i. The
-    loss that is told is l by the number of ratings.
+    An iteration solves for L with R fixed, and then for R: (sum_i R_i R_i^T + decay 1) L_u = sum_i r_ui R_i. The
+        reported loss is l divided by the number of ratings.
 
     Args:
-        ratings: the entries that are known.
-        factors: p, columns of L.
+        ratings: the known entries.
+        factors: p, the number of columns of L.
         decay: weight of the squares.
     """
     users, items = ratings.shape
@@ -189,7 +187,7 @@ def matrix_factorization(ratings: Ratings, *, factors: int = 20, decay: float = 
     upper = np.triu_indices(factors)
 
     def half(others: Float32[Array, "m p"], r: Any, mask: Any) -> Array:
-        """The least-squares solution for one side: each row from the rows of the other that it is known with."""
+        """Solves least squares for one side: each row from the rows of the other side with a known entry."""
         squares = others[:, upper[0]] * others[:, upper[1]]
         packed = mask @ squares
         normal = jnp.zeros((r.shape[0], factors, factors)).at[:, upper[0], upper[1]].set(packed)
@@ -222,9 +220,9 @@ def matrix_factorization(ratings: Ratings, *, factors: int = 20, decay: float = 
 
 
 def solve(a: Float32[Array, "*n p p"], b: Float32[Array, "*n p"]) -> Float32[Array, "*n p"]:
-    """Solves many small symmetric positive definite systems at once, by Cholesky's factorization of all in step.
+    """Solves many small symmetric positive definite systems at once, by simultaneous Cholesky factorization.
 
-    `jnp.linalg.cholesky` factors one matrix after the other on CPUs, which takes several times as long for thousands.
+    `jnp.linalg.cholesky` factors matrices sequentially on CPUs, which takes several times as long for thousands.
     """
     size = a.shape[-1]
     columns: list[Array] = []
@@ -244,7 +242,7 @@ def solve(a: Float32[Array, "*n p p"], b: Float32[Array, "*n p"]) -> Float32[Arr
     return jnp.stack(found[::-1], axis=-1)
 
 
-# Parts of the longest document, that are sampled one after the other; a shorter one has fewer. Topics at most.
+# Number of parts of the longest document, sampled sequentially; a shorter one has fewer. Maximum number of topics.
 PARTS, MOST_TOPICS = 8, 128
 
 
@@ -257,21 +255,21 @@ def topic_model(
 
         p(z = t | others) ~ (n_dt + alpha) (n_wt + beta) / (n_t + V beta)
 
-    A token's own topic is left out of all counts. The counts of words are those of the iteration's start, as in
-    distributed samplers (Newman et al., JMLR 2009); the counts of a document are renewed after each of `PARTS` parts
-    of it. The uniform numbers of an iteration depend on its number alone. A document's block is its topics' counts
-    and its tokens' topics; counts of words follow from those, and cannot be lost. Documents are as far apart as the
-    total variation of their topics' distributions times their lengths.
+    A token's own topic is excluded from all counts. Word counts are those of the start of the iteration, as in
+    distributed samplers (Newman et al., JMLR 2009); the counts of a document are updated after each of its `PARTS`
+    parts. The random numbers of an iteration depend only on its number. A document's block is its topic counts and its
+    tokens' topics; word counts follow from those and cannot be lost. The distance of documents is the total variation
+    of their topic distributions times their lengths.
 
     Args:
         documents: words of each document.
         topics: number of topics.
         alpha: prior of documents' topics.
         beta: prior of topics' words.
-        seed: of the sampling.
+        seed: seed of the sampling.
 
     Raises:
-        ValueError: there are more topics than the 8 bits of a token's topic tell apart, or none.
+        ValueError: there are no topics, or more than 8 bits can represent.
     """
     if not 1 <= topics <= MOST_TOPICS:
         raise ValueError(f"topics={topics}: expected 1 to {MOST_TOPICS}")
@@ -300,7 +298,7 @@ def topic_model(
         uniform = jax.random.uniform(key, words.shape)
 
         def part(counts: Array, inputs: Any) -> tuple[Array, Array]:
-            """Tokens of all documents at the same places."""
+            """Samples tokens of all documents at the same positions."""
             word, weight, old, drawn = inputs
             own = one_hot(old) * weight[..., None]
             document = counts[:, None, :] - own + alpha
@@ -310,12 +308,12 @@ def topic_model(
             return counts + jnp.sum((one_hot(new) - one_hot(old)) * weight[..., None], axis=1), new
 
         arrays: tuple[Any, ...] = (words, mask, state["assigned"].astype(jnp.int32), uniform)
-        inputs = tuple(jnp.moveaxis(array.reshape(count, PARTS, -1), 1, 0) for array in arrays)  # of all documents
+        inputs = tuple(jnp.moveaxis(array.reshape(count, PARTS, -1), 1, 0) for array in arrays)  # for all documents
         counts, found = jax.lax.scan(part, state["counts"], inputs)
         return {"counts": counts, "assigned": jnp.moveaxis(found, 0, 1).reshape(words.shape).astype(jnp.int8)}
 
     def loss(state: State) -> Float32[Array, ""]:
-        """Mean negative log-likelihood of a token under the estimates of both distributions, in nats."""
+        """Returns the mean negative log-likelihood of a token under the estimates of both distributions, in nats."""
         theta = (state["counts"] + alpha) / (lengths + topics * alpha)[:, None]
         by_word = of_words(state["assigned"].astype(jnp.int32)) + beta
         phi = by_word / jnp.sum(by_word, axis=0)
@@ -357,9 +355,9 @@ def by_adam(
     by: By,
     seed: int,
 ) -> Iterative:
-    """A training by Adam of parameters that are a dictionary of arrays."""
+    """Makes a training with Adam of parameters in a dictionary of arrays."""
     if not 1 <= batch <= len(data[0]):
-        raise ValueError(f"batch={batch}: expected 1 to {len(data[0])}, the examples that there are")
+        raise ValueError(f"batch={batch}: expected 1 to {len(data[0])}, the number of examples")
     shapes = jax.eval_shape(lambda: params_of(jax.random.key(0)))
     order = np.random.default_rng(seed).permutation(len(data[0]))
     shuffled = tuple(array[order] for array in data)
@@ -367,7 +365,7 @@ def by_adam(
     optimizer = optax.adam(rate)
 
     def step(state: State, k: Any) -> State:
-        """Adam's count follows from the number of the iteration, and cannot be lost."""
+        """Runs an iteration. Adam's count follows from the iteration number and cannot be lost."""
         params, mu, nu = ({name: state[f"{kind}/{name}"] for name in shapes} for kind in KINDS)
 
         def one(number: Any, carry: Any) -> Any:
@@ -413,7 +411,7 @@ CHANNELS, HIDDEN = (8, 16), (64, 32)
 
 
 def patches(x_BHWC: Float[Array, "B H W C"]) -> Float[Array, "B H W 9*C"]:
-    """The 3x3 neighbours of every pixel, row by row; zeros beyond the border."""
+    """Returns the 3x3 neighbourhood of every pixel, row by row; zeros beyond the border."""
     _, height, width, _ = x_BHWC.shape
     padded = jnp.pad(x_BHWC, ((0, 0), (1, 1), (1, 1), (0, 0)))
     shifted = [padded[:, row : row + height, column : column + width] for row in range(3) for column in range(3)]
@@ -421,16 +419,16 @@ def patches(x_BHWC: Float[Array, "B H W C"]) -> Float[Array, "B H W 9*C"]:
 
 
 def pool(x_BHWC: Float[Array, "B H W C"]) -> Float[Array, "B H/2 W/2 C"]:
-    """The largest of every 2x2 pixels."""
+    """Returns the maximum of every 2x2 pixels."""
     batch, height, width, channels = x_BHWC.shape
     return x_BHWC.reshape(batch, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
 
 
 def pooled_pixels(height: int, width: int) -> int:
-    """Pixels that two poolings leave of an image."""
+    """Returns the number of pixels of an image after two poolings."""
     if min(height, width) < 4 or height % 4 or width % 4:
         raise ValueError(
-            f"images of {height}x{width} cannot be halved twice; expected multiples of 4: pad or crop them"
+            f"images of {height}x{width} cannot be halved twice; expected multiples of 4: pad or crop the images"
         )
     return height // 4 * (width // 4)
 
@@ -438,21 +436,21 @@ def pooled_pixels(height: int, width: int) -> int:
 def convolutional_network(
     images: Images, *, by: By = "layers", batch: int = 64, batches: int = 8, samples: int = 256, seed: int = 0
 ) -> Iterative:
-    """Trains two convolutions with max pooling and three dense layers, with ReLU, by Adam.
+    """Trains two convolutions with max pooling and three dense layers, with ReLU and Adam.
 
     Qiao et al., ICML 2019, section 5.1 and appendix C: batches of 64 and Adam as recommended (0.001, 0.9, 0.999, 1e-8).
-    Adam's moments are of the block of the parameters that they belong to.
+    Adam's moments are in the block of their parameters.
 
     Args:
-        images: to train on; height and width are multiples of 4.
-        by: `layers`: each weight and each bias is a block; `shards`: each index of their first axis is.
-        batch: images of a batch.
-        batches: batches of an iteration, after which alone something can be saved or lost.
-        samples: images over which the loss is taken by which convergence is told.
-        seed: of the order of the images.
+        images: training images; height and width are multiples of 4.
+        by: `layers`: each weight and each bias is a block; `shards`: each index of their first axis is a block.
+        batch: images per batch.
+        batches: batches per iteration; saves and losses happen only between iterations.
+        samples: number of images in the loss that determines convergence.
+        seed: seed of the order of the images.
 
     Raises:
-        ValueError: a batch has more images than there are, or height or width is no multiple of 4.
+        ValueError: a batch has more images than the data set, or height or width is not a multiple of 4.
     """
     height, width, channels = images.shape
     flat = pooled_pixels(height, width) * CHANNELS[1]
@@ -498,34 +496,34 @@ def convolutional_network(
 
 
 DECODER = ModelConfig(vocab_size=320, layers=2, width=32, heads=4, kv_heads=2, head_dim=8, ffn_width=64)
-LENGTH, MOST_CHUNKS = 64, 4096  # tokens of a chunk of text, and chunks of which as many batches are made
+LENGTH, MOST_CHUNKS = 64, 4096  # tokens per chunk of text, and maximum number of chunks
 
 
 def decoder_loss(params: Any, tokens_BS: Any) -> Float32[Array, ""]:
-    """Mean cross entropy of the decoder, in nats."""
+    """Returns the mean cross entropy of the decoder, in nats."""
 
     def share(_: Array) -> Any:
         return jnp.mean(cross_entropy(logits(DECODER, params, tokens_BS[:, :-1]), tokens_BS[:, 1:]))
 
-    # The model's collectives need their axis, of one rank here.
+    # The model's collectives need their axis, which has one rank here.
     return jax.vmap(share, axis_name=MODEL)(jnp.zeros(1))[0]
 
 
 def transformer_decoder(
     corpus: tuple[str, ...] = ("python",), *, batch: int = 8, batches: int = 4, samples: int = 8, seed: int = 0
 ) -> Iterative:
-    """Trains a small decoder on text, byte by byte, by Adam. A block is what has the same index on the first axis.
+    """Trains a small byte-level decoder on text with Adam. A block is all slices with the same index on the first axis.
 
     Args:
         corpus: see `sdc.train.data.read_corpus`.
-        batch: chunks of 64 bytes of a batch.
-        batches: batches of an iteration, after which alone something can be saved or lost.
-        samples: chunks over which the loss is taken by which convergence is told.
-        seed: of the order of the text.
+        batch: chunks of 64 bytes per batch.
+        batches: batches per iteration; saves and losses happen only between iterations.
+        samples: number of chunks in the loss that determines convergence.
+        seed: seed of the order of the text.
 
     Raises:
         CorpusError: a part of the corpus is missing or unreadable.
-        ValueError: a batch has more chunks than there are.
+        ValueError: a batch has more chunks than the data set.
     """
     dataset = make_dataset(read_corpus(corpus), ByteTokenizer(), LENGTH, seed=seed)
     chunks = np.asarray(dataset.chunks)[np.random.default_rng(seed).permutation(len(dataset.chunks))[:MOST_CHUNKS]]

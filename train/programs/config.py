@@ -215,7 +215,7 @@ def check(config: TrainConfig, data: int, model: int, *, copies: int = 1) -> Non
     sizes |= {name: getattr(config, name) for name in ("sequence_length", "batch_size", "microsteps")}
     for name, size in sizes.items():
         if not isinstance(size, int) or size < 1:
-            raise SettingError("config", config.name, f"{name} is {size}; expected an integer of at least 1")
+            raise SettingError("config", config.name, f"{name} is {size}; expected a whole number of at least 1")
     divided = {
         "model": (model, ("heads", "kv_heads", "ffn_width", "vocab_size", "sequence_length")),
         "data": (data, ("width", "batch_size")),

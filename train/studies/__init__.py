@@ -1,9 +1,9 @@
-"""The experiments of the studies: they return what was measured, and neither print nor end the process.
+"""The experiments of the studies, which return measurements and neither print nor end the process.
 
-settings      the studies as specs: a flag of `sdc study` is a field of one
-workloads     what the aggregation studies train, and how
-measurements  what the experiments return
-theory        what it is compared with
+settings      specifications of the studies: each flag of `sdc study` is a field
+workloads     models, data and training of the aggregation studies
+measurements  results of the experiments
+theory        formulas that results are compared with
 
 Each paper has a module with its experiment. Specs, measurements and theory need no JAX.
 """
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from .settings import PaftStudy as PaftStudy, DropComputeStudy as DropComputeStudy, LossyStudy as LossyStudy
     from .settings import Hardware as Hardware, ShadowStudy as ShadowStudy
 
-    # What they train, and a trainer for studies of one's own.
+    # Their workloads, and a trainer for custom studies.
     from .workloads import Task as Task, convnet as convnet, linear as linear, transformer as transformer
     from .workloads import Method as Method, Trained as Trained, Trainer as Trainer
 
-    # Failures of trainings that recover by themselves.
+    # Failures of iterative-convergent trainings.
     from .settings import ScarStudy as ScarStudy, Sources as Sources
     from ._scar import SUBJECTS as SUBJECTS, Subject as Subject, subjects as subjects
     from ._scar import finish_parts as finish_parts, record_study as record_study
 
-    # The simulated nodes beside the published ones.
+    # Simulated nodes compared with the published ones.
     from .settings import NodesStudy as NodesStudy
 
     # Checked products on the reference workload.

@@ -1,19 +1,21 @@
-"""The simulated nodes beside what was published of the real ones: parameters are fitted, then figures compared.
+"""Compares the simulated nodes with published values of the real ones, after fitting parameters.
 
-Three things are fitted, and `sdc study nodes` prints them beside what `sdc/nodes/data/sdc_fitted.csv` has:
+Three quantities are fitted, and `sdc study nodes` prints them next to those in `sdc/nodes/data/sdc_fitted.csv`:
 
-- `fit_tail`: the index of the severities' tail, from how the largest severities scatter between layers (tables 8, 9);
-- `fit_bursts`: in how many steps a rare node is hit, from how its counts scatter between layers (tables 6, 7);
-- `NoiseModel`: how few elements are in severe steps, from the worst noise-to-signal ratios (figure 5, equation 5). It
-  predicts the ratio of each node from the others', which tests it.
+- `fit_tail`: the index of the severities' tail, from the scatter of the largest severities between layers (tables 8,
+    9);
+- `fit_bursts`: the number of steps that hit a rare node, from the scatter of its counts between layers (tables 6, 7);
+- `NoiseModel`: the share of elements in severe steps, from the worst noise-to-signal ratios (figure 5, equation 5). As
+    a test, it predicts the ratio of each node from those of the others.
 
 The model of noise: in a step, ||g' - g||^2 / ||g||^2 = response sum over sites of (share of elements hit) 4/3 V^2
 + rounding^2 (share of microsteps hit). The first term is linear: V is the mean relative change, 4/3 V^2 the mean square
-of changes uniform in (0, 2 V]; in the forward pass normalization bounds what one element does to its token of 4,096.
-The second is how bfloat16 arithmetic answers: a microstep with any changed bit is rounded differently from there on,
-however small the change. Both factors are the same for all nodes.
+of changes uniform in (0, 2 V]; in the forward pass normalization bounds the effect of one element on its token of
+4,096. The second is the response of bfloat16 arithmetic: after any changed bit, however small the change, the rest of a
+microstep is rounded differently. Both factors are the same for all nodes.
 
-`experiment` also trains small models on the nodes, and `find_node` says in which step a pair or a pool sees one.
+`experiment` also trains small models on the nodes, and `find_node` returns the step in which a pair or a pool detects
+one.
 """
 
 import dataclasses
@@ -61,10 +63,10 @@ from ..programs import TrainState
 from .measurements import Compared, Drifting, NodesMeasured, Predicted, Quantity, Response
 from .settings import SIZES, WINDOW, NodesStudy
 
-# Elements in a step under parameter synchronization, of the two layers for which each published one stands.
+# Elements per step under parameter synchronization, of the two layers that each published one represents.
 STEP_ELEMENTS = ELEMENTS * 256 * 2
-CELLS = 32 * MICROSTEPS  # a mean each: devices and their microsteps
-# Probability that a node does not follow the model, so that one odd node decides nothing: its ratio is then anything
+CELLS = 32 * MICROSTEPS  # number of means: devices times microsteps
+# Probability that a node does not follow the model, so that one outlier does not dominate: its ratio is then uniform
 # within `DECADES` powers of ten.
 ODD = 0.05
 DECADES = 20.0
@@ -72,7 +74,8 @@ CORRELATED = 20_000  # steps over which the frequencies of submodules are correl
 
 
 def usual(name: str) -> dict[str, Layers]:
-    """Frequencies and severities of a node by layer, but for severities of a single microstep (node 9, backward)."""
+    """Returns frequencies and severities of a node by layer, except severities of a single microstep (node 9,
+    backward)."""
     tables = published_layers(name)
     return {
         site: dataclasses.replace(figures, severity=tables[f"fwd/{site.partition('/')[2]}"].severity)
@@ -83,12 +86,11 @@ def usual(name: str) -> dict[str, Layers]:
 
 
 def fit_tail(few: float, *, draws: int = 2000, seed: int = 0) -> FittedValue:
-    """The inverse index of the severities' tail, from the scatter of the largest severities between layers.
+    """Fits the inverse index of the severities' tail to the scatter of the largest severities between layers.
 
-    The largest severity of a layer is the least one times u^-tail with the smallest draw u of the steps that hit it
-    (`smallest_draws`), so that the variance of its logarithm between alike layers is tail^2 that of log u. Where layers
-    are not alike, the tail is lighter than this. The interval is a bootstrap over the groups of layers (submodules of
-    nodes).
+    The largest severity of a layer is the smallest one times u^-tail with the smallest draw u of the steps that hit it
+    (`smallest_draws`), so the variance of its logarithm between identical layers is tail^2 times that of log u. If
+    layers differ, the tail is lighter. The interval is a bootstrap over the groups of layers (submodules of nodes).
 
     """
     groups = []
@@ -100,7 +102,7 @@ def fit_tail(few: float, *, draws: int = 2000, seed: int = 0) -> FittedValue:
                 seen = np.log(figures.severity[known]).var(ddof=1)
                 hits = figures.frequency[known] * ELEMENTS * MICROSTEPS / when.spike
                 u = np.log(smallest_draws(hits, steps=max(1, round(STEPS * when.spike)), few=few))
-                # Each layer scatters by itself, and layers with fewer hits are milder on average.
+                # Layers scatter independently, and layers with fewer hits are milder on average.
                 expected = u.var(axis=1).mean() + u.mean(axis=1).var(ddof=1)
                 groups.append((seen * (known.sum() - 1), expected * (known.sum() - 1)))
     seen, expected = np.asarray(groups).T
@@ -110,11 +112,11 @@ def fit_tail(few: float, *, draws: int = 2000, seed: int = 0) -> FittedValue:
 
 
 def fit_bursts(name: str, *, few: float) -> FittedValue | None:
-    """In how many of the 4,500 steps a node is hit, from the scatter of its counts between neighbouring layers.
+    """Estimates how many of the 4,500 steps hit a node, from the scatter of its counts between adjacent layers.
 
     A layer's count is a sum over bursts whose sizes scatter as (1 + few) u^few does, with the squared coefficient of
-    variation few^2 / (2 few + 1); so that of a sum over n bursts is this over n, above the 1/count of independent
-    elements. Differences of neighbouring layers leave trends out. The interval is that of a variance (chi-square).
+    variation few^2 / (2 few + 1); for a sum over n bursts it is divided by n, in addition to the 1/count of independent
+    elements. Differences of adjacent layers exclude trends. The interval is that of a variance (chi-square).
     """
     from scipy.special import gammainccinv
 
@@ -132,7 +134,7 @@ def fit_bursts(name: str, *, few: float) -> FittedValue | None:
     size = few**2 / (2 * few + 1)
     if freedom == 0 or excess <= 0:
         return None
-    # A sum of squared differences of neighbours has two thirds of the degrees of freedom of independent squares.
+    # A sum of squared differences of adjacent values has two thirds of the degrees of freedom of independent squares.
     free = freedom * 2 / 3
     limits = [2 * float(gammainccinv(free / 2, tail)) / free for tail in (0.975, 0.025)]
     value, low, high = (float(np.clip(size / (excess / freedom) * limit, 1, STEPS)) for limit in (1.0, *limits))
@@ -141,21 +143,21 @@ def fit_bursts(name: str, *, few: float) -> FittedValue | None:
 
 @dataclasses.dataclass(frozen=True)
 class NoiseModel:
-    """Worst noise-to-signal ratios of nodes, for a grid of parameters."""
+    """Models the worst noise-to-signal ratios of nodes on a grid of parameters."""
 
-    # The severities' tail as a multiple of what `fit_tail` says; beforehand as likely as that has it
+    # The severities' tail as a multiple of `fit_tail`'s result, which provides the prior
     tails: Sequence[float] = (0.8, 0.9, 1.0, 1.1, 1.2)
-    # How few elements are in severe steps; beforehand all are alike, as those of the others are
+    # Share of elements in severe steps; the prior is uniform, as for the others
     fews: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
     responses: Sequence[float] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
     roundings: Sequence[float] = tuple(10 ** np.linspace(-2.3, -1.3, 11))
-    # Scatter of nodes about the model, in powers of ten
+    # Scatter of nodes around the model, in powers of ten
     scatters: Sequence[float] = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
     runs: int = 20  # simulated trainings for each node, tail and few
-    seed: int = 0  # decides the draws
+    seed: int = 0  # seed of the draws
 
     def simulate(self, name: str) -> Float64[np.ndarray, "tails fews responses roundings runs"]:
-        """log10 of the worst noise-to-signal ratio of trainings of 2,500 steps on a node."""
+        """Simulates log10 of the worst noise-to-signal ratio of trainings of 2,500 steps on a node."""
         rng = np.random.default_rng([self.seed, NODES.index(name)])
         sites = usual(name) or silent()
         frequency = np.asarray([figures.frequency for figures in sites.values()])
@@ -188,7 +190,7 @@ class NoiseModel:
     def weights(
         self, simulated: Mapping[str, Float64[np.ndarray, "tails fews responses roundings runs"]]
     ) -> Float64[np.ndarray, "tails fews responses roundings scatters"]:
-        """How likely each point of the grid is, given the published ratios of the nodes; sums to 1."""
+        """Returns the posterior of the grid points, given the published ratios of the nodes; sums to 1."""
         tail = fit_tail(1.0)
         width = math.log(tail.high / tail.low) / 2 / 1.96
         beforehand = -((np.log(np.asarray(self.tails)) / width) ** 2) / 2
@@ -205,7 +207,7 @@ class NoiseModel:
     def predict(
         self, name: str, simulated: Mapping[str, Float64[np.ndarray, "..."]], *, draws: int = 4000
     ) -> Predicted:
-        """What the other nodes predict of one, if it follows the model as 19 of 20 nodes are taken to."""
+        """Predicts a node from the others, assuming that it follows the model, as 19 of 20 nodes do by assumption."""
         rng = np.random.default_rng([self.seed, 1, NODES.index(name)])
         weights = self.weights({other: found for other, found in simulated.items() if other != name})
         points = np.unravel_index(rng.choice(weights.size, draws, p=weights.reshape(-1)), weights.shape)
@@ -215,7 +217,7 @@ class NoiseModel:
         return Predicted(published_noise(name), float(median), float(low), float(high))
 
     def estimates(self, simulated: Mapping[str, Float64[np.ndarray, "..."]]) -> dict[str, FittedValue]:
-        """The parameters, fitted to all of the nodes: weighted mean, and 95 % interval on the grid."""
+        """Returns the parameters fitted to all nodes: weighted mean, and 95 % interval on the grid."""
         weights = self.weights(simulated)
         found = {}
         axes = {
@@ -233,34 +235,33 @@ class NoiseModel:
 def _rates(
     frequency: Float64[np.ndarray, "sites layers"], runs: int, rng: np.random.Generator
 ) -> Float64[np.ndarray, "runs 1 sites layers"]:
-    """Frequencies as uncertain as the counts behind them are: by Bayes, with Jeffreys' prior."""
+    """Draws frequencies from their posterior given the counts, with Jeffreys' prior."""
     counts = frequency / ONE_ELEMENT
-    if counts.sum() < 0.999:  # nothing was seen, and ln 2 is the median of what that leaves open
+    if counts.sum() < 0.999:  # no count was observed, and ln 2 is the median of the posterior
         return frequency * rng.standard_exponential((runs, 1, 1, 1)) / math.log(2)
     few = (counts > 0) & (counts < 1000)
     drawn = rng.gamma(np.where(few, counts + 0.5, 1), size=(runs, 1, *counts.shape))
     return np.where(few, drawn, counts) * ONE_ELEMENT
 
 
-ROUNDING = 0.04  # by how much the study's own tables of the same figure differ: what an interval is widened by
+ROUNDING = 0.04  # relative difference of the study's own tables of the same value, by which intervals are widened
 
 
 def compare_figure(
     node: str, quantity: Quantity, place: str, figure: float, simulated: Float64[np.ndarray, "runs"], note: str = ""
 ) -> Compared:
-    """A published figure beside those of simulated runs."""
+    """Compares a published value with simulated runs."""
     low, median, high = np.quantile(simulated, [0.025, 0.5, 0.975]).tolist()
     low, high = low * (1 - ROUNDING), high * (1 + ROUNDING)
     return Compared(node, quantity, place, figure, median, low, high, low <= figure <= high, note)
 
 
 def compare_tables(name: str, *, runs: int = 100, seed: int = 0) -> list[Compared]:
-    """Tables 1, 2 and 6 to 9 of the study for a node beside simulated runs of 4,500 steps at the study's size.
+    """Compares tables 1, 2 and 6 to 9 of the study with simulated runs of a node, of 4,500 steps at the study's size.
 
-    What is simulated are the faults that `node_faults` makes for 16 layers: for each step and layer how many of the
-    elements are hit, and how severe the step is. The values themselves do not matter for these figures, so that no
-    tensors are needed.  A model of a node (`node11:uniform`) is
-    compared as well.
+    Simulates the faults that `node_faults` makes for 16 layers: for each step and layer the number of elements hit, and
+        the severity of the step. These quantities do not depend on the values, so no tensors are needed. Also compares
+        a model of a node (`node11:uniform`).
     """
     base = name.partition(":")[0]
     rng = np.random.default_rng([seed, NODES.index(base)])
@@ -298,7 +299,7 @@ def compare_tables(name: str, *, runs: int = 100, seed: int = 0) -> list[Compare
 def _layer(
     fault: Fault, layer: int, spikes: Bool[np.ndarray, "runs steps"], rng: np.random.Generator
 ) -> tuple[Float64[np.ndarray, "runs"], Float64[np.ndarray, "runs"]]:
-    """Mean frequency and largest severity of a layer in runs."""
+    """Returns the mean frequency and largest severity of a layer in runs."""
     when, kind = fault.when, fault.what
     course = np.asarray([when.mean(step) for step in range(spikes.shape[1])])
     rate = float(np.broadcast_to(np.asarray(fault.rate, np.float64), 16)[layer])
@@ -312,24 +313,25 @@ def _layer(
         mean = np.full(spikes.shape, float(np.broadcast_to(kind.severity, 16)[layer]) / 2)
     expected = np.minimum(rate * course / when.spike * share, 1.0) * spikes * (ELEMENTS * MICROSTEPS)
     hits = np.where(expected < 1e6, rng.poisson(np.minimum(expected, 1e6)), expected)
-    largest = mean * largest_mean(hits, CELLS)  # the severity of a step is the largest of the means
+    largest = mean * largest_mean(hits, CELLS)  # the severity of a step is the maximum of the means
     seen = np.where(hits > 0, np.maximum(largest, LAST_BIT), 0.0)
     return hits.mean(1) / (ELEMENTS * MICROSTEPS), seen.max(1)
 
 
 def compare_time(name: str, *, runs: int = 100, seed: int = 0) -> list[Compared]:
-    """What the study says in words of a node's course in time, beside simulated runs."""
+    """Compares the study's description of a node's behaviour in time with simulated runs."""
     rng = np.random.default_rng([seed, 1, node_number(name)])
     hit = "steps with a mismatch, of 4,500"
-    told: list[tuple[str, Float64[np.ndarray, "runs"], Callable[[float, float], bool], str]] = []
+    claims: list[tuple[str, Float64[np.ndarray, "runs"], Callable[[float, float], bool], str]] = []
     if name == "node7":
         words = "figure 3: spikes, and no mismatch during most of the steps"
-        told.append((hit, _steps_hit(name, "compute", runs, rng), lambda low, high: 0 < low < high < STEPS / 2, words))
+        few = _steps_hit(name, "compute", runs, rng)
+        claims.append((hit, few, lambda low, high: 0 < low < high < STEPS / 2, words))
     elif name == "node14":
         few, every = (_steps_hit(name, sync, runs, rng) for sync in ("compute", "params"))
         share = "share of steps with a mismatch, parameters synchronized"
-        told.append((hit, few, lambda low, high: low <= 1 <= high, "appendix D.2: a singular spike"))
-        told.append((share, every / PARAMETER_STEPS, lambda low, _: low > 0.999, "section 9: at every step"))
+        claims.append((hit, few, lambda low, high: low <= 1 <= high, "appendix D.2: a singular spike"))
+        claims.append((share, every / PARAMETER_STEPS, lambda low, _: low > 0.999, "section 9: at every step"))
     elif name in ("node10", "node11"):
         [fault] = [fault for fault in node_faults(name, layers=16) if fault.site == "fwd/attn"]
         course = np.asarray([fault.when.mean(step) for step in range(500)])
@@ -339,20 +341,20 @@ def compare_time(name: str, *, runs: int = 100, seed: int = 0) -> list[Compared]
         frequency = ((1 + kind.few) * u**kind.few) @ np.asarray(fault.rate) * course
         first = frequency[:, :5].mean(1) / frequency[:, 100:].mean(1)
         words = "figure 4: large initial spikes"
-        told.append(("first five steps over steps from 100 on", first, lambda low, _: low > 1, words))
+        claims.append(("first five steps over steps from 100 on", first, lambda low, _: low > 1, words))
     elif name == "node13":
-        note = "figure 6: none before step 450. Put into the model, so that it tests nothing"
-        where, onset = "first step with a mismatch, nothing synchronized", float(behaviour(name, "none").onset)
+        note = "figure 6: none before step 450. An input of the model, so not a test"
+        where, onset = "first step with a mismatch, without synchronization", float(behaviour(name, "none").onset)
         return [Compared(name, "time", where, None, onset, note=note)]
     rows = []
-    for where, simulated, agrees, words in told:
+    for where, simulated, agrees, words in claims:
         low, median, high = np.quantile(simulated, [0.025, 0.5, 0.975]).tolist()
         rows.append(Compared(name, "time", where, None, median, low, high, agrees(low, high), words))
     return rows
 
 
 def _steps_hit(name: str, sync: Load, runs: int, rng: np.random.Generator) -> Float64[np.ndarray, "runs"]:
-    """Steps of a run in which anything is hit."""
+    """Returns the steps of a run in which anything is hit."""
     larger, steps = (1, STEPS) if sync == "compute" else (16 * 2, PARAMETER_STEPS)  # microsteps times layers
     none = np.ones((runs, steps))
     spikes: dict[When, Bool[np.ndarray, "runs steps"]] = {}
@@ -367,10 +369,10 @@ def _steps_hit(name: str, sync: Load, runs: int, rng: np.random.Generator) -> Fl
 
 
 def correlation(name: str, *, seed: int = 0) -> float | None:
-    """How the mismatch frequencies of a node's submodules go together from step to step.
+    """Returns the correlation of the mismatch frequencies of a node's submodules over the steps.
 
-    The mean of the correlation coefficients over pairs of submodules, of sums over the layers, without the burst at the
-    start; None with fewer than two submodules that are hit in so many steps.
+    The mean of the correlation coefficients over pairs of submodules, of sums over the layers, without the initial
+    burst; None if fewer than two submodules are hit in `steps` steps.
     """
     rng = np.random.default_rng([seed, node_number(name)])
     spikes: dict[When, Bool[np.ndarray, "steps"]] = {}
@@ -387,14 +389,14 @@ def correlation(name: str, *, seed: int = 0) -> float | None:
     return float(np.corrcoef(sums)[np.triu_indices(len(sums), 1)].mean())
 
 
-SEVERE = 10.0  # mean relative change of the elements hit, where the response to severity is measured
-SHARE = 1e-3  # share of the elements that are hit then
+SEVERE = 10.0  # mean relative change of the elements hit when the response to severity is measured
+SHARE = 1e-3  # share of elements hit in that measurement
 
 
 def sized(layers: int, width: int, length: int, *, steps: int) -> TrainConfig:
-    """A small configuration in bfloat16, with four microsteps of one sequence.
+    """Returns a small configuration in bfloat16, with four microsteps of one sequence.
 
-    The learning rate rises for as large a part of the steps as in the study: 2,000 of 2,500 steps (appendix B.3).
+    The learning rate warms up for the same share of the steps as in the study: 2,000 of 2,500 (appendix B.3).
     """
     config = get_config("tiny").of_type("bfloat16")
     model = dataclasses.replace(
@@ -442,9 +444,9 @@ class SmallModel:
         return jax.jit(run)
 
     def responses(self) -> Response:
-        """How gradients answer to errors: to last bits in a few elements, and to severe errors at each submodule."""
+        """Measures the response of gradients to last bits in a few elements, and to severe errors at each submodule."""
         windows = [When(onset=k * WINDOW, end=(k + 1) * WINDOW) for k in range(len(SUBMODULES) + 1)]
-        # 64 wrong last bits in a microstep; the answer to them hardly depends on how many.
+        # 64 wrong last bits in a microstep; the response hardly depends on their number.
         few = 64 / (self._elements * len(SUBMODULES))
         faults = [Fault(Relative(2 * LAST_BIT), few, site, when=windows[0]) for site in SUBMODULES]
         faults += [
@@ -457,13 +459,13 @@ class SmallModel:
         return Response(self._name, float(middle[0]), dict(zip(SUBMODULES, linear, strict=True)))
 
     def train(self, node: str) -> Drifting | None:
-        """Trains on a node, with synchronized parameters and without; None where the study left no rate to speak of."""
+        """Trains on a node, with synchronized parameters and without; None if the study provides no rate."""
         if not published_layers(node):
             return None
         step = self._compile(self._scaled(node))
         noise = self._noise(step)
         state, distances, losses = self.states[0], [], []
-        if behaviour(node, "none").onset >= self.steps:  # clean as long as this, where nothing is synchronized
+        if behaviour(node, "none").onset >= self.steps:  # clean for this long without synchronization
             nothing = np.zeros(self.steps)
             return Drifting(node, self._name, noise, nothing, nothing)
         for number in range(self.steps):
@@ -479,19 +481,20 @@ class SmallModel:
 
     @property
     def _elements(self) -> int:
-        """Elements of a submodule's outputs in a microstep."""
+        """Returns the number of elements of a submodule's outputs per microstep."""
         return self.config.model.layers * self.config.model.width * self.config.sequence_length
 
     def _scaled(self, node: str) -> list[Fault]:
-        """The node's faults with as many of the microsteps hit as in the study's model of 32 layers."""
+        """Returns the node's faults, scaled to hit the same share of microsteps as in the study's model of 32
+        layers."""
         faults = node_faults(node, layers=self.config.model.layers, sync="params")
         theirs = sum(2 * figures.frequency.sum() for figures in published_layers(node).values()) * ELEMENTS
         ours = sum(float(np.mean(fault.rate)) for fault in faults if fault.rate is not None) * self._elements
-        times = max(1.0, min(theirs, 3.0) / ours)  # of microsteps with 3 hits on average, 95 % are hit
+        times = max(1.0, min(theirs, 3.0) / ours)  # with 3 hits on average, 95 % of microsteps are hit
         return [dataclasses.replace(f, rate=tuple(np.minimum(np.asarray(f.rate) * times, 1).tolist())) for f in faults]
 
     def _noise(self, step: Callable[..., Any]) -> Float[np.ndarray, "steps"]:
-        """Noise-to-signal ratios of the gradients from the healthy states (equation 5 before the maximum)."""
+        """Returns noise-to-signal ratios of the gradients from the healthy states (equation 5 before the maximum)."""
         found = []
         for number in range(self.steps):
             gradient = step(self.states[number], self.tokens[number])[2]
@@ -500,7 +503,7 @@ class SmallModel:
 
 
 def _norm(tree: Any, less: Any = None) -> float:
-    """Norm of a tree, or of how far it is from another."""
+    """Returns the norm of a tree, or of its difference from another."""
     tree = tree if less is None else jax.tree.map(jnp.subtract, tree, less)
     return math.sqrt(sum(float(jnp.sum(jnp.square(leaf.astype(jnp.float32)))) for leaf in jax.tree.leaves(tree)))
 
@@ -549,11 +552,11 @@ def experiment(study: NodesStudy) -> Generator[str, None, NodesMeasured]:
 
 
 def _drift(node: str, trained: Drifting | None) -> list[Compared]:
-    """Figure 6: parameters drift apart step by step, and losses stay one line."""
+    """Compares figure 6: parameters drift apart step by step, and loss curves coincide."""
     words = {"drift": "figure 6: drifts away incrementally", "loss": "figure 6: identical to the healthy one"}
     if trained is None or not trained.distances.any():
         return [
-            Compared(node, name, "", None, None, note=f"{said}; too short a run for a statement: no mismatch in it")  # type: ignore[arg-type]
+            Compared(node, name, "", None, None, note=f"{said}; no mismatch, since the run is too short")  # type: ignore[arg-type]
             for name, said in words.items()
         ]
     quarter, half, last = (trained.distances[len(trained.distances) * part // 4 - 1] for part in (1, 2, 4))
@@ -572,24 +575,25 @@ PARTS = ("state", "gradient")
 class NodeFound:
     """A simulated node in a pair or a pool."""
 
-    node: str  # its name, as it was given
-    steps: int  # steps that were run: up to the first with a difference, or all
-    found: bool  # whether a difference was seen
-    first: int | None  # the step in which it was, from 0
-    sites: tuple[str, ...]  # submodules at which it was then; empty where only gradient or state tell of it
-    # Hosts that differ from the reference; the node is the last one. Of three or more a majority names them.
+    node: str  # its name, as given
+    steps: int  # number of steps run: up to the first difference, or all
+    found: bool  # whether a difference was found
+    first: int | None  # step of the first difference, from 0
+    sites: tuple[str, ...]  # submodules that differed in that step; empty if only gradient or state did
+    # Hosts that differ from the reference; the node is the last one. With at least three hosts, the majority is the
+    # reference.
     twins: tuple[int, ...]
-    mismatched: int  # elements that differ at submodules in that step
-    checked: int  # elements of submodules compared in a step
-    expected: float  # wrong elements that the model of the node predicts for the steps that were asked for
+    mismatched: int  # number of elements that differ at submodules in that step
+    checked: int  # number of elements of submodules compared per step
+    expected: float  # number of wrong elements that the model of the node predicts for the requested steps
 
 
 def find_node(node: str, steps: int, *, twins: int = 2, config: str | TrainConfig = "tiny", seed: int = 0) -> NodeFound:
-    """Runs the first stage of a pair or a pool of which the last host is a simulated node, until it is found.
+    """Runs the first stage of a pair or a pool whose last host is a simulated node, until a difference.
 
-    All twins lie on one device. The program is compiled once for a node, which takes seconds, whatever the steps.
-    See `sdc.nodes.parse_suspect` for names of nodes; `node4(times=1e6)` has a million times the rates. Two twins are a
-    pair, more a pool.
+    All twins are on one device. The program is compiled once per node, which takes seconds for any number of steps. See
+    `sdc.nodes.parse_suspect` for names of nodes; `node4(times=1e6)` has a million times the rates. Two twins are a
+    pair, more are a pool.
     """
     workload = Workload(config=config, seed=seed)
     job = FullLoad(workload=workload, steps=steps, twins=twins, placement="vmap", suspect=node)
@@ -606,7 +610,7 @@ def find_node(node: str, steps: int, *, twins: int = 2, config: str | TrainConfi
         row, details = program.rows(number, out, seen)
         sites = row["sites"]
         checked = sum(site["checked"] for site in sites.values())
-        # Twins beside the reference are compared with it: the node is one of them.
+        # All twins but the reference are compared with it: the node is one of them.
         each = checked / (twins - 1) / max(len(sites), 1)
         wrong = {name: site["mismatched"] + site.get("unrepeated", 0) for name, site in sites.items()}
         hits = {name: count for name, count in wrong.items() if count}

@@ -22,7 +22,7 @@ from .workloads import Method, Task, Trainer
 def methods(
     periods: Sequence[int],
 ) -> Mapping[str, Callable[[optax.GradientTransformation], optax.GradientTransformation]]:
-    """What is put around the optimizer, by name."""
+    """Returns the wrappers of the optimizer by name."""
     return {
         "noisy": lambda optimizer: optimizer,
         **{f"paft_sync, H = {h}": functools.partial(paft_sync, period=h, axis_name=DATA) for h in periods},
@@ -31,10 +31,10 @@ def methods(
 
 
 def experiment(study: PaftStudy, workloads: Sequence[Task]) -> Generator[str, None, PaftMeasured]:
-    """Trains each workload by each method with each noise, and measures how replicas drift apart."""
+    """Trains each workload with each method and noise, and measures the divergence of replicas."""
 
     def noise(setting: tuple[Any, Any]) -> optax.GradientTransformation:
-        """The setting is sigma, and sigma of bursts."""
+        """Makes the noise; the setting is sigma, and sigma of bursts."""
         sigma, burst = setting
         return gradient_noise(DATA, sigma, seed=study.seed, burst_period=study.burst_every, burst_sigma=burst)
 
@@ -85,7 +85,7 @@ def _trainer(
     noise: Callable[[Any], optax.GradientTransformation],
     report: Callable[[Any, Any], Mapping[str, Any]] = lambda params, gradient: {},
 ) -> Trainer:
-    """Training behind a mean to which the noise of a setting is added for each worker."""
+    """Trains with the mean gradient plus noise of the setting for each worker."""
 
     def step(params: Any, state: Any, batch: Any, number: Any, setting: Any) -> Any:
         inner, noisy = state
@@ -99,8 +99,8 @@ def _trainer(
 
 
 def _drift(study: PaftStudy, workload: Task, period: int | None) -> np.ndarray:
-    """Squared divergence under plain SGD, for which lemma 3.1 holds whatever the loss: one mean gradient, and noise of
-    each worker's own."""
+    """Measures the squared divergence under plain SGD, for which lemma 3.1 holds with any loss: a common mean gradient,
+    and independent noise of each worker."""
     around = optax.sgd(study.rate) if period is None else paft_sync(optax.sgd(study.rate), DATA, period)
 
     def report(params: Any, gradient: Any) -> Mapping[str, Any]:

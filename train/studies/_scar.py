@@ -1,4 +1,4 @@
-"""The study of SCAR (Qiao et al., ICML 2019): what perturbations and failures cost trainings that recover."""
+"""The study of SCAR (Qiao et al., ICML 2019): the cost of perturbations and failures for trainings that recover."""
 
 import contextlib
 import dataclasses
@@ -53,13 +53,13 @@ from .workloads import halved, images_of
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A training, and after how many iterations its loss counts as converged.
+    """A training, and the number of iterations after which it counts as converged.
 
     Attributes:
         name: its name on the command line.
         task: the training.
-        iterations: that it is given: at the mean loss of all starts after so many, it counts as converged.
-        interval: iterations in which a checkpoint writes everything once.
+        iterations: number of iterations; the mean loss of all starts after them is the convergence criterion.
+        interval: number of iterations in which a checkpoint writes everything once.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Subject:
 
 @contextlib.contextmanager
 def _named(setting: str) -> Iterator[None]:
-    """What is wrong with data is told under the name of the setting that they come from."""
+    """Reports errors of data under the name of their setting."""
     try:
         yield
     except DataError as error:
@@ -125,28 +125,28 @@ SUBJECTS: Mapping[str, Callable[[Sources], Subject]] = {
 
 
 def subjects(names: Sequence[str], sources: Sources) -> list[Subject]:
-    """Reads the data of trainings by name.
+    """Makes trainings by name and reads their data.
 
     Raises:
-        SettingError: there is no such training, or data are missing or damaged.
+        SettingError: a training does not exist, or data are missing or damaged.
     """
     for name in names:
         if name not in SUBJECTS:
             raise SettingError("workload", name, f"expected one of {', '.join(SUBJECTS)}")
     if sources.table is not None and "regression" not in names:
-        raise SettingError("table", sources.table, "is for the workload regression; add that")
+        raise SettingError("table", sources.table, "applies only to the workload regression; add it")
     return [SUBJECTS[name](sources) for name in dict.fromkeys(names)]
 
 
-AFTER, ITERATIONS = 50, 100  # iterations after which trainings are perturbed, and after which they count as converged
+AFTER, ITERATIONS = 50, 100  # iterations before the perturbation, and until convergence
 DIMENSIONS = 4
 SPECTRUM = (0.1, 1.0)  # smallest and largest curvature of the quadratic program
 
 
 def quadratic_program(count: int, seed: int) -> Perturbed:
-    """Figure 3: gradient descent on x^T A x / 2, perturbed once at any iteration, in any direction."""
+    """Figure 3: gradient descent on x^T A x / 2, perturbed once at a random iteration in a random direction."""
     curvature = np.linspace(*SPECTRUM, DIMENSIONS).astype(np.float32)
-    rate = 2 / sum(SPECTRUM)  # the best: the error shrinks by c in the slowest directions
+    rate = 2 / sum(SPECTRUM)  # the optimal rate: the error shrinks by c in the slowest directions
     c = (SPECTRUM[1] - SPECTRUM[0]) / sum(SPECTRUM)
     task = Iterative(
         name="quadratic program",
@@ -163,7 +163,7 @@ def quadratic_program(count: int, seed: int) -> Perturbed:
     after = rng.integers(1, AFTER, count)
     directions = rng.normal(size=(count, DIMENSIONS))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    # Of the order of the error at that iteration, or less.
+    # At most of the order of the error at that iteration.
     sizes = trajectory.losses[after] * 10 ** rng.uniform(-1, 0.5, count)
     at = np.asarray(trajectory.states["x"])[after]
     starts = {"x": jnp.asarray(at + sizes[:, None] * directions, jnp.float32)}
@@ -194,7 +194,7 @@ def classes_of_perturbations(subject: Subject, count: int, seed: int) -> dict[st
 
 
 def resets(subject: Subject, count: int, seed: int) -> Perturbed:
-    """Figure 6: a random fraction of the blocks is as it was at the start."""
+    """Figure 6: a random fraction of the blocks is reset to initial values."""
     trajectory, _, c = _measured(subject, seed)
     rng = np.random.default_rng([seed, 6])
     blocks, at = subject.task.count, min(AFTER, len(trajectory.losses) // 4)
@@ -204,11 +204,11 @@ def resets(subject: Subject, count: int, seed: int) -> Perturbed:
 
 
 def _measured(subject: Subject, seed: int) -> tuple[Trajectory, State, float]:
-    """A training whose loss is its distance from the optimum, the optimum, and the factor by which it shrinks.
+    """Returns a training whose loss is its distance from the optimum, the optimum, and the factor by which it shrinks.
 
-    The optimum is where a training ends that takes twenty times as long; of a sampler, the mean of where it is in the
-    last half of one that takes four times as long. The factor is the largest of those seen in an iteration, or where
-    distances do not shrink in each, that of all iterations together.
+    The optimum is the end of a training that is twenty times as long; for a sampler, the mean over the last half of one
+    that is four times as long. The factor is the largest observed in an iteration or, if distances do not shrink in
+    each, that of all iterations together.
     """
     task = subject.task
     sampled = "assigned" in task.blocks
@@ -235,10 +235,10 @@ def _measured(subject: Subject, seed: int) -> tuple[Trajectory, State, float]:
 
 
 def _beside(trajectory: Trajectory, c: float, after: Float[np.ndarray, "trials"], starts: State) -> Perturbed:
-    """What perturbations cost, beside their bounds.
+    """Measures the cost of perturbations and their bounds.
 
-    The theorem compares upper bounds: `beyond` is by how many iterations a perturbed training took longer than kappa(x)
-    = log(||x_0 - x*|| / epsilon) / log(1/c), `costs` by how many it took longer than the one that was not perturbed.
+    The theorem compares upper bounds: `beyond` is the number of iterations of a perturbed training minus kappa(x) =
+        log(||x_0 - x*|| / epsilon) / log(1/c), `costs` the number minus that of the unperturbed training.
     """
     outcome = trials.go_on(trajectory, after.tolist(), starts)
     task, distance = trajectory.task, float(trajectory.losses[0])
@@ -258,13 +258,13 @@ def _beside(trajectory: Trajectory, c: float, after: Float[np.ndarray, "trials"]
 
 
 def _total(task: Iterative, new: State, old: State) -> Array:
-    """The sum of the distances between two states, in the norm in which the training's are."""
+    """Returns the sum of the distances between two states, in the norm of the training."""
     rows = [jnp.sum(task.distance(new[name], old[name])) for name in task.moving]
     return sum(rows, jnp.float32(0))
 
 
-SAVED_AFTER, SAVED_ITERATIONS = 7, 24  # iterations after which half is lost, and of the whole training
-# Fraction of the bytes that a save writes, iterations from one to the next, and what is restored.
+SAVED_AFTER, SAVED_ITERATIONS = 7, 24  # iterations before the loss of one half, and in total
+# Fraction of the bytes per save, iterations between saves, and kind of recovery.
 WAYS: Mapping[str, tuple[float, int, Literal["partial", "full"]]] = {
     "SCAR": (0.25, 1, "partial"),
     "traditional": (1.0, 4, "full"),
@@ -272,9 +272,9 @@ WAYS: Mapping[str, tuple[float, int, Literal["partial", "full"]]] = {
 
 
 def overhead(subject: Subject, seed: int) -> Overhead:
-    """Trains three times: without a failure, with SCAR, and with full checkpoints that are restored as a whole.
+    """Trains three times: without a failure, with SCAR, and with full checkpoints and full recovery.
 
-    All arrays of the training have the same rows, which are its blocks: they are saved side by side.
+    All arrays of the training have the same rows, which are its blocks: they are concatenated and saved together.
     """
     task = subject.task
 
@@ -297,11 +297,11 @@ def overhead(subject: Subject, seed: int) -> Overhead:
     ends = np.cumsum([first[name].shape[1] for name in names])[:-1].tolist()
 
     def joined(state: State) -> State:
-        """All arrays side by side: what belongs to a row is lost and saved with it."""
+        """Concatenates all arrays, so that all data of a row are lost and saved together."""
         return {"rows": jnp.concatenate([state[name].astype(jnp.float32) for name in names], axis=1)}
 
     def split(rows: Array) -> State:
-        """The arrays again, of their own types."""
+        """Splits the result into arrays of the original types."""
         parts = zip(names, jnp.split(rows, ends, axis=1), strict=True)
         return {name: part.astype(first[name].dtype) for name, part in parts}
 
@@ -331,7 +331,7 @@ def overhead(subject: Subject, seed: int) -> Overhead:
                 saved_every=every, fraction=fraction, bytes=int(sum(running.partition.sizes[:-1])),
             )  # fmt: skip
     if not all(np.isfinite(way.losses).all() for way in ways.values()):
-        raise DoesNotConverge(f"{subject.name}: a loss after the failure is no number")
+        raise DoesNotConverge(f"{subject.name}: a loss after the failure is NaN")
     return Overhead(after=SAVED_AFTER, undisturbed=undisturbed, scar=ways["SCAR"], traditional=ways["traditional"])
 
 
@@ -342,38 +342,38 @@ Found: TypeAlias = Perturbed | dict[str, Perturbed] | Overhead | Criterion | Fai
 
 
 class Case(NamedTuple):
-    """A way of saving, and a loss."""
+    """A policy of saving, and a kind of loss."""
 
-    policy: Policy  # how blocks are chosen
-    fraction: float  # of the bytes that a save writes
+    policy: Policy  # selection of blocks
+    fraction: float  # fraction of the bytes that a save writes
     lost: float  # fraction of the blocks that a failure takes
-    how: How  # which those are
+    how: How  # selection of lost blocks
 
 
 CASES = (
     *(Case("priority", 1.0, lost, how) for lost in (0.25, 0.5, 0.75) for how in ("random", "contiguous")),  # figure 7
     *(Case(policy, fraction, HALF, "random") for fraction in (0.5, 0.25, 0.125) for policy in POLICIES),  # figure 8
-    *(Case("priority", EIGHTH, lost, "random") for lost in (EIGHTH, 1.0)),  # what advice is held against
+    *(Case("priority", EIGHTH, lost, "random") for lost in (EIGHTH, 1.0)),  # for testing advice
 )
 
 
 class Part(NamedTuple):
     """A part of the study."""
 
-    what: str  # which experiment
-    workload: str  # what it trains; empty if nothing of the workloads
-    start: int | None  # which of the first states; None if it is of all
-    run: Callable[[Sequence[PartRow]], Found]  # does it, given what the parts before found
+    what: str  # name of the experiment
+    workload: str  # its workload; empty without one
+    start: int | None  # index of the initial state; None for all
+    run: Callable[[Sequence[PartRow]], Found]  # runs it, given the findings of earlier parts
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Title for display."""
         start = "" if self.start is None else f"start {self.start}"
         return " ".join(filter(None, (self.what, self.workload, start)))
 
 
 def parts_of(study: ScarStudy, subjects: Sequence[Subject]) -> list[Part]:
-    """The parts of a study, in their order."""
+    """Returns the parts of a study in order."""
     seed = study.seed
     parts = [Part("quadratic", "", None, _alone(functools.partial(quadratic_program, study.perturbations, seed)))]
     for subject in subjects:
@@ -395,7 +395,7 @@ def parts_of(study: ScarStudy, subjects: Sequence[Subject]) -> list[Part]:
 
 
 def _criterion(study: ScarStudy, subject: Subject) -> Criterion:
-    """Losses at which a training counts as converged: the means of all starts in the last quarter."""
+    """Returns the losses at which a training counts as converged: the means of all starts in the last quarter."""
     losses = np.stack([_train(study, subject, start).losses for start in range(study.starts)])
     mean = losses.mean(axis=0)
     last = max(1, subject.iterations // 4)
@@ -405,7 +405,7 @@ def _criterion(study: ScarStudy, subject: Subject) -> Criterion:
     if criteria[0] >= mean[0] or best < subject.iterations - last:
         raise DoesNotConverge(
             f"{subject.name} does not converge: its loss was {mean[0]:.4g}, is {criterion:.4g} after "
-            f"{subject.iterations} iterations, and was lowest after {best}; there is no cost to tell"
+            f"{subject.iterations} iterations, and was lowest after {best}, so costs are undefined"
         )
     return Criterion(
         criteria=criteria, iterations=subject.iterations, interval=subject.interval, blocks=subject.task.count,
@@ -418,14 +418,14 @@ def _train(study: ScarStudy, subject: Subject, start: int) -> Trajectory:
 
 
 def _alone(run: Callable[[], Found]) -> Callable[[Sequence[PartRow]], Found]:
-    """A run that needs nothing of the parts before."""
+    """Makes a run that does not depend on earlier parts."""
     return lambda _: run()
 
 
 def _failures(study: ScarStudy, subject: Subject, start: int, done: Sequence[PartRow]) -> Failures:
     part = next(one for one in done if (one.workload, one.what) == (subject.name, "criterion"))
     if part.failed is not None:
-        raise DoesNotConverge(f"{subject.name} has no criterion; see there")
+        raise DoesNotConverge(f"{subject.name} has no convergence criterion; see that part")
     trajectory = trials.until(_train(study, subject, start), *part.read(Criterion).criteria)
     seed, count = [study.seed, start], study.trials // study.starts
     hit = {
@@ -436,7 +436,7 @@ def _failures(study: ScarStudy, subject: Subject, start: int, done: Sequence[Par
         key: trials.hold(trajectory, key[1], subject.interval, key[0], seed=study.seed + 1000 * start)
         for key in dict.fromkeys((case.policy, case.fraction) for case in CASES)
     }
-    # All recoveries of all cases go on in one program.
+    # One program continues all recoveries of all cases.
     recovered, after = list[Any](), list[int]()
     for case in CASES:
         for one in hit[case.lost, case.how]:
@@ -447,16 +447,16 @@ def _failures(study: ScarStudy, subject: Subject, start: int, done: Sequence[Par
     rows = []
     for n, case in enumerate(CASES):
         row = FailureCase(**case._asdict(), costs=finite(costs[n]), sizes=sizes[n].tolist())
-        told = _told(case, hit, held)
-        row.predicted, row.bound = told.get("predicted", []), told.get("bound", [])
+        prediction = _predictions(case, hit, held)
+        row.predicted, row.bound = prediction.get("predicted", []), prediction.get("bound", [])
         rows.append(row)
-    # A restore of everything, batches and random numbers too, costs what it goes back, bit for bit.
+    # A full restore, including batches and random numbers, costs exactly the iterations that it goes back.
     half, whole = hit[HALF, "random"], held["priority", 1.0]
     before = trials.recovered(trajectory, [trials.recover(one, whole, everything=True) for one in half])
     now = {name: trajectory.states[name][np.asarray([one.after for one in half])] for name in trajectory.task.moving}
     squares = sum(np.square(np.asarray(now[name] - before[name], float)).reshape(count, -1).sum(1) for name in now)
     full = [float(one.after - whole.steps[one.after].max()) for one in half]
-    # The share of the squared movement that the busiest eighth of the blocks has, in the middle of the training.
+    # The share of the most active eighth of the blocks in the squared movement, in the middle of the training.
     known = [one for one in held["priority", EIGHTH].outlooks if one is not None]
     speeds = np.sort(known[len(known) // 2].speeds)[::-1]
     busiest = float(speeds[: max(1, round(EIGHTH * len(speeds)))].sum() / speeds.sum())
@@ -466,10 +466,10 @@ def _failures(study: ScarStudy, subject: Subject, start: int, done: Sequence[Par
     )  # fmt: skip
 
 
-def _told(
+def _predictions(
     case: Case, hit: Mapping[Any, Sequence[Failure]], held: Mapping[tuple[Policy, float], Held]
 ) -> dict[str, list[float | None]]:
-    """What an outlook said of each failure before it happened, if there was one."""
+    """Returns an outlook's prediction for each failure just before it, if there was one."""
     if case.policy != "priority" or case.fraction == 1:
         return {}
     outlooks = [held[case.policy, case.fraction].outlooks[one.after] for one in hit[case.lost, case.how]]
@@ -481,7 +481,7 @@ def _told(
 
 
 KIND = "scar study"
-SETTINGS = ("study", "settings", "workloads", "environment")  # a study is resumed only as it was started
+SETTINGS = ("study", "settings", "workloads", "environment")  # a study is resumed only with its original settings
 
 
 def record_study(
@@ -497,17 +497,17 @@ def record_study(
 
     Args:
         study: the study.
-        subjects: what it trains.
-        folder: of the record.
-        resume: whether to go on with what is in it.
-        command: the command line that asks for it, for the record.
-        on_part: told of each part that is done.
+        subjects: its trainings.
+        folder: folder of the record.
+        resume: whether to resume the study in the folder.
+        command: the command line of the study, for the record.
+        on_part: called with each completed part.
 
     Returns:
-        The record; `sdc.analysis.conclude` says what follows from it.
+        The record, from which `sdc.analysis.conclude` makes the summary.
 
     Raises:
-        RecordError: the folder holds something else, or a study with other settings.
+        RecordError: the folder has other contents, or a study with other settings.
     """
     parts = study.parts(subjects)
     manifest = {
@@ -538,26 +538,26 @@ def record_study(
 def finish_parts(
     parts: Sequence[Part], before: Sequence[PartRow] = (), on_row: Callable[[PartRow], object] = lambda row: None
 ) -> list[PartRow]:
-    """Runs the parts of a study, and keeps what they find in memory.
+    """Runs the parts of a study and keeps their findings in memory.
 
     Args:
         parts: all parts of the study.
-        before: what the first of them found already.
-        on_row: told of what each finds, as it stands in a record.
+        before: earlier findings of the first parts.
+        on_row: called with the findings of each part, in the form of a record.
 
     Returns:
-        A line for each part. One whose training does not converge says so in `failed`.
+        A line for each part. For a training that does not converge, `failed` has the reason.
     """
     found = list(before)
     for number, part in enumerate(parts[len(found) :], len(found)):
         began = time.perf_counter()
         try:
-            told = msgspec.to_builtins(part.run(found))
+            finding = msgspec.to_builtins(part.run(found))
         except DoesNotConverge as error:
-            told = {"failed": str(error)}
+            finding = {"failed": str(error)}
         row = PartRow(
             part=number, what=part.what, workload=part.workload, start=part.start,
-            seconds=round(time.perf_counter() - began, 2), found=told,
+            seconds=round(time.perf_counter() - began, 2), found=finding,
         )  # fmt: skip
         found.append(row)
         on_row(row)

@@ -1,4 +1,4 @@
-"""The study of the shadow replica: which faulty ranks it finds, how soon, and whom it names."""
+"""The study of the shadow replica: the faulty ranks that it finds, the delay, and the ranks that it names."""
 
 import math
 from collections.abc import Generator, Sequence
@@ -22,7 +22,7 @@ SITE = "gradient"
 
 
 def experiment(study: ShadowStudy, workloads: Sequence[Task]) -> Generator[str, None, ShadowMeasured]:
-    """Trains on each kind of hardware."""
+    """Trains on each simulated set of ranks."""
     trainings = []
     for workload in workloads:
         runs = []
@@ -56,13 +56,13 @@ def _watched(study: ShadowStudy, workload: Task, hardware: Hardware) -> Watched:
             moment = sdc.Moment(jax.random.key(study.seed), number)
             (mean, roles, report), events = sdc.inject(watched, [fault])(moment, roles, params, batch)
             changed = jnp.sum(jnp.stack([jnp.sum(event.changed) for event in events.values()]))
-        # What is corrupted is left out of the update: the study looks at detection, and training is to go on.
+        # The update excludes corruption: the study measures detection, and training has to continue.
         whole = jax.tree.map(lambda leaf: jnp.all(jnp.isfinite(leaf)) & (jnp.max(jnp.abs(leaf)) < 10), mean)
         sound = jnp.all(jnp.stack(jax.tree.leaves(whole)))
         updates, inner = optimizer.update(jax.tree.map(lambda leaf: jnp.where(sound, leaf, 0), mean), inner, params)
         compared = jnp.concatenate([report.watched[None], report.spares])
-        told = {"changed": changed, "differed": report.differed, "compared": compared}
-        return optax.apply_updates(params, updates), (inner, roles), told
+        reports = {"changed": changed, "differed": report.differed, "compared": compared}
+        return optax.apply_updates(params, updates), (inner, roles), reports
 
     method = Method(lambda params, setting: (optimizer.init(params), init_shadow(ranks)), step)
     trainer = Trainer(workload, method, workers=ranks, rows=math.lcm(ranks, 4) * 4)

@@ -1,4 +1,4 @@
-"""The study of DropCompute: what a compute threshold gains, and what it costs."""
+"""The study of DropCompute: gain and cost of a compute threshold."""
 
 import math
 import time
@@ -32,11 +32,11 @@ from .measurements import ClockedSpeedup, DropComputeMeasured, DroppedRun, Dropp
 from .settings import DropComputeStudy
 from .workloads import Method, Task, Trainer
 
-RATES = np.linspace(0.0, 0.3, 25)  # drop rates for which a speedup is predicted
+RATES = np.linspace(0.0, 0.3, 25)  # drop rates at which a speedup is predicted
 
 
 def experiment(study: DropComputeStudy, workloads: Sequence[Task]) -> Generator[str, None, DropComputeMeasured]:
-    """Predicts what a threshold gains, measures it on clocks, and trains with one."""
+    """Predicts the gain of a threshold, measures it on clocks, and trains with one."""
     predicted, clocked, trainings = [], [], []
     for workers in study.fleets:
         predicted.append(_predict(study, workers))
@@ -59,7 +59,7 @@ def _sampled(study: DropComputeStudy, workers: int, seed: int, iterations: int =
 
 
 def threshold_at(latencies: np.ndarray, rate: float) -> float:
-    """The threshold that drops this share of the micro-batches: a quantile of the times at which they end."""
+    """Returns the threshold that drops this share of the micro-batches: a quantile of their end times."""
     ends = np.sort(np.cumsum(latencies.astype(np.float64), axis=-1), axis=None)
     return float(np.nextafter(ends[min(len(ends) - 1, math.ceil(len(ends) * (1 - rate)) - 1)], math.inf))
 
@@ -75,7 +75,7 @@ def _predict(study: DropComputeStudy, workers: int) -> PredictedSpeedup:
 
 
 def _clock(study: DropComputeStudy, workers: int) -> ClockedSpeedup:
-    """Threads that wait as sampled latencies say, and stop at the threshold."""
+    """Measures threads that wait for sampled latencies and stop at the threshold."""
     scale = study.unit / study.latency.base
     latencies = _sampled(study, workers, study.seed, study.iterations).astype(np.float64) * scale
     serial = study.serial * scale
@@ -84,12 +84,12 @@ def _clock(study: DropComputeStudy, workers: int) -> ClockedSpeedup:
     ones = [jnp.float32(1)] * latencies.shape[-1]
 
     def iterate(watch: Stopwatch) -> tuple[int, float]:
-        """Completed micro-batches and seconds of all iterations; each ends when its slowest worker does."""
+        """Returns completed micro-batches and seconds of all iterations; each ends with its slowest worker."""
 
         def one(delays: np.ndarray) -> int:
             return watch.run(jnp.float32(0), ones, delays=delays.tolist()).completed
 
-        list(pool.map(one, latencies[0]))  # compiled, and threads started
+        list(pool.map(one, latencies[0]))  # compile and start the threads
         done, started = 0, time.perf_counter()
         for iteration in latencies:
             done += sum(pool.map(one, iteration))
@@ -133,7 +133,7 @@ def _train(study: DropComputeStudy, workload: Task) -> Generator[str, None, Drop
 
 
 def _trainer(study: DropComputeStudy, workload: Task, extra: int = 0, correction: Correction = "none") -> Trainer:
-    """Training with simulated latencies; the setting is the threshold."""
+    """Makes a training with simulated latencies; the setting is the threshold."""
     optimizer = skip_empty(workload.optimizer(study.steps + extra))
     micro, rate = study.micro_batches, 0.0 if correction == "none" else study.mended
 

@@ -1,4 +1,4 @@
-"""What studies measure: numbers, before anybody makes tables, figures or claims of them.
+"""Measurements of studies: raw numbers, from which tables, figures and claims are made.
 
 The experiments return these and `sdc.analysis.studies` reads them, so nothing here needs JAX.
 """
@@ -19,27 +19,27 @@ from .settings import DropComputeStudy, LossyStudy, NodesStudy, PaftStudy, Produ
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What every study says of itself."""
+    """Fields common to all studies."""
 
-    study: Study[Any]  # with its settings
-    sources: Mapping[str, str]  # where the data come from, by workload
+    study: Study[Any]  # the study with its settings
+    sources: Mapping[str, str]  # origin of the data, by workload
 
 
 @dataclasses.dataclass(frozen=True)
 class OfWorkload:
-    """What is measured of one workload."""
+    """Measurements of one workload."""
 
     workload: str  # name of the workload
-    metric: str  # what scores are: `accuracy` or `perplexity`
+    metric: str  # kind of score: `accuracy` or `perplexity`
 
 
 @dataclasses.dataclass(frozen=True)
 class Burst:
     """A training with bursts of noise."""
 
-    method: str  # how gradients were aggregated
+    method: str  # aggregation method
     variance: float  # variance of a burst
-    steps: Int[np.ndarray, "looks"]  # steps after which the score was taken
+    steps: Int[np.ndarray, "looks"]  # steps after which the score was measured
     scores: Float[np.ndarray, "looks"]  # one for each of these steps
 
 
@@ -48,7 +48,7 @@ class NoisyTraining(OfWorkload):
     """A workload under noise in the mean gradients."""
 
     scores: Mapping[str, tuple[float, ...]]  # by method, one for each variance of `PaftMeasured`; `clean` has no noise
-    synchronizations: tuple[int, ...]  # how often `paft` synchronized, for each variance
+    synchronizations: tuple[int, ...]  # number of synchronizations of `paft`, for each variance
     bursts: tuple[Burst, ...]  # trainings with bursts
 
 
@@ -56,58 +56,58 @@ class NoisyTraining(OfWorkload):
 class Drifted:
     """Replicas that drift apart under plain SGD."""
 
-    period: int | None  # steps from one synchronization to the next; None for none
-    # Squared distance of a replica from the mean of all, after each step and before a synchronization: the mean over
-    # the replicas.
+    period: int | None  # number of steps between synchronizations; None for none
+    # Squared distance of a replica from the mean of all, after each step and before a synchronization, averaged over
+    # replicas.
     squares: Float[np.ndarray, "steps"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaftMeasured(Measured):
-    """What the study of inconsistent gradients measures."""
+    """Measurements of the study of inconsistent gradients."""
 
     study: PaftStudy
     trainings: tuple[NoisyTraining, ...]  # one for each workload
-    drifting: str  # the workload of which the divergence was measured
+    drifting: str  # the workload whose divergence was measured
     dimension: int  # number of its parameters
     drifts: tuple[Drifted, ...]  # with and without synchronization
 
 
 @dataclasses.dataclass(frozen=True)
 class PredictedSpeedup:
-    """What a threshold would gain, from sampled latencies."""
+    """Predicted gain of a threshold, from sampled latencies."""
 
     workers: int  # size of the fleet
     step: float  # mean seconds of a step without a threshold
     threshold: float  # the best threshold, in seconds
     drop_rate: float  # share of the micro-batches that it drops
-    speedup: float  # what it gains
+    speedup: float  # its speedup
     rates: tuple[float, ...]  # other drop rates
-    speedups: tuple[float, ...]  # what the threshold gains that drops so many
+    speedups: tuple[float, ...]  # speedups of the thresholds with these drop rates
 
 
 @dataclasses.dataclass(frozen=True)
 class ClockedSpeedup:
-    """What a threshold gained on a real clock."""
+    """Measured gain of a threshold on a real clock."""
 
     workers: int  # number of threads
     iterations: int  # length of each of the two measurements
     seconds: float  # time of all iterations without a threshold
     stopped_seconds: float  # the same with a threshold
-    speedup: float  # what was measured
-    predicted: float  # what the same latencies predict
+    speedup: float  # measured speedup
+    predicted: float  # speedup predicted from the same latencies
 
 
 @dataclasses.dataclass(frozen=True)
 class DroppedRun:
     """A training with a compute threshold."""
 
-    rate: float  # the drop rate that was asked for; 0 for no threshold
+    rate: float  # requested drop rate; 0 for no threshold
     extra: int  # steps beyond those of the study
     correction: str  # see `sdc.aggregation.combine`
-    drop_rate: float  # the drop rate that was found
+    drop_rate: float  # measured drop rate
     score: float  # score at the end
-    losses: Float[np.ndarray, "steps"]  # loss of each step; NaN where nothing was completed
+    losses: Float[np.ndarray, "steps"]  # loss of each step; NaN if nothing was completed
     ends: Float[np.ndarray, "steps"]  # simulated seconds at the end of each step
     unstopped: float  # simulated seconds of all steps without a threshold
 
@@ -121,7 +121,7 @@ class DroppedTraining(OfWorkload):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DropComputeMeasured(Measured):
-    """What the study of DropCompute measures."""
+    """Measurements of the study of DropCompute."""
 
     study: DropComputeStudy
     predicted: tuple[PredictedSpeedup, ...]  # by number of workers
@@ -134,19 +134,21 @@ class LossyTraining(OfWorkload):
     """A workload over links that lose packets."""
 
     steps: int  # optimizer steps of its trainings
-    seeds: int  # number of trainings of which a score is the mean
-    scores: Mapping[str, Mapping[float, float]]  # by the way in which packets get lost, and by loss rate
-    # By loss rate, the mean square of the drift between two copies over that of the owners' moves.
+    seeds: int  # number of trainings averaged for a score
+    scores: Mapping[str, Mapping[float, float]]  # by loss model and loss rate
+    # By loss rate, the mean squared drift between two copies divided by that of the owners' updates.
     drifts: Mapping[float, float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossyMeasured(Measured):
-    """What the study of lost packets measures."""
+    """Measurements of the study of lost packets."""
 
     study: LossyStudy
     trainings: tuple[LossyTraining, ...]  # one for each workload
-    walks: Mapping[float, float]  # by loss rate, the drift between two copies of a random walk, in squares of its step
+    walks: Mapping[
+        float, float
+    ]  # by loss rate, the drift between two copies of a random walk, in units of its squared step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +157,7 @@ class Watched:
 
     hardware: str  # kind of hardware
     faulty: int | None  # the rank with faults, or None
-    corrupted: Bool[np.ndarray, "steps"]  # steps in which a fault changed something
+    corrupted: Bool[np.ndarray, "steps"]  # steps in which a fault changed a value
     differed: Bool[np.ndarray, "steps"]  # steps in which a comparison found a difference
     compared: Int[np.ndarray, "steps ranks"]  # ranks that were compared in each step
     verdict: str  # verdict of `sdc.aggregation.judge`
@@ -172,7 +174,7 @@ class WatchedTraining(OfWorkload):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShadowMeasured(Measured):
-    """What the study of the shadow replica measures: one training for each workload and kind of hardware."""
+    """Measurements of the study of the shadow replica: one training for each workload and kind of hardware."""
 
     study: ShadowStudy
     trainings: tuple[WatchedTraining, ...]
@@ -185,22 +187,22 @@ Quantity: TypeAlias = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """One published figure beside the simulated one."""
+    """A published value and the simulated one."""
 
     node: str
     quantity: Quantity
     place: str  # submodule, and layer from 1, or empty
-    published: float | None  # None where the study says it in words only
-    simulated: float | None  # the median of the simulated ones; None where the simulation is too short to say
-    low: float | None = None  # what holds 95 % of the simulated ones, a little widened
+    published: float | None  # None if the study only describes it
+    simulated: float | None  # median of the simulated values; None if the simulation is too short
+    low: float | None = None  # lower limit of 95 % of the simulated values, slightly widened
     high: float | None = None
-    agrees: bool | None = None  # whether the published figure is inside; None where nothing can be said
-    note: str = ""  # what else there is to say, such as the study's words
+    agrees: bool | None = None  # whether the published value is inside; None if undetermined
+    note: str = ""  # further remarks, such as the study's description
 
 
 @dataclasses.dataclass(frozen=True)
 class Predicted:
-    """The worst noise-to-signal ratio of a node, and what the other nodes predict of it, within 95 %."""
+    """The worst noise-to-signal ratio of a node, and its prediction from the other nodes with a 95 % interval."""
 
     published: float
     median: float
@@ -214,12 +216,11 @@ class Predicted:
 
 @dataclasses.dataclass(frozen=True)
 class Response:
-    """How the gradients of a small model answer to errors."""
+    """The response of a small model's gradients to errors."""
 
-    model: str  # the model in words
-    rounding: float  # noise-to-signal ratio where a few last bits are wrong in every microstep
-    # By submodule, the squared ratio over the mean square of the relative errors (those of elements that are right
-    # being zero).
+    model: str  # description of the model
+    rounding: float  # noise-to-signal ratio with a few wrong last bits in every microstep
+    # By submodule, the squared ratio over the mean square of the relative errors (zero for correct elements).
     linear: Mapping[str, float]
 
 
@@ -228,23 +229,23 @@ class Drifting:
     """A small model trained on a simulated node."""
 
     node: str  # the node
-    model: str  # the model in words
-    # Noise-to-signal ratios of the gradients, parameters being synchronized after each step.
+    model: str  # description of the model
+    # Noise-to-signal ratios of the gradients, with parameters synchronized after each step.
     noise: Float[np.ndarray, "steps"]
-    # Distances of the parameters from the healthy ones, nothing being synchronized.
+    # Distances of the parameters from the healthy ones, without synchronization.
     distances: Float[np.ndarray, "steps"]
-    losses: Float[np.ndarray, "steps"]  # relative differences of the losses, nothing being synchronized
+    losses: Float[np.ndarray, "steps"]  # relative differences of the losses, without synchronization
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodesMeasured:
-    """What the study of the nodes found; `sdc.train.studies.NodesStudy` makes it."""
+    """Findings of the study of the nodes, made by `sdc.train.studies.NodesStudy`."""
 
     study: NodesStudy
-    rows: tuple[Compared, ...]  # published figures beside simulated ones
-    predicted: Mapping[str, Predicted]  # by node, the noise that the other nodes predict
-    estimates: Mapping[str, FittedValue]  # parameters as fitted now
-    used: Mapping[str, FittedValue]  # parameters that the simulated nodes have
+    rows: tuple[Compared, ...]  # published and simulated values
+    predicted: Mapping[str, Predicted]  # by node, the noise predicted from the other nodes
+    estimates: Mapping[str, FittedValue]  # parameters fitted now
+    used: Mapping[str, FittedValue]  # parameters of the simulated nodes
     # By node, the correlation of its submodules' frequencies over the steps; None for fewer than two that are hit.
     together: Mapping[str, float | None]
     responses: tuple[Response, ...]  # of the small models
@@ -253,11 +254,11 @@ class NodesMeasured:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductsMeasured:
-    """What the study of all schemes counts; `sdc.train` runs it, `sdc.analysis` makes tables of it."""
+    """Counts of the study of checked products; `sdc.train` runs it, `sdc.analysis` makes tables of them."""
 
     study: ProductsStudy
-    config: Mapping[str, Any]  # what was trained
-    rounding: Rounding  # how the device rounds, from which thresholds follow
-    departs: tuple[str, ...]  # in what this device departs from the one that the rounding is of
+    config: Mapping[str, Any]  # the configuration
+    rounding: Rounding  # rounding behaviour of the device, which determines the thresholds
+    departs: tuple[str, ...]  # differences of this device from the one that `rounding` describes
     counts: Mapping[str, Mapping[str, SchemeCounts]]  # by variant (type, sums or rounded) and scheme
-    magnitudes: tuple[float, ...]  # sizes of the errors, in root mean squares of the row
+    magnitudes: tuple[float, ...]  # magnitudes of the errors, in root mean squares of the row

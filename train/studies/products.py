@@ -1,4 +1,4 @@
-"""The study of checked products: false alarms, detection by every scheme, and how the devices round."""
+"""The study of checked products: false alarms, detection by every scheme, and rounding of devices."""
 
 import dataclasses
 import functools
@@ -57,7 +57,7 @@ def reference_steps(
     steps: int,
     seed: int,
 ) -> Iterator[tuple[Any, Step, tuple[Any, Any]]]:
-    """Trains, and hands over what a transformation of the step reports."""
+    """Trains and yields the reports of a transformation of the step."""
     config = config.of_type(dtype)
     check(config, 1, 1)
     placement = place(twins=None, data=1, model=1, devices=jax.devices()[:1])
@@ -76,7 +76,7 @@ Draw: TypeAlias = Callable[[PRNGKeyArray, int, int, int], tuple[Any, Any]]
 
 
 def _gaussian(change: Callable[[Any, Any], tuple[Any, Any]]) -> Draw:
-    """Normal factors whose products have variance 1, changed."""
+    """Makes modified normal factors whose original products have variance 1."""
 
     def draw(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
         first, second = jax.random.split(key)
@@ -96,7 +96,7 @@ def _tiny_heavy_tailed(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, 
     return a, jax.random.normal(second, (k, n)) * jnp.exp(jax.random.normal(third, (k, 1)))
 
 
-# Factors m×k and k×n of seven kinds, as layers have them.
+# Seven kinds of factors m×k and k×n, as in layers.
 DISTRIBUTIONS: Mapping[str, Draw] = {
     "gaussian": _gaussian(lambda a, b: (a, b)),
     "outlier channels": _gaussian(lambda a, b: (a * jnp.where(jnp.arange(len(b)) % 97 == 5, 60.0, 1.0), b)),
@@ -107,16 +107,16 @@ DISTRIBUTIONS: Mapping[str, Draw] = {
     "tiny heavy-tailed gradients": _tiny_heavy_tailed,
 }
 
-DEPTHS = (64, 256, 1024, 4096, 16384)  # numbers of terms of the sums that are measured
+DEPTHS = (64, 256, 1024, 4096, 16384)  # numbers of terms of the measured sums
 ROWS, COLUMNS = 512, 128
-HALF = 0.5  # share of its bound that the largest measured error may reach
-SHARE = 0.01  # of the rows of a site, above which it begins with the second tier
+HALF = 0.5  # maximum share of its bound that a measured error may reach
+SHARE = 0.01  # share of the rows of a site above which it starts with the second tier
 
 
 def measure(dtype: str, *, seed: int = 0, depths: Sequence[int] = DEPTHS) -> dict[int, float]:
     """Measures the rounding errors of products of a type, on the default device, over all `DISTRIBUTIONS`.
 
-    By number of terms it is the largest `|r| / (q + |cs|)` of rows, q being the second tier's scale.
+    Returns, by number of terms, the largest `|r| / (q + |cs|)` of rows, where q is the second tier's scale.
     """
     product = Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32))
 
@@ -140,16 +140,16 @@ def measure(dtype: str, *, seed: int = 0, depths: Sequence[int] = DEPTHS) -> dic
 
 
 def fit(narrow: Mapping[int, float] | None, wide: Mapping[int, float] | None) -> Rounding:
-    """How a device rounds, from its errors with bfloat16 and with float32 factors; None where they were not measured.
+    """Fits the rounding of a device to its errors with bfloat16 and float32 factors; None if they were not measured.
 
-    Products of bfloat16 factors are exact in float32, so that their errors are those of the sums: they give kappa, the
-    largest that keeps each error at half of its bound or less, or infinity where sums need no such term. What errors of
-    float32 factors exceed that is due to the rounding of the factors.
+    Products of bfloat16 factors are exact in float32, so their errors are those of the sums: they determine kappa, the
+        largest value that keeps each error within half of its bound, or infinity if sums do not need the term. Larger
+        errors with float32 factors are due to rounding of the factors.
     """
     sums = narrow or wide
     assert sums is not None, "something was measured"
     kappa, inputs = math.inf, 0.0
-    # Where the shortest sums err so much, it must be their factors that are rounded.
+    # If the shortest sums have such large errors, their factors must be rounded.
     if not (narrow is None and sums[min(sums)] > 2.0**-16):
         excesses = {k: error / (HALF * 2.0**-24) - SPREAD * math.sqrt(k + COLUMNS) for k, error in sums.items()}
         kappa = min((depth / excess for depth, excess in excesses.items() if excess > 0), default=math.inf)
@@ -162,16 +162,16 @@ def fit(narrow: Mapping[int, float] | None, wide: Mapping[int, float] | None) ->
 
 
 def begin_with_second(examined: Mapping[str, int], checked: Mapping[str, int]) -> tuple[str, ...]:
-    """The sites of which the first tier passes on so many rows that the second one is cheaper from the start."""
+    """Returns the sites for which the first tier passes on so many rows that starting with the second is cheaper."""
     return tuple(name for name, count in examined.items() if checked[name] and count / checked[name] > SHARE)
 
 
 class CalibrationError(RuntimeError):
-    """A device whose errors are too large to be rounding; one line says what was found."""
+    """The errors of a device are too large to be rounding."""
 
 
 def calibrate(study: Calibration, config: TrainConfig, dataset: Dataset) -> Generator[str, None, Profile]:
-    """Measures this machine's first device."""
+    """Measures the first device of this host."""
     errors: dict[str, dict[int, float]] = {}
     for dtype in study.dtypes:
         errors[dtype] = measure(dtype, seed=study.seed)
@@ -199,8 +199,8 @@ def calibrate(study: Calibration, config: TrainConfig, dataset: Dataset) -> Gene
         yield f"{dtype}, {config.name}"
     if flagged.total():
         raise CalibrationError(
-            f"{flagged.total():,} of {checked.total():,} rows of real products are flagged under the thresholds "
-            "that the synthetic products ask for: this device may compute wrong numbers. No profile was made; "
+            f"{flagged.total():,} of {checked.total():,} rows of real products exceed the thresholds from synthetic "
+            "products: this device may compute wrong numbers. No profile was made; "
             "compare with another device"
         )
     kernel = time_both()
@@ -232,7 +232,7 @@ MAGNITUDES = tuple(float(10.0 ** (x / 2)) for x in range(-10, 7))
 def flagged(
     product: Dot, settings: Settings, operands: Operands, expected: Expected | None = None
 ) -> Bool[Array, "*rows"]:
-    """The rows that a scheme finds wrong, in its last tier; `expected` of that tier, where it is known."""
+    """Returns the rows that the last tier of a scheme finds wrong; `expected` is that tier's expectation, if known."""
     if expected is None:
         expected = expect(product, settings, operands, 2)
     return ~(row_margins(product, settings, operands, expected) <= 1)
@@ -241,10 +241,10 @@ def flagged(
 def one_per_row(
     key: PRNGKeyArray, product: Dot, c: Shaped[Array, "*c"], change: Callable[[Any, Any], Any]
 ) -> tuple[Shaped[Array, "*c"], Bool[Array, "rows"]]:
-    """Changes one random element of each row: rows are judged one by one, so each is an experiment of its own.
+    """Changes one random element of each row: rows are checked individually, so each is an independent experiment.
 
-    `change` is told the elements and the root mean squares of their rows, and returns what becomes of them. The result
-    is the changed product, and which rows did change.
+    `change` maps the elements and the root mean squares of their rows to new elements. Returns the changed product, and
+    a mask of rows that changed.
     """
     rows = product.matrix(c)
     columns = jax.random.randint(key, rows.shape[:1], 0, rows.shape[1])
@@ -256,7 +256,7 @@ def one_per_row(
 
 
 class Found(NamedTuple):
-    """Errors that were made, and how many of them each of several judges found."""
+    """Counts of injected errors, and of those that each of several judges found."""
 
     found: Int[Array, "judges n"]  # by judge and magnitude
     made: Int[Array, "n"]  # by magnitude
@@ -271,14 +271,14 @@ def errors_found(
     judges: Sequence[Callable[[Any], Bool[Array, "*rows"]]],
     magnitudes: Float[Array, "n"],
 ) -> Found:
-    """Puts errors into a product, one in each row, and asks judges which rows are wrong.
+    """Injects errors into a product, one in each row, and counts the rows that judges find wrong.
 
-    Magnitudes are added or subtracted, in root mean squares of the row; besides, every bit is flipped. Judges are told
-    the changed product, and return the rows that they find wrong.
+    Magnitudes are added or subtracted, in root mean squares of the row; in addition, every bit is flipped. Judges
+    receive the changed product and return the rows that they find wrong.
     """
     bits = jax.dtypes.itemsize_bits(c.dtype)
     rows = product.matrix(c)
-    # A row of zeros has no scale, and an error that is no change is none.
+    # A row of zeros has no scale, and an error without a change does not count.
     alive = jnp.any(rows != 0, axis=1)
 
     def trial(numbered: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -309,14 +309,14 @@ EVERY: tuple[SchemeName, ...] = get_args(SchemeName)
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """What is checked."""
+    """A scheme and the form of the products that it checks."""
 
     name: str  # name for the record
     output: str  # type of the result that is checked, that of the sums or a narrower one
-    scheme: SchemeName  # scheme by which it is judged
+    scheme: SchemeName  # scheme that checks it
 
     def operands(self, product: Dot, a: Any, b: Any, sums: Any) -> Operands:
-        """What the scheme is given of a product: its sums, or what they were rounded to."""
+        """Returns the scheme's input: the sums of a product, or their rounded values."""
         if self.output == "float32":
             return Operands(a, b, sums)
         rounded = lax.optimization_barrier(sums.astype(self.output))
@@ -326,7 +326,7 @@ class Variant:
 
 
 def variants(dtype: str) -> list[Variant]:
-    """Everything that is studied for one type; without rounding there is no residual to carry."""
+    """Returns all variants for one type; without rounding there is no residual to carry."""
     sums = [Variant(f"{dtype}, sums", "float32", scheme) for scheme in EVERY if scheme != "residual"]
     if dtype == "float32":
         return [dataclasses.replace(variant, name=dtype) for variant in sums]
@@ -336,7 +336,7 @@ def variants(dtype: str) -> list[Variant]:
 def experiment(
     study: ProductsStudy, config: TrainConfig, dataset: Dataset, profile: Profile | None
 ) -> Generator[str, None, ProductsMeasured]:
-    """Counts what every scheme flags in healthy training, and which errors it finds."""
+    """Counts the false alarms of every scheme in healthy training, and the errors that it finds."""
     profile = profile or Profile.assumed()
     counts: dict[str, dict[str, dict[str, Any]]] = {}
 
@@ -358,14 +358,16 @@ def experiment(
         for step, (reports, program, arguments) in enumerate(trained):
             capture = capture or jax.jit(sdc.rewrite(sdc.checksums.accumulators(program), selector, _Factors()))
             if not reports:
-                raise SettingError("where", study.where, f"this selects no matrix product of {config.name}")
+                raise SettingError(
+                    "where", study.where, f"selects no matrix product of {config.name}; choose another selector"
+                )
             for found in jax.device_get(reports).values():
                 add(every, ({"checked": np.sum(checked), "flagged": np.sum(wrong)} for checked, wrong in found))
             yield f"{dtype}, step {step}"
             if step in study.marked:
                 _, factors = capture(*arguments)
                 key = jax.random.fold_in(jax.random.key(study.seed), step)
-                # One iteration of every product: another layer and microstep for each.
+                # Use one iteration of every product, with a different layer and microstep for each.
                 for number, (site, (a, b)) in enumerate(zip(factors.sites, factors.values(), strict=True)):
                     index = tuple((number + step) % size for size in a.shape[: len(site.dims)])
                     own, product = jax.random.fold_in(key, number), judged.products[site.name]
@@ -391,7 +393,8 @@ Judges: TypeAlias = tuple[tuple[Variant, Settings], ...]
 
 
 def _expected(product: Dot, every: Judges, a: Any, b: Any, c: Any) -> Iterator[tuple[Variant, Settings, Any, Any]]:
-    """What every variant is given, and what it expects; variants of one scheme expect the same of the same factors."""
+    """Returns the input and the expectation of every variant; variants of one scheme expect the same for equal
+    factors."""
     known: dict[str, Expected] = {}
     for variant, settings in every:
         operands = variant.operands(product, a, b, c)
@@ -418,7 +421,7 @@ def _errors(key: Any, product: Dot, every: Judges, a: Any, b: Any) -> list[dict[
         output: errors_found(key, product, products[output], judges[output], jnp.asarray(MAGNITUDES, jnp.float32))
         for output in judges
     }
-    # Variants of one output stand together.
+    # Variants with the same output are grouped.
     return [
         {"found": seen, "made": counts.made, "bits_found": bits, "bits_made": counts.bits_made}
         for counts in found.values()
@@ -427,7 +430,7 @@ def _errors(key: Any, product: Dot, every: Judges, a: Any, b: Any) -> list[dict[
 
 
 class _Judged:
-    """A rule that judges a product by every variant, and reports rows checked and flagged."""
+    """A rule that checks a product with every variant, and reports rows checked and flagged."""
 
     def __init__(self, every: Judges) -> None:
         self.every = every

@@ -1,36 +1,35 @@
-"""Theory of three ways to aggregate: PAFT, lossy collectives and DropCompute. Its functions need no JAX.
+"""Theory of three aggregation methods: PAFT, lossy collectives and DropCompute. Its functions do not need JAX.
 
 **PAFT** (*Capturing and Mitigating Gradient Aggregation Errors for Fault-Tolerant Distributed Training*). M workers run
 SGD with rates eta_s; worker m's aggregated gradient has an error e_m ~ N(0, sigma^2) for each of d elements.
 
 **Erratum.** The paper prints lemma 3.1 with the factor (M + 1)/M. With e_m independent, theta_m - mean(theta) is
 -sum_s eta_s (e_m - mean(e)), whose variance is (1 - 1/M) sigma^2 sum_s eta_s^2 for each element: the factor is
-(M - 1)/M. The paper also leaves out d; it is read here as a statement about one element and multiplied by d. Simulation
-decides: with M = 4, d = 1000, sigma = 0.5, eta = 0.1 and 300 steps it finds 562, the exact form gives 562.5 and the
-printed one 937.5.
+(M - 1)/M. The paper also omits d; here it is interpreted per element and multiplied by d. A simulation with M = 4, d =
+1000, sigma = 0.5, eta = 0.1 and 300 steps gives 562, the exact form 562.5 and the printed one 937.5.
 
 **Lossy collectives** (Weintraub, Banner, Orda, *Distributed Training under Packet Loss*, 2025). A copy of a shard is
 renewed with probability 1 - p at each step and kept otherwise; its age a (steps since it was renewed, 0 at best) has
 P(a) = (1 - p) p^a.
 
-**Erratum.** The paper prints the limit of the drift between two copies as 2p/(1 + p) s^2: it forgets that a stale copy
-may already have been stale. Simulation at p = 0.1, 0.2, 0.4 finds 0.203, 0.418, 0.960; the exact form 0.202, 0.417,
+**Erratum.** The paper prints the limit of the drift between two copies as 2p/(1 + p) s^2: it ignores that a stale copy
+may already have been stale. A simulation at p = 0.1, 0.2, 0.4 gives 0.203, 0.418, 0.960; the exact form 0.202, 0.417,
 0.952; the printed one 0.182, 0.333, 0.571.
 
 Their functions take these arguments:
 
     sigma, workers, dimension   sigma, M, d
     rates, rate                 eta_s of each step since replicas were equal, eta_t of the last one
-    period, steps               H, most steps from one synchronization to the next, and T
+    period, steps               H, maximum number of steps between synchronizations, and T
     distance                    ||theta_0 - theta*||_2
-    gradient_noise              sigma_g, root of the expected squared norm of a worker's gradient about its mean
+    gradient_noise              sigma_g, root of the expected squared norm of a worker's gradient minus its mean
     smoothness, convexity       L and mu of the loss
 
-Only the exact forms are here; `sdc study paft` and `sdc study lossy` compare both with what they measure.
+This module has only the exact forms; `sdc study paft` and `sdc study lossy` compare both with measurements.
 
-**DropCompute** (Giladi et al., NeurIPS 2023; equations by their numbers there): what a compute threshold gains, from
-mean and variance of the latency of a micro-batch. `sdc.aggregation.speedup` has the same from measured latencies. These
-functions take the same arguments, and raise a ValueError where one is out of its range:
+**DropCompute** (Giladi et al., NeurIPS 2023; equation numbers are from there): the gain of a compute threshold, from
+    mean and variance of the latency of a micro-batch. `sdc.aggregation.speedup` computes it from measured latencies.
+    These functions take the same arguments, and raise ValueError if one is out of range:
 
     mu, sigma       mean and standard deviation of the latency of a micro-batch, in seconds
     micro_batches   M, micro-batches of a worker in an iteration
@@ -54,7 +53,7 @@ def divergence(sigma: float, rates: Sequence[float] | np.ndarray, *, workers: in
 
         d (M - 1)/M sigma^2 sum_s eta_s^2
 
-    The same holds since the last synchronization, with the rates of the steps since then; that is lemma 4.1 exactly.
+    The same holds after the last synchronization, with the rates of the steps since then; this is exactly lemma 4.1.
     """
     factor = _factor(sigma, workers, dimension)
     return factor * float(np.sum(np.square(np.asarray(rates, np.float64))))
@@ -68,7 +67,7 @@ def divergence_over_time(
     dimension: int = 1,
     period: int | None = None,
 ) -> np.ndarray:
-    """`divergence` after each step, just before the synchronization where there is one."""
+    """`divergence` after each step, just before a synchronization if there is one."""
     squares = np.square(np.asarray(rates, np.float64))
     total = np.cumsum(squares)
     if period is not None:
@@ -101,7 +100,7 @@ def noisy_bound(
         2 ||theta_0 - theta*||^2 / T + 2 (sigma_g^2 + sigma^2) / (T M) sum_t eta_t^2
             + 4 L sigma^2 (M - 1) / (T M) sum_t eta_t sum_{s<t} eta_s^2
 
-    sigma^2 and sigma_g^2 are of whole vectors here (for noise of each element: d sigma^2).
+    Here sigma^2 and sigma_g^2 refer to whole vectors (d sigma^2 for noise per element).
     """
     factor = _factor(sigma, workers, 1)
     eta = np.asarray(rates, np.float64)
@@ -153,17 +152,17 @@ def _factor(sigma: float, workers: int, dimension: int) -> float:
     if not 0 <= sigma < math.inf or dimension < 0:
         raise ValueError(f"sigma={sigma}, dimension={dimension}: expected numbers of at least 0")
     if workers < 2:
-        raise ValueError(f"workers={workers}: expected two or more")
+        raise ValueError(f"workers={workers}: expected at least two")
     return dimension * sigma**2 * (workers - 1) / workers
 
 
 def _check_period(period: int) -> None:
     if period < 1:
-        raise ValueError(f"period={period}: expected a number of steps of at least 1")
+        raise ValueError(f"period={period}: expected at least 1 step")
 
 
 def pair_drift(p: float, square: float = 1.0) -> float:
-    """lim E[D^2] of D, the difference between two replicas' copies of a shard whose owner moves at random.
+    """lim E[D^2] of the difference D between two replicas' copies of a shard whose owner makes random steps.
 
         2 p / (1 - p^2) s^2
 
@@ -174,7 +173,7 @@ def pair_drift(p: float, square: float = 1.0) -> float:
 
 
 def owner_drift(p: float, square: float = 1.0) -> float:
-    """lim E[D^2] of D, the difference between a copy and its owner who moves at random: s^2 E[a] = p/(1 - p) s^2."""
+    """lim E[D^2] of the difference D between a copy and an owner that makes random steps: s^2 E[a] = p/(1 - p) s^2."""
     _check_loss(p)
     return p / (1 - p) * square
 
@@ -191,12 +190,12 @@ def steady_drift(p: float, move: float) -> float:
 
 
 def own_weight(p: float, workers: int) -> float:
-    """The weight that an owner's own gradient has, on average, in a lossy mean in which it always arrives.
+    """Mean weight of an owner's own gradient in a lossy mean, in which it always arrives.
 
         E[1 / (1 + Bin(N - 1, 1 - p))] = (1 - p^N) / (N (1 - p))
 
-    All weights add up to 1, so that the mean is unbiased for gradients of one expectation. For given, different
-    gradients it leans towards the owner's: this weight, where 1/N would be even.
+    All weights sum to 1, so the mean is unbiased for gradients with the same expectation. For given, different
+    gradients it is biased towards the owner's, whose weight is this instead of 1/N.
     """
     _check_loss(p)
     return (1 - p**workers) / (workers * (1 - p))
@@ -206,7 +205,7 @@ def _check_loss(p: float) -> None:
     if not 0 <= p <= 1:
         raise ValueError(f"p={p!r}: expected a probability, between 0 and 1")
     if p == 1:
-        raise ValueError("p=1: nothing ever arrives, and drift has no limit; give a probability below 1")
+        raise ValueError("p=1: no packet arrives, so drift has no limit; give a probability below 1")
 
 
 def expected_iteration_time(mu: float, sigma: float, micro_batches: int, workers: int, serial: float = 0.0) -> float:
@@ -214,8 +213,9 @@ def expected_iteration_time(mu: float, sigma: float, micro_batches: int, workers
 
         E[T] + Tc ~ sqrt(M) sigma ((1 - g) Phi^-1(1 - 1/N) + g Phi^-1(1 - 1/(e N))) + M mu + Tc
 
-    with the Euler-Mascheroni constant g: the mean of the largest of N normal variables. What it adds to M mu is 7.9 %
-    too small for two workers, 0.8 % too large for three, 2.5 % for eight, 0.7 % for 200. One worker takes M mu + Tc.
+    with the Euler-Mascheroni constant g: the mean of the largest of N normal variables. The term added to M mu is 7.9 %
+    too small for two workers, and too large by 0.8 % for three, 2.5 % for eight and 0.7 % for 200. One worker takes M
+    mu + Tc.
 
     Example:
         >>> round(expected_iteration_time(0.45, 0.2, 12, 200), 2)
@@ -223,7 +223,7 @@ def expected_iteration_time(mu: float, sigma: float, micro_batches: int, workers
     """
     _check_latency(mu, sigma, micro_batches, serial)
     if workers < 1:
-        raise ValueError(f"workers={workers}: expected one worker or more")
+        raise ValueError(f"workers={workers}: expected at least one worker")
     mean = micro_batches * mu + serial
     if workers == 1:
         return mean
@@ -262,12 +262,12 @@ def expected_speedup(
 
         E[S] ~ E[Mdone]/M (E[T] + Tc) / (min(tau, E[T]) + Tc)
 
-    The paper counts Tc into the E[T] of equation (7), but adds it once more to min(tau, E[T]); here T is compute time,
-    as in equation (6).
+    The paper includes Tc in the E[T] of equation (7), but adds it again to min(tau, E[T]); here T is compute time, as
+    in equation (6).
 
     Args:
-        iteration_time: E[T] + Tc where it was measured, in place of equation (7); better where latencies are not
-            normal, since the slowest of many workers depends on their tail.
+        iteration_time: measured E[T] + Tc, instead of equation (7); more accurate if latencies are not normal, since
+            the slowest of many workers depends on their tail.
 
     Example:
         >>> round(expected_speedup(0.45, 0.2, 12, 200, 0.0, 5.9), 3)
@@ -285,13 +285,13 @@ def expected_speedup(
 
 
 def analytic_threshold(mu: float, sigma: float, micro_batches: int, serial: float) -> float:
-    """The threshold that mean and variance of the latency suggest, for many workers (appendix C.2).
+    """Threshold from mean and variance of the latency, for many workers (appendix C.2).
 
         tau* = argmax_tau (1/(tau + Tc)) sum_{m=1..M} Phi((tau - m mu)/sqrt(m sigma²)),  tau > M mu/2
 
-    The number of workers does not enter: tau is taken to be below the time of the slowest. With few workers tau* can
-    lie above it, and then drops nothing. Where sigma reaches mu and Tc is small, normal latencies are often negative
-    and tau* is the limit M mu/2: measure instead, with `select_threshold`.
+    It does not depend on the number of workers: tau is assumed to be below the time of the slowest. With few workers
+        tau* can exceed it, and then drops nothing. If sigma approaches mu and Tc is small, normal latencies are often
+        negative and tau* is the limit M mu/2: use measurements and `select_threshold` instead.
 
     Example:
         >>> round(analytic_threshold(0.45, 0.2, 12, 0.0), 2)
@@ -302,11 +302,11 @@ def analytic_threshold(mu: float, sigma: float, micro_batches: int, serial: floa
     if sigma == 0:
         return math.nextafter(mean, math.inf)
     # Beyond nine standard deviations nothing is dropped in double precision. If sigma is small, the sum is a staircase
-    # whose last step is the best; it may fall between two points of the first grid.
+    # with the optimum at its last step, which may be between two points of the first grid.
     lowest, highest = math.nextafter(mean / 2, math.inf), mean + 9 * spread
     last_step = np.linspace(max(lowest, mean - 9 * spread), highest, 512)
     grid = np.sort(np.concatenate([np.linspace(lowest, highest, 2048), last_step]))
-    # Near its maximum the function is flat to rounding over a relative 1e-8: five grids, each 32 times as fine.
+    # Near its maximum the function is constant to rounding over a relative 1e-8: use five grids, each 32 times finer.
     for _ in range(6):
         best = int(np.argmax([_expected_completed(mu, sigma, micro_batches, tau) / (tau + serial) for tau in grid]))
         threshold = float(grid[best])
@@ -325,6 +325,6 @@ def _check_latency(mu: float, sigma: float, micro_batches: int, serial: float = 
     if not 0 < mu < math.inf or not 0 <= sigma < math.inf:
         raise ValueError(f"mu={mu}, sigma={sigma}: expected a finite mean above 0, a standard deviation of at least 0")
     if micro_batches < 1:
-        raise ValueError(f"micro_batches={micro_batches}: expected one micro-batch or more")
+        raise ValueError(f"micro_batches={micro_batches}: expected at least one micro-batch")
     if not 0 <= serial < math.inf:
         raise ValueError(f"serial={serial}: expected a finite time of at least 0")

@@ -1,7 +1,7 @@
-"""Perturbations and failures of an iterative-convergent training, simulated: what each costs, in iterations.
+"""Simulated perturbations and failures of an iterative-convergent training, and the cost of each in iterations.
 
-The training without failures is done once, and all its states are kept. What a running checkpoint would hold follows
-from them; a recovered state is then one number for each block: the iteration of which the block is.
+The training without failures runs once, and all its states are kept. They determine the content of a running
+checkpoint; a recovered state is then one number for each block: the iteration that the block is from.
 """
 
 import dataclasses
@@ -24,43 +24,43 @@ How: TypeAlias = Literal["random", "contiguous"]
 
 
 class DoesNotConverge(ValueError):
-    """A training that does not reach its criterion: there is no cost to tell."""
+    """A training does not reach its convergence criterion, so costs are undefined."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trajectory:
     """A training without failures."""
 
-    task: Iterative  # what is trained
-    states: State  # of each array all its values, from the first state on
+    task: Iterative  # the training
+    states: State  # all values of each array, from the initial state on
     losses: Float[np.ndarray, "states"]  # of all states
-    # Falling losses at which the training counts as converged; none before they are known.
+    # Decreasing losses at which the training counts as converged; empty before they are known.
     criteria: Float[np.ndarray, "levels"] = dataclasses.field(default_factory=lambda: np.zeros(0))
-    # Iterations that it needs to come below each, with a fraction.
+    # Fractional number of iterations to reach each.
     iterations: Float[np.ndarray, "levels"] = dataclasses.field(default_factory=lambda: np.zeros(0))
 
 
 class Failure(NamedTuple):
-    """A failure."""
+    """The time and the lost blocks of a failure."""
 
-    after: int  # iterations that were done, 1 or more
-    lost: Bool[np.ndarray, "blocks"]  # which blocks are gone
+    after: int  # number of completed iterations, at least 1
+    lost: Bool[np.ndarray, "blocks"]  # mask of lost blocks
 
 
 class Held(NamedTuple):
-    """What a running checkpoint holds."""
+    """The content of a running checkpoint."""
 
-    # By iterations done, before that iteration is saved, the iteration of which each block is.
+    # By iterations done, before that iteration is saved: the iteration that each block is from.
     steps: Int[np.ndarray, "states blocks"]
-    # By iterations done, what was known at the last save before; None where nothing was, or distances were not needed.
+    # By iterations done: the outlook at the previous save; None if there was none, or distances were not needed.
     outlooks: list[Outlook | None]
 
 
 class Outcome(NamedTuple):
-    """What became of trials."""
+    """The outcome of trials."""
 
-    # Iterations that each cost, the mean over the criteria: a single one is met sooner or later by the noise of the
-    # loss, too. Infinity where the training did not converge any more.
+    # Cost of each in iterations, averaged over the criteria, since noise of the loss affects when a single one is met.
+    # Infinity if the training did not converge again.
     costs: Float[np.ndarray, "trials"]
     sizes: Float[np.ndarray, "trials"]  # L2 norms of the perturbations
 
@@ -76,21 +76,21 @@ def train(task: Iterative, iterations: int, *, seed: int = 0) -> Trajectory:
 
 
 def until(trajectory: Trajectory, *criteria: float) -> Trajectory:
-    """The same training, which counts as converged at these losses, which fall."""
+    """Returns the same training with these decreasing losses as convergence criteria."""
     losses, iterations = trajectory.losses, []
     for criterion in criteria:
         at = int(np.argmax(losses <= criterion))
         if at == 0:
             raise DoesNotConverge(
                 f"{trajectory.task.name} does not converge to a loss of {criterion:.5g}: it was {losses[0]:.5g}, and "
-                f"is {losses[-1]:.5g} after {len(losses) - 1} iterations; there is no cost to tell"
+                f"is {losses[-1]:.5g} after {len(losses) - 1} iterations, so costs are undefined"
             )
         iterations.append(float(crossing(at, losses[at - 1], losses[at], criterion)))
     return dataclasses.replace(trajectory, criteria=np.asarray(criteria), iterations=np.asarray(iterations))
 
 
 def crossing(at: Any, before: Any, loss: Any, criterion: Any) -> Any:
-    """Where between two iterations a loss meets a criterion, if it falls on a line."""
+    """Interpolates linearly where a loss meets a criterion between two iterations."""
     return at - 1 + (before - criterion) / (before - loss)
 
 
@@ -109,7 +109,7 @@ def _training(task: Iterative, iterations: int, key: Array) -> tuple[State, Arra
 def failures(
     count: int, trajectory: Trajectory, fraction: float, how: How, *, seed: int | Sequence[int] = 0
 ) -> list[Failure]:
-    """Draws failures: geometric times, and a fraction of the blocks each."""
+    """Draws failures: geometric times, and a fraction of the blocks for each."""
     blocks, last = trajectory.task.count, max(2, math.ceil(trajectory.iterations[0]) - 1)
     seeds = [seed] if isinstance(seed, int) else list(seed)
     times = np.random.default_rng([*seeds, 0]).geometric(2 / last, 64 * count)
@@ -118,14 +118,14 @@ def failures(
     for after in times[times <= last][:count]:
         lost = np.zeros(blocks, bool)
         order = rng.permutation(blocks) if how == "random" else (rng.integers(blocks) + np.arange(blocks)) % blocks
-        # So many that the expected fraction is the one that is asked for, also of few blocks.
+        # Randomized rounding: the expected fraction is the requested one even with few blocks.
         lost[order[: max(1, math.floor(fraction * blocks + rng.random()))]] = True
         found.append(Failure(int(after), lost))
     return found
 
 
 def hold(trajectory: Trajectory, fraction: float, interval: int, policy: Policy, *, seed: int = 0) -> Held:
-    """What a running checkpoint would hold, of the same policies as `sdc.checkpoints.RunningCheckpoint`."""
+    """Computes the content of a running checkpoint, with the policies of `sdc.checkpoints.RunningCheckpoint`."""
     task, every = trajectory.task, max(1, round(fraction * interval))
     sizes = task.sizes({name: leaf[0] for name, leaf in trajectory.states.items()})
     watch, steps = Watch(sizes.tolist()), np.zeros(task.count, np.int32)
@@ -154,7 +154,7 @@ def _moved(task: Iterative, states: State, new: Array, old: Array) -> Array:
 
 
 def mixed(task: Iterative, states: State, at: Int32[Array, "blocks"]) -> State:
-    """A state of which each block is as it was after its own number of iterations."""
+    """Returns a state in which each block is from its own iteration."""
     blocks = {name: jnp.asarray(task.blocks[name]) for name in states}
     return {name: states[name][at[ids], jnp.arange(len(ids))] for name, ids in blocks.items()}
 
@@ -165,20 +165,20 @@ def _mixed_each(task: Iterative, states: State, at: Int32[Array, "trials blocks"
 
 
 def recover(failure: Failure, held: Held, *, everything: bool = False) -> Int[np.ndarray, "blocks"]:
-    """Of which iteration each block is after a recovery: what was lost, or everything, comes from the checkpoint."""
+    """Returns the iteration that each block is from after a recovery of lost, or all, blocks from the checkpoint."""
     return np.where(failure.lost | everything, held.steps[failure.after], failure.after)
 
 
 def recovered(trajectory: Trajectory, at: Sequence[Int[np.ndarray, "blocks"]]) -> State:
-    """Recovered states, one after the other along a new first axis."""
+    """Returns recovered states, stacked along a new first axis."""
     return _mixed_each(trajectory.task, trajectory.states, jnp.asarray(np.stack(at), jnp.int32))
 
 
 def go_on(trajectory: Trajectory, after: Sequence[int], starts: State) -> Outcome:
-    """Runs perturbed trainings to convergence, with batches and random numbers as they come."""
-    # Who takes three times as long as without a failure does not converge any more.
+    """Runs perturbed trainings to convergence, with the batches and random numbers of their iterations."""
+    # A training that takes three times as long as without a failure counts as not converging.
     limit = jnp.int32(math.ceil(3 * trajectory.iterations[-1]))
-    # As many on each device; the last one again for those that are missing.
+    # The same number on each device; pad by repeating the last one.
     count, devices = len(after), jax.local_device_count()
     every = np.minimum(np.arange(-(-count // devices) * devices), count - 1)
     done = jnp.asarray(after, jnp.int32)[every]
@@ -192,7 +192,7 @@ def go_on(trajectory: Trajectory, after: Sequence[int], starts: State) -> Outcom
 
 @functools.partial(jax.jit, static_argnums=0)
 def _going_on(task: Iterative, *arguments: Any) -> tuple[Array, Array]:
-    """Ends and sizes of trials, which the devices share."""
+    """Returns ends and sizes of trials, distributed over the devices."""
     mesh = Mesh(np.asarray(jax.local_devices()), ("trials",))
     trials = PartitionSpec("trials")
 
@@ -201,7 +201,7 @@ def _going_on(task: Iterative, *arguments: Any) -> tuple[Array, Array]:
         mesh=mesh,
         in_specs=(PartitionSpec(), PartitionSpec(), trials, trials, trials),
         out_specs=trials,
-        check_vma=False,  # trainings may have axes of their own
+        check_vma=False,  # trainings may have their own axes
     )
     def program(criteria: Array, limit: Array, after: Array, starts: State, before: State) -> tuple[Array, Array]:
         def goes_on(carry: Any) -> Array:
@@ -222,8 +222,8 @@ def _going_on(task: Iterative, *arguments: Any) -> tuple[Array, Array]:
             return jax.lax.while_loop(goes_on, body, (done, start, first, ends))[-1]
 
         squares = sum(jax.vmap(lambda a: jnp.sum(jnp.square(a)))(starts[name] - old) for name, old in before.items())
-        # One after the other: on CPUs a batch of trials takes up to twice as long as its trials by themselves. On
-        # accelerators it is the other way round.
+        # Sequentially on CPUs, where a batch of trials takes up to twice as long as its trials one by one; the opposite
+        # holds on accelerators.
         together = None if jax.default_backend() == "cpu" else len(after)
         return jax.lax.map(one, (after, starts), batch_size=together), jnp.sqrt(squares)
 
@@ -232,5 +232,5 @@ def _going_on(task: Iterative, *arguments: Any) -> tuple[Array, Array]:
 
 
 def finite(costs: Float[np.ndarray, "trials"]) -> list[float | None]:
-    """For a record: null where the training did not converge any more."""
+    """Converts to a record's number: null if the training did not converge again."""
     return [float(cost) if np.isfinite(cost) else None for cost in costs]

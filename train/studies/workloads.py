@@ -1,9 +1,10 @@
-"""What the studies train, and how: a transformer on text, a convolutional network on images, a linear model.
+"""Workloads of the studies and their training: a transformer on text, a convolutional network on images, a linear
+model.
 
-A convolution is the matrix product of 3x3 patches and a kernel. Mapped over workers that have parameters of their own
-it stays one batched product; `lax.conv_general_dilated` becomes a grouped convolution, several times slower on a CPU.
-There is no batch norm: nothing but gradients connects the images of a batch, so the mean over workers of their
-gradients is the gradient of the whole batch, and a replica's state is its parameters.
+A convolution is the matrix product of 3x3 patches and a kernel. Mapped over workers with their own parameters it stays
+one batched product; `lax.conv_general_dilated` becomes a grouped convolution, several times slower on a CPU. There is
+no batch norm: images of a batch interact only through gradients, so the workers' mean gradient is the gradient of the
+    whole batch, and a replica's state is its parameters.
 
 Letters of shapes:
 
@@ -42,8 +43,8 @@ from ..programs import DATA, init_params
 from .settings import Sources
 
 LARGEST = 16  # height in pixels above which images are halved: a study trains dozens of networks
-SAMPLES = 300  # test images that are looked at
-HELD_OUT = 64  # chunks of text that are not trained on
+SAMPLES = 300  # number of test images used
+HELD_OUT = 64  # number of chunks of text held out from training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +52,11 @@ class Task:
     """A model, its data and its optimizer.
 
     Attributes:
-        name: name for the record.
-        source: source of the data.
+        name: name in the record. source: origin of the data.
         init: initial parameters from a key.
         loss: `(params, batch) -> mean loss`.
-        score: `params -> accuracy or perplexity` on data that are not trained on.
-        metric: which of the two the score is.
+        score: `params -> accuracy or perplexity` on held-out data.
+        metric: `accuracy` or `perplexity`.
         optimizer: makes the optimizer for a full batch from the number of steps.
         rows: rows of a global batch.
         data: `(rows, seed) -> iterator of batches` with that many rows, endless.
@@ -98,12 +98,12 @@ def _definition(shape: tuple[int, int, int], classes: int) -> nnx.GraphDef[ConvN
 
 
 def init_convnet(shape: tuple[int, int, int], classes: int, key: Array) -> dict[str, Any]:
-    """Initial parameters: float32, kernels normal with variance 2 / inputs, biases zero."""
+    """Returns initial parameters: float32, kernels normal with variance 2 / inputs, biases zero."""
     return nnx.to_pure_dict(nnx.state(ConvNet(shape, classes, nnx.Rngs(key))))
 
 
 def convnet_logits(params: dict[str, Any], images_BHWC: Float[Array, "B H W C"]) -> Float[Array, "B K"]:
-    """Logits of the classes."""
+    """Returns the logits of the classes."""
     _, height, width, channels = images_BHWC.shape
     definition = _definition((height, width, channels), params["head"]["bias"].shape[0])
     network: ConvNet = nnx.merge(definition, nnx.State(params))
@@ -111,22 +111,22 @@ def convnet_logits(params: dict[str, Any], images_BHWC: Float[Array, "B H W C"])
 
 
 def image_loss(params: dict[str, Any], batch: Any) -> Float[Array, ""]:
-    """Mean cross entropy of a batch, (images, labels), in nats."""
+    """Returns the mean cross entropy of a batch, (images, labels), in nats."""
     images_BHWC, labels_B = batch
     log_probabilities_BK = jax.nn.log_softmax(convnet_logits(params, images_BHWC))
     return -jnp.mean(jnp.take_along_axis(log_probabilities_BK, labels_B[:, None], axis=-1))
 
 
 def accuracy(params: dict[str, Any], images_BHWC: Any, labels_B: Any) -> Float32[Array, ""]:
-    """Share of images whose largest logit is that of their label; logits that are no numbers name no class."""
+    """Returns the share of images whose largest logit is that of their label; NaN logits select no class."""
     logits_BK = convnet_logits(params, jnp.asarray(images_BHWC))
-    # argmax would take the first number that is none for the largest.
+    # argmax would return the first NaN.
     right_B = (jnp.argmax(logits_BK, axis=-1) == labels_B) & ~jnp.isnan(logits_BK).any(axis=-1)
     return jnp.mean(right_B.astype(jnp.float32))
 
 
 def convnet(images: Images) -> Task:
-    """The convolutional network, with SGD and momentum; large images at half their size."""
+    """Returns the convolutional network with SGD and momentum; halves large images."""
     images = halved(images)
     test = images.test_images[:SAMPLES], images.test_labels[:SAMPLES]
     return Task(
@@ -143,7 +143,7 @@ def convnet(images: Images) -> Task:
 
 
 def halved(images: Images) -> Images:
-    """Large images as means of two by two pixels, cut to sizes that a network can halve twice: 28 pixels become 12."""
+    """Averages two by two pixels of large images, and crops to sizes that can be halved twice: 28 pixels become 12."""
     if images.shape[0] <= LARGEST:
         return images
 
@@ -163,12 +163,12 @@ def halved(images: Images) -> Images:
 
 
 def linear(*, features: int = 8, classes: int = 2, noise: float = 0.5) -> Task:
-    """A linear classifier on made-up points around one centre for each class, with SGD: a study in seconds.
+    """Returns a linear classifier on synthetic points around one centre per class, with SGD, for a study in seconds.
 
     Args:
-        features: features of a point.
+        features: number of features of a point.
         classes: number of classes, at most as many as features.
-        noise: standard deviation of a feature about its centre, which is 1 or 0.
+        noise: standard deviation of a feature around its centre, which is 1 or 0.
     """
 
     def draw(generator: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -203,7 +203,7 @@ def linear(*, features: int = 8, classes: int = 2, noise: float = 0.5) -> Task:
 
 
 def transformer(corpus: tuple[str, ...]) -> Task:
-    """A small decoder on text, with Adam.
+    """Returns a small decoder on text, with Adam.
 
     Args:
         corpus: see `sdc.train.data.read_corpus`.
@@ -216,7 +216,7 @@ def transformer(corpus: tuple[str, ...]) -> Task:
     seen = dataclasses.replace(dataset, chunks=dataset.chunks[:-HELD_OUT])
 
     def adam(steps: int) -> optax.GradientTransformation:
-        """With a short linear warm-up and half a cosine down to zero, as language models are trained."""
+        """Makes Adam with a short linear warm-up and half a cosine down to zero, as usual for language models."""
         return optax.adam(optax.warmup_cosine_decay_schedule(0.0, 6e-3, max(1, steps // 20), steps), b2=0.99)
 
     def data(rows: int, seed: int) -> Iterator[Any]:
@@ -238,12 +238,12 @@ def transformer(corpus: tuple[str, ...]) -> Task:
 
 
 def images_of(source: str) -> Images:
-    """The images that a flag names; what holds a path separator is a folder."""
+    """Reads the images that a flag names; a name with a path separator is a folder."""
     return read_images(Path(source) if os.sep in source else source)
 
 
 def chosen_tasks(which: str, sources: Sources) -> list[Task]:
-    """What a study trains: `convnet` on images, `transformer` on text, or both."""
+    """Returns the workloads of a study: `convnet` on images, `transformer` on text, or both."""
     tasks = []
     if which != "transformer":
         tasks.append(convnet(images_of(sources.images)))
@@ -254,7 +254,7 @@ def chosen_tasks(which: str, sources: Sources) -> list[Task]:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A way to train; settings are traced, so that one program serves them all.
+    """A training method; settings are traced, so that one program serves all of them.
 
     Attributes:
         init: `(params, setting) -> state` of a worker, under the axis.
@@ -268,13 +268,13 @@ class Method:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What became of a run.
+    """The result of a training.
 
     Attributes:
-        steps: numbers of steps after which it was scored.
-        scores: mean over the replicas at these steps; NaN counts as it comes.
-        reports: arrays [steps, workers, ...] of what each step reported.
-        state: state of the method at the end, all workers.
+        steps: step numbers after which it was scored.
+        scores: mean over the replicas at these steps; NaN propagates.
+        reports: reports of all steps, as arrays [steps, workers, ...].
+        state: final state of the method, for all workers.
     """
 
     steps: np.ndarray
@@ -284,19 +284,18 @@ class Trained:
 
     @property
     def score(self) -> float:
-        """The result: the mean of the last three looks, since single ones are noisy."""
+        """The final score: the mean of the last three evaluations, since single ones are noisy."""
         return float(np.mean(self.scores[-3:]))
 
 
 class Trainer:
-    """Trains a workload by a method, with other settings each time and one program.
+    """Trains a workload with a method, for different settings with one program.
 
     Args:
-        workload: what is trained.
-        method: how.
+        workload: the workload. method: the training method.
         workers: number of workers, under `vmap`, whose axis is `sdc.train.programs.DATA`.
-        rows: rows of a global batch; by default the workload's.
-        cut: what a worker's share of a batch becomes, for instance micro-batches.
+        rows: rows of a global batch (default: those of the workload).
+        cut: transforms a worker's share of a batch, for example into micro-batches.
     """
 
     def __init__(
@@ -330,19 +329,19 @@ class Trainer:
         )
 
     def __call__(self, setting: Any = (), *, steps: int, seed: int, looks: int = 10) -> Trained:
-        """Trains anew, and looks at the score now and then.
+        """Trains from the start, and evaluates the score at intervals.
 
         Args:
             setting: setting for the method.
             steps: optimizer steps.
             seed: seed of the parameters and the order of the data.
-            looks: times that the score is taken.
+            looks: number of evaluations of the score.
 
         Returns:
-            Scores, reports and the last state.
+            Scores, reports and the final state.
         """
         source = self.workload.data(self.rows, seed)
-        length = -(-steps // min(looks, steps))  # one length for all looks but the last
+        length = -(-steps // min(looks, steps))  # one length for all evaluations but the last
         ends, scores, reports = [], [], []
         with jax.numpy_dtype_promotion("standard"):  # optax raises Python floats to integer powers
             params, state = self._start(self.workload.init(jax.random.key(seed)), setting)
@@ -359,5 +358,5 @@ class Trainer:
         return Trained(np.asarray(ends), np.asarray(scores), joined, jax.device_get(state))
 
     def _share(self, batch: Any) -> Any:
-        """A global batch, cut for the workers."""
+        """Divides a global batch among the workers."""
         return jax.tree.map(lambda leaf: leaf.reshape(self.workers, self.rows // self.workers, *leaf.shape[1:]), batch)

@@ -36,7 +36,7 @@ def reseal(path: Path, old: str, new: str) -> None:
         ('"seconds": 2.0', '"seconds": -2.0', "expected float >= 0"),
         ('"seconds": 2.0', '"seconds": "Infinity"', "inf seconds"),
         ('"work": 1000000000000.0', '"work": "Infinity"', "throughput of inf"),
-        ('"devices": [', '"devices": 5, "x": [', "has other fields"),
+        ('"devices": [', '"devices": 5, "x": [', "has different fields"),
         ('"notes": [', '"x": ' + 200 * "[" + 200 * "]" + ', "notes": [', "nested deeper"),
     ],
 )
@@ -90,13 +90,13 @@ def test_two_results_of_one_id_that_differ_are_both_refused(tmp_path: Path) -> N
     found = collect([tmp_path])
     assert [each.host.name for each in found.results] == ["y"]
     assert len(found.refused) == 3
-    assert all("nothing tells which is right" in each.reason for each in found.refused)
+    assert all("either may be wrong" in each.reason for each in found.refused)
 
 
 def test_what_is_not_there_is_the_users_to_mend(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="no such file"):
         collect([tmp_path / "nothing"])
-    with pytest.raises(SettingError, match=f"no {RESULT} in this folder"):
+    with pytest.raises(SettingError, match=f"this folder and its subfolders contain no {RESULT}"):
         collect([tmp_path])
 
 

@@ -95,7 +95,7 @@ def test_one_wrong_digest_on_several_hosts_is_less_sure() -> None:
     assert named(results) == dict.fromkeys(("gpu-0", "gpu-1", "gpu-2"), "possible")
     text = find_suspects(results, vote(results))[0].seen[0]
     assert "29 of 29 other hosts have" in text
-    assert "gpu-1, gpu-2 gave the same wrong one: look for a common cause" in text
+    assert "gpu-1, gpu-2 gave the same wrong digest: look for a common cause" in text
 
 
 def test_a_tie_names_nobody_and_is_not_clean() -> None:

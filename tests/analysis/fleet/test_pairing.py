@@ -62,7 +62,7 @@ def test_what_a_schedule_keeps(wish: tuple[list[str], int, int, int]) -> None:
 def test_more_rounds_than_others_are_told() -> None:
     made = make_schedule(["a", "b", "c", "d"], 5)
     assert set(meetings(made).values()) == {1, 2}
-    assert made.notes == ("5 rounds are more than 4 hosts have others to meet: 4 pairs meet more than once",)
+    assert made.notes == ("5 rounds are too many for 4 hosts: 4 pairs meet more than once",)
     assert make_schedule(["a", "b", "c", "d"], 3).notes == ()
 
 
@@ -70,7 +70,7 @@ def test_more_rounds_than_others_are_told() -> None:
     ("hosts", "suspects", "problem"),
     [
         (["a"], [], "expected 2 to"),
-        (["a", "A"], [], "named twice"),
+        (["a", "A"], [], "given twice"),
         (["a", "b;reboot"], [], "expected a host name"),
         (["a", "$(reboot)"], [], "expected a host name"),
         (["a", "-x"], [], "expected a host name"),
@@ -78,7 +78,7 @@ def test_more_rounds_than_others_are_told() -> None:
         (["a", "gpu[1-3]"], [], "scontrol show hostnames"),
         (["a", "x" * 64], [], "expected a host name"),
         (["a", "bücher"], [], "expected a host name"),
-        (["a", "b"], ["c"], "none of the hosts"),
+        (["a", "b"], ["c"], "not among the hosts"),
     ],
 )
 def test_names_that_are_none_are_refused(hosts: list[str], suspects: list[str], problem: str) -> None:

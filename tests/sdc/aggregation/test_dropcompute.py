@@ -299,7 +299,7 @@ def test_empty_is_taken_as_a_python_bool() -> None:
         (lambda: clocked(1.0, [0.0]), "1 delays for 2 micro-batches"),
         (lambda: clocked(1.0, None, completed=-1), "completed=-1"),
         (lambda: clocked(1.0, [math.inf] * 5), r"delays=\[inf"),
-        (lambda: clocked(1.0, None, completed=6), "the log says that 6 were completed"),
+        (lambda: clocked(1.0, None, completed=6), "the log has 6 completed ones"),
         (lambda: masked(lambda c, b, _: c, 0, {"a": jnp.ones(2), "b": jnp.ones(3)}, jnp.int32(1)), r"\[2, 3\]"),
         (lambda: sampled(seed=-1), "seed=-1"),
         (lambda: sampled().drop([1, 1]), "call next first"),

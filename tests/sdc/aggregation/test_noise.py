@@ -98,7 +98,7 @@ def test_a_fault_of_its_own_worker_stays_there() -> None:
         (lambda: gradient_noise(AXIS, -1.0), "sigma=-1.0"),
         (lambda: gradient_noise(AXIS, math.nan), "sigma=nan"),
         (lambda: gradient_noise(AXIS, burst_period=0), "burst_period=0"),
-        (lambda: gradient_noise(AXIS, 0.1, burst_sigma=1.0), "burst_sigma without burst_period"),
+        (lambda: gradient_noise(AXIS, 0.1, burst_sigma=1.0), "burst_sigma has no effect without burst_period"),
         (lambda: noisy(gradient_noise(AXIS, 1.0, workers=[4])), r"workers=\(4,\): expected numbers from 0 to 3"),
         (
             lambda: gradient_noise("other", 1.0).update(jnp.ones(2), NoiseState(jnp.int32(0), jnp.uint32(0))),

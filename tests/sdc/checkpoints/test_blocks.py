@@ -100,5 +100,5 @@ def test_digests_are_taken_before_an_array_is_donated() -> None:
 def test_boxes_as_text() -> None:
     for box in [(), ((0, 4),), ((0, 4), (8, 16))]:
         assert parse_box(box_text(box)) == box
-    with pytest.raises(ValueError, match="is no index range"):
+    with pytest.raises(ValueError, match="is not an index range"):
         parse_box("0:1:2")

@@ -37,7 +37,7 @@ def test_an_array_goes_with_the_parameter_of_the_longest_path() -> None:
         ({"fraction": 0.0}, "expected more than 0 and at most 1"),
         ({"fraction": 1.5}, "expected more than 0 and at most 1"),
         ({"policy": "best"}, "expected one of priority, round-robin, random"),
-        ({"moving": "weights"}, "no array of floating-point numbers"),
+        ({"moving": "weights"}, "no floating-point array matches"),
         ({"by": "heads"}, "expected one of rows, shards, experts, layers, arrays"),
         ({"rows": 0}, "expected at least 1"),
     ],

@@ -120,7 +120,7 @@ def test_what_is_not_known_is_not_told() -> None:
         with pytest.raises(ValueError, match="expected more than 0 and at most 1"):
             found.loss(fraction)
     for blocks in ([-1], [0, 0], [3]):
-        with pytest.raises(ValueError, match="expected different numbers from 0 to 2"):
+        with pytest.raises(ValueError, match="expected distinct numbers from 0 to 2"):
             found.behind(blocks)
 
 

@@ -88,7 +88,7 @@ def test_what_cannot_be_compared_or_is_not_there() -> None:
         differing({"w": jnp.zeros(3)}, {"v": jnp.zeros(3)})
     with pytest.raises(CertificateError, match="the state has no x; it has w"):
         repair({"w": jnp.zeros(3)}, [Wrong("x", "differs")], [])
-    with pytest.raises(CertificateError, match="w has rows 0:3, and 0:9 are told to be wrong"):
+    with pytest.raises(CertificateError, match="w has rows 0:3, but 0:9 are given as wrong"):
         repair({"w": jnp.zeros(3)}, [Wrong("w", "differs", ((0, 9),))], [])
     others = [jnp.ones(3, jnp.bfloat16), jnp.ones(2), jnp.ones((3, 1)), jnp.ones(3, jnp.int32)]
     sources = [FromState({"w": other}, 1) for other in others]

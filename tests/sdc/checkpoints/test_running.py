@@ -79,7 +79,7 @@ def test_what_belongs_to_lost_parameters_comes_back_as_it_was_or_is_zero(running
     assert never.age(5) == 5  # what was never saved is as old as the run
     with pytest.raises(SettingError, match="expected a name, or a number"):
         running.recover([True], state)
-    with pytest.raises(SettingError, match="a replica has the optimizer's arrays"):
+    with pytest.raises(SettingError, match="a replica keeps the optimizer's arrays"):
         running.recover(["params"], state, policy="replica", devices=jax.devices()[:1], zeroed=True)
 
 
@@ -97,9 +97,9 @@ def test_full_partial_and_replica(tmp_path: Path) -> None:
         assert partial.sharding == w.sharding
         np.testing.assert_array_equal(partial, (w + 2).at[6:8].set((w + 1)[6:8]))
         np.testing.assert_array_equal(running.recover([3], newer, policy="full").state["w"], w + 1)
-        with pytest.raises(StoreError, match="no other device holds what"):
+        with pytest.raises(StoreError, match="no other device holds the data of"):
             running.recover(["w"], newer, policy="replica", devices=list(mesh.devices[:, 0]))
-        with pytest.raises(SettingError, match="expected those that lost"):
+        with pytest.raises(SettingError, match="expected the devices that lost"):
             running.recover(["w"], newer, policy="replica")
 
 

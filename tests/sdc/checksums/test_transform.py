@@ -340,7 +340,7 @@ def test_profiles(tmp_path: Path) -> None:
     for name, why in (
         ("none.json", "there is no .*; create one with sdc abft calibrate"),
         (5_000 * "x", r"cannot be read \(File name too long\)"),
-        ("x\0", r"cannot be read \(a path holds no zero byte\)"),
+        ("x\0", r"cannot be read \(a path must not contain a zero byte\)"),
         ("pipe", "is a pipe, not a file"),
     ):
         with pytest.raises(ValueError, match=why):

@@ -73,11 +73,12 @@ def test_numbers_that_json_has_no_word_for(tmp_path: Path) -> None:
         (text_of(lambda body: body.pop("host")), "is damaged (object missing required field host)"),
         (
             text_of(lambda body: body.update(values=["NaN", "much"])),
-            "has other fields than this version of jax-sdc reads (field values[1]: expected float, got str); read",
+            "has different fields from those that this version of jax-sdc reads (field values[1]: expected float, "
+            "got str); read",
         ),
         (
             text_of(lambda body: body.update(values=[None])),
-            "has other fields than this version of jax-sdc reads (field ",
+            "has different fields from those that this version of jax-sdc reads (field ",
         ),
         (text_of(lambda body: body.update(name="bad")), "contradicts itself: it is bad; make it again"),
         (SAMPLE.encode(GOOD).replace(b"1.5", b"1.6"), "is damaged (its checksum is wrong); make it again"),
@@ -99,7 +100,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"is a folder that holds no a\.json or b\.json; give a file"):
         SAMPLE.read(tmp_path)
     (tmp_path / "a.json").mkdir()
-    with pytest.raises(RecordError, match="is a folder, expected a file; name the file itself"):
+    with pytest.raises(RecordError, match="is a folder, expected a file; give the file itself"):
         SAMPLE.read(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(RecordError, match="is a pipe, not a file"):

@@ -109,13 +109,13 @@ def test_what_a_kind_does_not_have_is_refused(tmp_path: Path) -> None:
         with pytest.raises(RecordError, match="'campaign' has no details"):
             record.line({"injection": 0}, [{"injection": 0}])
         for name in ("manifest.json", "injections.jsonl", "lock.json", "../x.json", ""):
-            with pytest.raises(RecordError, match="cannot be the name of a further file"):
+            with pytest.raises(RecordError, match="is not a valid name for an additional file"):
                 record.file(name, {})
     with Record.create(tmp_path / "b", {}, kind="abft study") as record, pytest.raises(RecordError, match="no lines"):
         record.line({"step": 0})
     with pytest.raises(RecordError, match="kind of record 'dance' is unknown; expected one of twin"):
         Record.create(tmp_path / "c", {}, kind="dance")
-    with pytest.raises(RecordError, match="cannot go on as 'twin'"):
+    with pytest.raises(RecordError, match="cannot be resumed as 'twin'"):
         Record.resume(tmp_path / "a", {"kind": "twin"}, at=0)
     with pytest.raises(RecordError, match="holds a record of kind 'campaign'; give the folder of a twin or train"):
         read_record(tmp_path / "a", "twin", "train")
@@ -124,7 +124,7 @@ def test_what_a_kind_does_not_have_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "note").write_text("mine")
-    with pytest.raises(FolderTaken, match="name another folder, or resume the run in it") as caught:
+    with pytest.raises(FolderTaken, match="give another folder, or resume the run in it") as caught:
         Record.create(tmp_path, {}, kind="twin")
     assert caught.value.path == str(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
@@ -188,7 +188,7 @@ def test_a_line_on_record_twice_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "run", "twin", range(3))
     file = tmp_path / "run" / "steps.jsonl"
     file.write_text(file.read_text() + file.read_text().splitlines(keepends=True)[1])
-    with pytest.raises(RecordError, match=r"steps.jsonl line 4 does not fit its checksum"):
+    with pytest.raises(RecordError, match=r"steps.jsonl line 4 does not match its checksum"):
         read_record(tmp_path / "run")
     with Record.create(tmp_path / "twice", {}, kind="train") as record:
         for step in (0, 1, 1):
@@ -239,7 +239,7 @@ def test_discarded_lines_outlive_a_crash(tmp_path: Path) -> None:
     assert [row["step"] for row in read_record(tmp_path / "run").discarded] == [4, 6]
     with (
         Record.create(tmp_path / "campaign", {}, kind="campaign") as record,
-        pytest.raises(RecordError, match="keeps nothing"),
+        pytest.raises(RecordError, match="does not keep discarded lines"),
     ):
         record.discard([{"injection": 0}])
 

@@ -182,7 +182,7 @@ def test_a_lock_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "run" / LOCK).unlink()
     os.mkfifo(tmp_path / "run" / LOCK)
     record.close()
-    with pytest.raises(RecordError, match=r"lock.json is a pipe, not a file; put the file itself in its place"):
+    with pytest.raises(RecordError, match=r"lock.json is a pipe, not a file; replace it with the file itself"):
         Record.resume(tmp_path / "run", {}, at=0)
 
 

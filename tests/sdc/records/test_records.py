@@ -115,17 +115,21 @@ def sealed(format: str, **fields: Any) -> Callable[[Path], None]:
         (
             kinds.MANIFEST,
             sealed("jax-sdc record", kind="twin", twins="two"),
-            "has other fields than this version of jax-sdc reads (field twins: ",
+            "has different fields from those that this version of jax-sdc reads (field twins: ",
         ),
         (
             kinds.SUMMARY,
             sealed("jax-sdc record summary", steps=[]),
-            "has other fields than this version of jax-sdc reads (field steps: ",
+            "has different fields from those that this version of jax-sdc reads (field steps: ",
         ),
-        (kinds.STEPS, Path.mkdir, "cannot be read (Is a directory); mend that and try again"),
-        (kinds.MANIFEST, Path.mkdir, "is a folder, expected a file; name the file itself, or put it in its place"),
+        (kinds.STEPS, Path.mkdir, "cannot be read (Is a directory); correct that and try again"),
+        (
+            kinds.MANIFEST,
+            Path.mkdir,
+            "is a folder, expected a file; give the file itself, or replace the folder with it",
+        ),
         (kinds.SUMMARY, "", "is damaged (it is empty); "),
-        (kinds.MANIFEST, os.mkfifo, "is a pipe, not a file; put the file itself in its place"),
+        (kinds.MANIFEST, os.mkfifo, "is a pipe, not a file; replace it with the file itself"),
         (kinds.SUMMARY, lambda path: path.symlink_to("/dev/zero"), "is a device, not a file; put the file itself"),
         (kinds.STEPS, os.mkfifo, "is a pipe, not a file"),
         (kinds.MISMATCHES, os.mkfifo, "is a pipe, not a file"),
@@ -147,12 +151,12 @@ def test_the_file_at_fault_is_named(
 
 
 def test_no_run_folder(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="is no run folder"):
+    with pytest.raises(RecordError, match="is not a run folder"):
         read_record(tmp_path / "nothing")
 
 
 def test_an_existing_folder_is_never_overwritten(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"exists already; name another folder, or resume the run in it"):
+    with pytest.raises(RecordError, match=r"already exists; give another folder, or resume the run in it"):
         Record.create(folder, {"kind": "twin"})
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordError, match="exists already"):

@@ -116,7 +116,7 @@ def test_a_store_without_conditional_writes(store: Any, monkeypatch: pytest.Monk
 
 
 def test_what_is_not_there_is_said(store: Any) -> None:
-    with pytest.raises(RecordError, match="s3://bucket/runs/none is no run folder"):
+    with pytest.raises(RecordError, match="s3://bucket/runs/none is not a run folder"):
         read_record("s3://bucket/runs/none")
     with pytest.raises(RecordError, match=r"cannot write run folder s3://nobucket/run: .*bucket"):
         Record.create("s3://nobucket/run", {}, kind="twin")

@@ -44,8 +44,8 @@ def test_the_8b_presets_are_those_of_the_study(name: str, global_batch: int, lay
         (1, 8, "model=8: kv_heads 4 of config tiny is not divisible by it; choose 1 or 2 or 4"),
         (3, 1, "data=3: width 64 of config tiny is not divisible by it; choose 1 or 2 or 4"),
         (8, 1, "data=8: batch_size 4 of config tiny is not divisible by it; choose 1 or 2 or 4"),
-        (0, 1, "data=0: expected a number of ranks of at least 1"),
-        (1, -2, "model=-2: expected a number of ranks of at least 1"),
+        (0, 1, "data=0: expected at least 1 rank"),
+        (1, -2, "model=-2: expected at least 1 rank"),
     ],
 )
 def test_a_mesh_that_does_not_divide_is_refused(data: int, model: int, message: str) -> None:
@@ -56,7 +56,7 @@ def test_a_mesh_that_does_not_divide_is_refused(data: int, model: int, message: 
 
 def test_query_heads_must_divide_over_key_heads() -> None:
     uneven = dataclasses.replace(tiny(), model=dataclasses.replace(tiny().model, heads=6))
-    with pytest.raises(ValueError, match="heads 6 is not divisible by kv_heads 4"):
+    with pytest.raises(ValueError, match="heads 6 are not divisible by kv_heads 4"):
         check(uneven, 1, 1)
 
 
@@ -77,7 +77,7 @@ def test_parameters_are_counted_before_anything_is_allocated() -> None:
         ({"layers": 10**9}, "49,280,000,041,024 parameters"),
         (
             {"width": 10**18, "vocab_size": 2**60},
-            "TiB on a device, of which none has more than 16 TiB; choose",
+            "TiB per device; expected at most 16 TiB; choose",
         ),
     ],
 )

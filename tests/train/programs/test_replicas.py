@@ -35,14 +35,14 @@ def test_lost_packets_are_logged_and_replayed(tmp_path: Path) -> None:
     assert any(min(row["aggregation"]["completed"]) < 2 for row in rows)
     report = (folder / "report.md").read_text()
     assert "Lost packets" in report
-    assert "Completed micro-batches a step" in report
+    assert "Completed micro-batches per step" in report
     assert "Drift between copies" in (folder / "report.html").read_text()
     replay = f"dropcompute,replay={folder}+lossy,packet=64,replay={folder}"
     again = execute(dataclasses.replace(JOB, aggregate=replay, folder=tmp_path / "again"))
     assert again["state_digest"] == first["state_digest"]
     assert [row["loss"] for row in lines(tmp_path / "again")] == [row["loss"] for row in rows]
     longer = dataclasses.replace(JOB, aggregate=replay, steps=4, folder=tmp_path / "longer")
-    with pytest.raises(ValueError, match="a log of 3 steps, fewer than the 4 of this run"):
+    with pytest.raises(ValueError, match="a log of 3 steps is too short for the 4 of this run"):
         run(longer, loaded=loaded(WORKLOAD))
 
 
@@ -73,10 +73,10 @@ def test_logs_survive_their_text() -> None:
         ("dropcompute,threshold=1", "a real clock needs one process of one device"),
         ("dropcompute,micro_batches=3,latency=constant,seconds=1", "choose a divisor of 2"),
         ("noise,sigma=1,workers=4", "expected numbers from 0 to 3"),
-        ("shadow,spares=3", "expected 5 data ranks or more"),
+        ("shadow,spares=3", "expected at least 5 data ranks"),
         ("lossy,parity=0", r"aggregate=lossy\(parity=0\): parity=0"),
         ("paft,max_period=99999999999", "expected at most"),
-        ("lossy,replay=nowhere", "nowhere is no run folder"),
+        ("lossy,replay=nowhere", "nowhere is not a run folder"),
     ],
 )
 def test_methods_that_do_not_fit_the_run(text: str, message: str, tmp_path: Path) -> None:
