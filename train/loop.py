@@ -355,7 +355,7 @@ def run_steps(
         reruns += attempt - 1
         if decision is Decision.ROLL_BACK:
             if checkpoints.latest is None:
-                raise PolicyError(f"the policy rolled the run back at step {number}, before the first checkpoint")
+                raise PolicyError(f"the policy rolled the run back at step {number}, but there is no checkpoint yet")
             state, position = checkpoints.restore(program.abstract())
             batches.set_state(position)
             rollbacks.append((number, checkpoints.latest))

@@ -265,7 +265,7 @@ def _count_ranks(axis_name: str, spares: int, state: ShadowState) -> int:
     if state.checked.shape != (ranks, ranks):
         raise ValueError(
             f"the state has shape {state.checked.shape}, but axis {axis_name!r} has size {ranks}; "
-            f"begin with init_shadow({ranks}), and give every rank the whole state"
+            f"start with init_shadow({ranks}), and give every rank the whole state"
         )
     if sums_by_itself(axis_name):
         raise ValueError(

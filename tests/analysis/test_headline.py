@@ -74,10 +74,10 @@ def test_several_places_are_named_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "course", "since", "advice"),
     [
-        (range(31, 40), "persistent", "8 of the 8 steps", "Reproduce it"),
-        ([31, 37], "intermittent", "1 of the 8 steps", "Observe it for longer"),
-        ([31], "transient", "0 of the 8 steps", "Observe it for longer"),
-        ([39], None, "no step followed it", "Distrust"),
+        (range(31, 40), "persistent", "8 of the 8 later steps", "Reproduce it"),
+        ([31, 37], "intermittent", "1 of the 8 later steps", "Observe it for longer"),
+        ([31], "transient", "0 of the 8 later steps", "Observe it for longer"),
+        ([39], None, "no step followed it", "Do not trust"),
     ],
 )
 def test_the_course_of_a_fault(at: Any, course: str | None, since: str, advice: str, tmp_path: Path) -> None:
@@ -186,12 +186,12 @@ def test_what_a_step_showed_before_it_was_run_again_is_named(tmp_path: Path) -> 
     told = headline(run, summary)
     assert told.sentence == (
         "twin 1 (host gpu-17, device 3): layer 2, ffn, backward: 4 of 1.8e8 elements, first at step 31, transient, in "
-        "steps that were run again"
+        "steps that were repeated"
     )
     assert dict(told.answers)["Which operation"] == "layer 2, ffn, backward"
     assert "serial S11" in told.device
     page = conclude(tmp_path / "run")["report"]
-    assert "Run again: 2 steps." in Path(page).read_text()
+    assert "Repeated: 2 steps." in Path(page).read_text()
 
 
 def test_what_did_not_differ_again_is_named_with_its_place(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_a_run_that_has_not_ended_can_be_corrupt_already(tmp_path: Path) -> None
     path = write_run(tmp_path / "run", manifest(steps=50), *steps(4, rates=RATES), ended=False)
     page = Page(html(path))
     assert "✖ CORRUPT" in page.words
-    assert "has not ended" in page.words
+    assert "is incomplete" in page.words
 
 
 def test_a_run_without_a_step_has_a_report(tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_a_full_disk_is_one_clear_line(corrupt: Path, monkeypatch: pytest.Monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("sdc.records.format.os.fsync", full)
-    with pytest.raises(RecordError, match="No space left on device; make room") as caught:
+    with pytest.raises(RecordError, match="No space left on device; free some space") as caught:
         write_report(corrupt)
     assert "\n" not in str(caught.value)
     assert (corrupt / "report.html").read_text(encoding="utf-8") == before

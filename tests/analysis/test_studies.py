@@ -118,7 +118,7 @@ def test_paft() -> None:
     assert held(found)["images: noisy < PAFT ≤ clean"]
     assert not held(findings_of(paft(EXACT, noisy=0.85)))["images: noisy < PAFT ≤ clean"]
     assert [chart.title for chart in found.charts] == [
-        "images: accuracy against noise", "images: accidental large noise", "images: model divergence over time",
+        "images: accuracy against noise", "images: occasional large noise", "images: model divergence over time",
     ]  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def test_the_record_and_the_report_hold_what_was_found(tmp_path: Path) -> None:
     assert "simulated errors, delays and losses" in page
     assert page.count("<svg") == 2
     assert write_report(tmp_path / "run").read_text() == page
-    with pytest.raises(RecordError, match="exists already"):
+    with pytest.raises(RecordError, match="already exists"):
         write_study(tmp_path / "run", measured)
 
 

@@ -148,7 +148,7 @@ def test_what_was_computed_from_the_lines_stands() -> None:
 def test_a_least_number_of_checked_elements(least: int | None, verdict: str) -> None:
     summary = summarize(manifest(**REAL, least_elements=least), *steps(3))
     assert summary.verdict == verdict
-    assert ("at least 1,000,000,000,000 were asked for" in summary.reason) == (verdict != "clean")
+    assert ("at least 1,000,000,000,000 are required" in summary.reason) == (verdict != "clean")
 
 
 HERE, THERE = {"host": "a", "machine": "1"}, {"host": "b", "machine": "2"}

@@ -100,11 +100,11 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "more twins than memory": (
         "twin --twins 1000000000 --placement vmap",
-        "--config tiny: 238,144 parameters and their optimizer's state, 1,000,000,000 times, would take 2,599 TiB",
+        "--config tiny: 238,144 parameters and their optimizer state, 1,000,000,000 times, would take 2,599 TiB",
     ),
     "more steps than memory": (
         "campaign --steps 2000000000",
-        "--config tiny: 238,144 parameters and their optimizer's state, 2,000,000,001 times, would take 5,198 TiB",
+        "--config tiny: 238,144 parameters and their optimizer state, 2,000,000,001 times, would take 5,198 TiB",
     ),
     "no end of time": ("train --timeout inf", "--timeout inf: expected a number of seconds above 0, at most 604,800"),
     "no such host": (

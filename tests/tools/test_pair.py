@@ -102,7 +102,7 @@ def test_processes_that_do_not_fit(tmp_path: Path) -> None:
         ("pair --resolve {there}/none", "there is no {there}/none; give a file that sdc pair or sdc pool wrote"),
         (
             "pair --resolve {there}",
-            "{there} is a folder that holds no pair.json or pool.json; give a file that sdc pair or sdc pool wrote",
+            "{there} is a folder without pair.json or pool.json; give a file that sdc pair or sdc pool wrote",
         ),
         ("pair --resolve a --steps 3", "--steps 3: has no effect with --resolve"),
         ("pair --run {there}", "exists already; name another folder"),

@@ -52,7 +52,7 @@ def test_a_study_is_recorded(
         (("shadow", "--images", "nowhere/at/all"), "--images nowhere/at/all: is not a folder"),
         (("dropcompute", "--corpus", "nowhere", "--workload", "transformer"), "--corpus nowhere: does not exist"),
         (("other",), "other: expected one of paft, dropcompute, lossy, shadow, scar, nodes. See sdc study --help"),
-        (("nodes", "--nodes", "node16"), "--nodes node16: expected one or several of node1 ... node15"),
+        (("nodes", "--nodes", "node16"), "--nodes node16: expected one or more of node1 ... node15"),
         (("nodes", "--nodes"), "--nodes"),
         (("nodes", "--runs", 3), "--runs 3: expected 20 to 1,000; fewer do not suffice for an interval"),
         (("nodes", "--steps", 3), "--steps 3: expected 40 to 1,000; fewer do not suffice for a conclusion"),

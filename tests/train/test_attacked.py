@@ -107,5 +107,5 @@ def test_hosts_are_counted(healthy: tuple[Path, dict[str, Any]], tmp_path: Path)
     ]
     assert healthy[1]["rehearsal"]
     job = dataclasses.replace(HEALTHY, folder=tmp_path / "run", require_processes=2)
-    with pytest.raises(Incomparable, match=r"1 distinct host\(s\), and 2 were asked for \(require_processes\)"):
+    with pytest.raises(Incomparable, match=r"1 distinct host\(s\), but require_processes asks for 2"):
         run(job, loaded=loaded(WORKLOAD))

@@ -134,7 +134,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weights": ((64, 32), "float32")}, r"state/weights was certified with shape \[64, 64\] and not \[64, 32\]"),
+        ({"weights": ((64, 32), "float32")}, r"state/weights was certified with shape \[64, 64\], not \[64, 32\]"),
         ({"weights": ((64, 64), "bfloat16")}, r"was certified as float32, not as bfloat16"),
         ({"step": None}, r"it has no state/step, which was saved"),
         (
@@ -245,7 +245,7 @@ def test_an_error_in_the_background_comes_at_the_next_call_and_once(
         for call in (lambda: checkpoints.save(3, small(), {}), checkpoints.close, lambda: checkpoints.latest):
             assert checkpoints.save(2, small(3.0), {})  # an overwritten step no longer counts
             with pytest.raises(
-                CheckpointError, match=r"cannot write checkpoint .*/2 \(.*No space left on device\); make room"
+                CheckpointError, match=r"cannot write checkpoint .*/2 \(.*No space left on device\); free some space"
             ):
                 call()
             assert checkpoints.latest == 1
@@ -303,7 +303,7 @@ def test_a_given_step_is_restored(tmp_path: Path) -> None:
     restored, position = checkpoints.restore(describe(small()), step=2)
     assert_bitwise(restored, small(2))
     assert position == {"batch": 2}
-    with pytest.raises(CheckpointError, match=r"no complete checkpoint of step 7 in .*; those of 1, 2, 3 are there"):
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint of step 7 in .*; available steps: 1, 2, 3"):
         checkpoints.restore(describe(small()), step=7)
     # A run that went back to step 1 gives up the later ones.
     checkpoints.save(2, small(20), {"batch": 20})

@@ -186,7 +186,7 @@ def test_fashion_mnist_that_is_not_at_hand(places: tuple[Path, Path], fake_digit
     text = message("fashion-mnist")
     assert text.startswith(f"images=fashion-mnist: is not installed ({FILES[3]}: has SHA-256 ")
     assert f"expected {hashlib.sha256(CONTENTS[FILES[3]]).hexdigest()}), not cached ({cache}: has no " in text
-    assert text.endswith(f"install the Debian package {PACKAGE}, give a folder of its files, or take digits")
+    assert text.endswith(f"install the Debian package {PACKAGE}, give a folder of its files, or use digits")
     # The run record says why there are digits.
     digits = read_images("auto")
     assert digits.source.startswith(f"scikit-learn digits, as fashion-mnist is not installed ({FILES[3]}: has SHA-256 ")

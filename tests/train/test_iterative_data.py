@@ -184,7 +184,7 @@ def test_bad_rows_are_named(tmp_path: Path, read: Callable[[Path], object], data
         (
             read_ratings,
             b"u,i,r\n1,2,3\n\n1,3,3\n1,2,4\n",
-            "line 5 is '1,2,4', expected one rating of an item by a user",
+            "line 5 is '1,2,4', expected at most one rating per user and item",
         ),
         (read_ratings, b"2,1,2,3,4,5\n2,1,2,3,4,10.5\n", "line 2 is '2,1,2,3,4,10.5', expected ratings from -10 to 10"),
         (
@@ -319,7 +319,7 @@ def test_shortened_keeps_the_beginnings(lists: list[list[int]], tokens: int) -> 
 def test_bad_documents_are_named(tmp_path: Path) -> None:
     assert "is not a folder; expected reuters, plays or" in message(lambda: read_documents("nowhere"))
     assert "is not a folder" in message(lambda: read_documents("a\0b"))
-    assert f"data={tmp_path}: has no file; give a folder of texts" in message(lambda: read_documents(tmp_path))
+    assert f"data={tmp_path}: contains no files; give a folder of texts" in message(lambda: read_documents(tmp_path))
     (tmp_path / "text").write_text("some words and some more")
     assert "has no word with at least 3 tokens in at most 0.5 of 1 documents; give more" in message(
         lambda: read_documents(tmp_path, least=3)

@@ -382,5 +382,5 @@ def test_adam(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["regression", "cnn-layers", "transformer"])
 def test_a_batch_of_more_than_there_is(name: str) -> None:
-    with pytest.raises(ValueError, match=r"^batch=999: expected 1 to \d+, the examples that there are$"):
+    with pytest.raises(ValueError, match=r"^batch=999: expected 1 to \d+, the number of examples$"):
         make(name, batch=999)

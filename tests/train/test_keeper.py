@@ -82,7 +82,7 @@ def test_each_save_tells_what_a_loss_would_cost(
     execute(job)
     assert "losing half of the state would cost" in caplog.text
     assert 2 <= len([line for line in caplog.messages if "losing half" in line]) < 6  # at the start, and at the end
-    assert caplog.messages[-1].startswith("after 12 steps, losing half of the state would cost 1 steps")
+    assert caplog.messages[-1].startswith("after 12 steps, losing half of the state would cost on average 1 steps")
     told = outlooks(tmp_path / "run")
     assert list(told) == [1, 3, 5, 7, 9, 11]
     for step, found in told.items():
@@ -199,7 +199,7 @@ def test_a_damaged_copy_counts_as_none(tmp_path: Path, caplog: pytest.LogCapture
     [
         (Running(fraction=0.0), "checkpoint_fraction.*expected more than 0 and at most 1"),
         (Running(local_copies=__file__), "local_copies.*is a file; expected a folder on this host"),
-        (Running(losses=["shards,step=12"]), "the run has 12 steps, from 0"),
+        (Running(losses=["shards,step=12"]), "expected a step from 0 to 11"),
         (Running(losses=["shards,step=1,fraction=2"]), "fraction=2.0: expected more than 0"),
         (Running(losses=["shard,step=1"]), "shard"),
         (Running(losses=["shards,step=1,recover=all"]), "recover"),

@@ -102,7 +102,7 @@ def test_the_record_and_the_page(measured: NodesMeasured, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"nodes": ("node16",)}, "expected one or several of node1 ... node15"),
+        ({"nodes": ("node16",)}, "expected one or more of node1 ... node15"),
         ({"nodes": ()}, "expected one or several"),
         ({"runs": 3}, "too few for an interval"),
         ({"steps": 10}, "do not suffice for a conclusion"),

@@ -106,7 +106,7 @@ def test_what_a_policy_discards_is_not_forgotten(tmp_path: Path) -> None:
     write_discarded(Path(str(job.folder)), rows[1])
     again = conclude(str(job.folder))
     assert again["verdict"] == "corrupt"
-    assert "in 1 steps that were run again, the twins differ in 3 of " in again["reason"]
+    assert "in 1 repeated steps, the twins differ in 3 of " in again["reason"]
     assert again["submodules"]["fwd/ffn"]["mismatched"] == 0
     rows[1]["sites"]["fwd/ffn"] |= {"mismatched": 0, "injected": 3}  # a fault that no check saw
     write_discarded(Path(str(job.folder)), rows[1])
@@ -130,8 +130,8 @@ def test_lines_of_a_run_that_goes_back_are_kept(plain: tuple[Path, dict[str, Any
 @pytest.mark.parametrize(
     ("decision", "message"),
     [
-        (Decision.RERUN, "for 10 times"),
-        (Decision.ROLL_BACK, "before the first checkpoint"),
+        (Decision.RERUN, "10 times in a row"),
+        (Decision.ROLL_BACK, "there is no checkpoint yet"),
         (None, "decided None at step 0; expected a Decision"),
     ],
 )

@@ -196,7 +196,7 @@ def test_a_run_is_resumed_with_its_own_settings(
 
 
 def test_a_folder_is_never_overwritten(corrupt: tuple[Path, dict[str, Any]]) -> None:
-    with pytest.raises(RecordError, match="exists already"):
+    with pytest.raises(RecordError, match="already exists"):
         run(dataclasses.replace(CORRUPT, folder=corrupt[0]), loaded=loaded(WORKLOAD))
 
 

@@ -272,7 +272,7 @@ def test_a_loss_that_is_no_number_after_a_failure_is_said() -> None:
     ("changes", "message"),
     [
         ({"blocks": {}}, "blocks are of \\[\\]"),
-        ({"blocks": {"weights": np.arange(255)}}, "weights is of shape \\(256, 3\\)"),
+        ({"blocks": {"weights": np.arange(255)}}, "weights has shape \\(256, 3\\)"),
         ({"blocks": {"weights": np.arange(256) / 2}}, "expected a whole number for each row"),
         ({"blocks": {"weights": np.arange(256) - 1}}, "numbers of blocks are \\[-1, 0"),
         ({"blocks": {"weights": 2 * np.arange(256)}}, "numbers of blocks are \\[0, 2"),

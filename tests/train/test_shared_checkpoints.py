@@ -115,5 +115,5 @@ def test_two_processes_save_restore_and_fail_together(tmp_path: Path) -> None:
         assert same(restored, state(spec, 1))
         assert position == {"batch": 1}
     (certificate / "process-1.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no complete checkpoint of step 1 in .*; those of 2 are there"):
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint of step 1 in .*; available steps: 2"):
         Checkpoints(tmp_path, every=1).restore(abstract(ROWS), step=1)

@@ -65,7 +65,7 @@ def test_a_rank_of_a_pair_is_found_down_to_the_operation(tmp_path: Path) -> None
     assert found.mismatched == pair.stages[0].mismatched > 0
     assert (pair.suspects, pair.undecided) == ([], ["a", "b"])
     assert pair.sentences[0].startswith("SIMULATED: hosts a and b differ: rank model=1, layers 0 and 1, ffn, ")
-    assert "a third host or a swap of parts says which of them" in pair.sentences[0]
+    assert "a third host or a swap of parts shows which of them" in pair.sentences[0]
 
 
 def test_a_fault_that_does_not_come_again_is_followed_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_a_tie_names_nobody(tmp_path: Path) -> None:
         twins=4,
     )
     assert (pool.verdict, pool.suspects, pool.undecided) == (Verdict.CORRUPT, [], ["a", "b", "c", "d"])
-    assert "no majority among 4 hosts says which of a, b, c and d is wrong" in pool.sentences[0]
+    assert "no majority among 4 hosts shows which of a, b, c and d is wrong" in pool.sentences[0]
 
 
 def result(clean: Path, a: str, b: str, verdict: Verdict) -> Pair:

@@ -68,7 +68,7 @@ def test_a_device_that_moves_takes_its_past_along(tmp_path: Path) -> None:
     assert Moved(identity="serial S1", hosts=["old", "new"]) in summary.moved
     assert summary.suspects == []
     (told,) = [each for each in summary.watch if each.identity == "serial S1"]
-    assert told.reason == f"differed in 1 burn-in before, the last time on {DAY} (ledger)"
+    assert told.reason == f"differed in 1 burn-in before, most recently on {DAY} (ledger)"
 
 
 def test_what_was_seen_before_makes_a_suspect_surer(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_damaged_ledger_is_refused_and_kept(tmp_path: Path) -> None:
         (whole.replace(b'"elements": 3000', b'"elements": 9000', 1), "its checksum is wrong"),
         (whole[:-40], "damaged"),
         (whole[: whole.index(b',\n "checksum"')] + b"\n}\n", "no checksum"),
-        (put_report(tmp_path, make_report("a")).read_bytes(), "no ledger of a fleet"),
+        (put_report(tmp_path, make_report("a")).read_bytes(), "not a ledger of a fleet"),
     ):
         path.write_bytes(content)
         with pytest.raises(RecordError, match=problem):

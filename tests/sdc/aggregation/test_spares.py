@@ -333,15 +333,15 @@ def test_bad_input() -> None:
     identity = lambda params, x: x  # noqa: E731 - in one line
     with pytest.raises(ValueError, match="'data' is not bound"):
         shadow(identity, "data")(state, None, x)
-    with pytest.raises(ValueError, match="spares=0: expected one"):
+    with pytest.raises(ValueError, match="spares=0: expected at least one"):
         shadow(identity, "data", spares=0)
-    with pytest.raises(ValueError, match="ranks=2: expected three"):
+    with pytest.raises(ValueError, match="ranks=2: expected at least three"):
         init_shadow(2)
-    with pytest.raises(ValueError, match="has size 2; with spares=1 expected 3 or more"):
+    with pytest.raises(ValueError, match="has size 2; with spares=1 expected at least 3"):
         run(shadow(identity, "data"), x=x[:2])
-    with pytest.raises(ValueError, match="has size 5; with spares=4 expected 6 or more"):
+    with pytest.raises(ValueError, match="has size 5; with spares=4 expected at least 6"):
         run(shadow(identity, "data", spares=4))
-    with pytest.raises(ValueError, match=r"shape \(4, 4\), but axis 'data' has size 5; begin with init_shadow\(5\)"):
+    with pytest.raises(ValueError, match=r"shape \(4, 4\), but axis 'data' has size 5; start with init_shadow\(5\)"):
         run(shadow(identity, "data"), init_shadow(4))
     with pytest.raises(ValueError, match=r"int32\[2\], which has no mean"):
         run(shadow(lambda params, x: x.astype(jnp.int32), "data"))

@@ -337,7 +337,7 @@ def test_one_clear_line() -> None:
     workers = trainer.init(params())
     with pytest.raises(ValueError, match=r"batch\[0\] has shape \(7, 8\); expected a first axis that divides into"):
         trainer.place((np.ones((7, 8)), np.ones((7, 4))))
-    with pytest.raises(ValueError, match="a state of type dict; begin with init"):
+    with pytest.raises(ValueError, match="a state of type dict; start with init"):
         trainer.step(params(), given(METHODS["mean"], 0))  # type: ignore[arg-type]
     cut = data_parallel(GRADIENT, SKIPPING, mesh, combining=Dropped(3))
     with pytest.raises(ValueError, match="the 8 rows of a worker are not divisible by micro_batches=3"):

@@ -215,7 +215,7 @@ def test_a_part_alone_is_compared_and_vouches_for_nothing(checkpointer: Certifie
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda body: body | {"schema": 2}, "has layout 2, this version of jax-sdc reads 1"),
+        (lambda body: body | {"schema": 2}, "has layout 2, but this version of jax-sdc reads 1"),
         (lambda body: body | {"algorithm": "sum"}, "has digests of 'sum', expected 'sum-and-squares'"),
         (lambda body: body | {"step": 7}, "belongs to step 7, process 0"),
         (lambda body: body | {"processes": 2}, "the certificate lacks the part of process 1"),
@@ -261,7 +261,7 @@ def test_another_type_or_structure_is_no_silent_conversion(checkpointer: Certifi
     with pytest.raises(CertificateError, match="was certified as bfloat16, not as float32; restore it as bfloat16"):
         checkpointer.load(1, other)
     other["layers"][0]["bias"] = jax.ShapeDtypeStruct((65,), jnp.bfloat16)
-    with pytest.raises(CertificateError, match=r"was certified with shape \[64\] and not \[65\]"):
+    with pytest.raises(CertificateError, match=r"was certified with shape \[64\], not \[65\]"):
         checkpointer.load(1, other)
     del other["layers"]
     with pytest.raises(CertificateError, match="it has no state/layers/0/bias, which was saved"):

@@ -137,7 +137,10 @@ def test_a_state_that_is_sharded_otherwise_later(tmp_path: Path) -> None:
     mesh = Mesh(np.asarray(jax.devices()), ("all",))
     w = jnp.ones((16, 8))
     first, later = ({"w": jax.device_put(w, NamedSharding(mesh, spec))} for spec in (P(None, "all"), P("all")))
-    with RunningCheckpoint(tmp_path, first) as running, pytest.raises(StoreError, match="w is sharded otherwise than"):
+    with (
+        RunningCheckpoint(tmp_path, first) as running,
+        pytest.raises(StoreError, match="w is sharded differently than"),
+    ):
         running.save(later, 1)
 
 

@@ -63,13 +63,14 @@ def test_numbers_that_json_has_no_word_for(tmp_path: Path) -> None:
         (b"\x00\xff", "is damaged ("),
         (b"[" * 100_000, "is damaged (it is nested deeper than 100 levels); make it again"),
         (b"[]", "is damaged (expected a JSON object)"),
-        (text_of(lambda body: body.pop("format")), "is no sample (its format is None); make it again"),
-        (text_of(lambda body: body.update(format="other")), "is no sample (its format is 'other')"),
+        (text_of(lambda body: body.pop("format")), "is not a sample (its format is None); make it again"),
+        (text_of(lambda body: body.update(format="other")), "is not a sample (its format is 'other')"),
         (
             text_of(lambda body: body.update(schema=2, version="9.1")),
-            "has layout 2, this version of jax-sdc reads 1; read it with jax-sdc 9.1, which wrote it, or make it again",
+            "has layout 2, but this version of jax-sdc reads 1; read it with jax-sdc 9.1, which wrote it, or make "
+            "it again",
         ),
-        (text_of(lambda body: body.update(schema=True)), "has layout True, this version"),
+        (text_of(lambda body: body.update(schema=True)), "has layout True, but this version"),
         (text_of(lambda body: body.pop("host")), "is damaged (object missing required field host)"),
         (
             text_of(lambda body: body.update(values=["NaN", "much"])),
@@ -97,7 +98,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"nothing; give a file that a test wrote$") as told:
         SAMPLE.read(tmp_path / "nothing")
     assert isinstance(told.value.__cause__, FileNotFoundError)
-    with pytest.raises(RecordError, match=r"is a folder that holds no a\.json or b\.json; give a file"):
+    with pytest.raises(RecordError, match=r"is a folder without a\.json or b\.json; give a file"):
         SAMPLE.read(tmp_path)
     (tmp_path / "a.json").mkdir()
     with pytest.raises(RecordError, match="is a folder, expected a file; give the file itself"):

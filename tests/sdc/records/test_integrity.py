@@ -116,7 +116,7 @@ def test_a_summary_that_leaves_a_file_out(tmp_path: Path) -> None:
     assert summary is not None
     del summary["lines"]["mismatches.jsonl"]
     write_sealed(run / "summary.json", summary)
-    with pytest.raises(RecordError, match=r"summary\.json does not say where mismatches\.jsonl ends"):
+    with pytest.raises(RecordError, match=r"summary\.json does not state where mismatches\.jsonl ends"):
         read_record(run)
 
 

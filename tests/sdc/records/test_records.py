@@ -130,7 +130,11 @@ def sealed(format: str, **fields: Any) -> Callable[[Path], None]:
         ),
         (kinds.SUMMARY, "", "is damaged (it is empty); "),
         (kinds.MANIFEST, os.mkfifo, "is a pipe, not a file; replace it with the file itself"),
-        (kinds.SUMMARY, lambda path: path.symlink_to("/dev/zero"), "is a device, not a file; put the file itself"),
+        (
+            kinds.SUMMARY,
+            lambda path: path.symlink_to("/dev/zero"),
+            "is a device, not a file; replace it with the file itself",
+        ),
         (kinds.STEPS, os.mkfifo, "is a pipe, not a file"),
         (kinds.MISMATCHES, os.mkfifo, "is a pipe, not a file"),
         (kinds.DISCARDED, os.mkfifo, "is a pipe, not a file"),
@@ -159,7 +163,7 @@ def test_an_existing_folder_is_never_overwritten(folder: Path, tmp_path: Path) -
     with pytest.raises(RecordError, match=r"already exists; give another folder, or resume the run in it"):
         Record.create(folder, {"kind": "twin"})
     (tmp_path / "file").write_text("")
-    with pytest.raises(RecordError, match="exists already"):
+    with pytest.raises(RecordError, match="already exists"):
         Record.create(tmp_path / "file", {"kind": "twin"})
     with pytest.raises(RecordError, match="cannot write run folder"):
         Record.create(tmp_path / "file" / "run", {"kind": "twin"})
