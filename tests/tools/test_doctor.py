@@ -54,7 +54,7 @@ def test_two_hosts_by_file(environ: dict[str, str], tmp_path: Path, capsys: pyte
 def test_without_an_answer_it_is_inconclusive(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--seconds", "0.05"]) == 3
     out = capsys.readouterr().out
-    assert "INCONCLUSIVE  could not be found out: twice in one process" in out
+    assert "INCONCLUSIVE  these checks could not be run: twice in one process" in out
     assert "was killed" in out
 
 

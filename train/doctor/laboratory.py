@@ -98,8 +98,8 @@ def unknown_flags(words: str) -> tuple[str, ...]:
 
 def _last_words(said: Any) -> str:
     """Returns the last informative line; a crash of the runtime states its reason above the addresses."""
-    said.seek(0, os.SEEK_END)
-    said.seek(max(0, said.tell() - 20_000))
+    size = said.seek(0, os.SEEK_END)
+    said.seek(max(0, size - 20_000))
     lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
     telling = [line for line in lines if unknown_flags(line) or re.match(r"[\w.]*(Error|Exception)\b", line)]
     return (telling or lines or [""])[-1][:LAST]
