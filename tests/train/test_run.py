@@ -239,7 +239,7 @@ def test_a_checked_run_resumes_and_its_folder_is_taken(tmp_path: Path) -> None:
         (Training(workload="tiny"), "workload='tiny': expected Workload"),  # type: ignore[arg-type]
         (Training(checks="correct"), "checks='correct': expected Checks or None"),  # type: ignore[arg-type]
         (Training(aggregate=3), "aggregate=3: expected a string or None"),  # type: ignore[arg-type]
-        (Training(aggregate="noise,sigma=0.1"), "expected 2 data ranks or more, not 1"),
+        (Training(aggregate="noise,sigma=0.1"), "expected at least 2 data ranks, got 1"),
         (Training(folder=3), "folder=3: expected a string or PathLike or None"),  # type: ignore[arg-type]
         (Tracing(simulate=3), "simulate=3: expected a string or None"),  # type: ignore[arg-type]
         (Tracing(where=3), "where=3: expected Selector or a string"),  # type: ignore[arg-type]

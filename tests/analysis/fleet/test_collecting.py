@@ -26,7 +26,7 @@ def reseal(path: Path, old: str, new: str) -> None:
     ("old", "new", "why"),
     [
         ('"schema": 1', '"schema": 2', "layout 2"),
-        ('"format": "jax-sdc burn-in"', '"format": "x"', "no result of sdc burnin"),
+        ('"format": "jax-sdc burn-in"', '"format": "x"', "not a result of sdc burnin"),
         ('"verdict": "clean"', '"verdict": "corrupt"', "contradicts itself: the verdict is FAIL, but PASS follows"),
         ('"differences": 0', '"differences": 1', "contradicts itself: the verdict is PASS, but FAIL follows"),
         ('"elements": 1000', '"elements": 999', "contradicts itself: "),

@@ -107,7 +107,7 @@ def test_a_report_that_contradicts_itself_is_refused(
         ),
         "evidence is repeat, vote, but the counts support vote": damaged(healthy, workloads=rows(repeated=0)),
         "evidence is vote, golden": damaged(healthy, evidence=["vote", "golden"]),
-        "has other fields .*>= 0": msgspec.structs.replace(healthy, rounds=-3),
+        "has different fields .*>= 0": msgspec.structs.replace(healthy, rounds=-3),
         "the verdict is PASS, but FAIL": damaged(healthy, workloads=rows(confirmed=5)),
         "name no fault": damaged(healthy, workloads=rows(simulated=5)),
         "for every device": damaged(healthy, workloads=rows()[:-1]),
