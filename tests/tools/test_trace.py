@@ -75,7 +75,7 @@ def test_a_campaign_from_the_command_line(tmp_path: Path) -> None:
     ("command", "message"),
     [
         (["trace", "{new}", "--where", "dot_general"], "'dot_general' is not a selector"),
-        (["trace", "{new}", "--fault", "bitflip,step=1"], "'site' is missing, as in"),
+        (["trace", "{new}", "--fault", "bitflip,step=1"], "'site' is missing; expected none or a fault"),
         (["trace", "{new}", "--fault", "meteor,step=1,site=*"], "unknown kind 'meteor'"),
         (["trace", "{new}", "--against", "{new}"], "is not a run folder"),
         (["diff", "{new}", "{new}"], "is not a run folder"),

@@ -220,7 +220,7 @@ def test_a_checked_run_resumes_and_its_folder_is_taken(tmp_path: Path) -> None:
         (Training(faults="nan,rate=1"), "faults=nan,rate=1: expected a sequence of faults"),
         (Twins(twins=1), "twins=1: expected a whole number from 2 to 2,147,483,647"),
         (Training(steps=0), "steps=0: expected a whole number from 1 to 2,147,483,647"),
-        (Training(resume=True), "none is named"),
+        (Training(resume=True), "needs the folder of the run to resume"),
         (Twins(suspect="node1", faults=("nan,rate=1",)), "faults are given too"),
         (Twins(suspect="node99"), "unknown suspect 'node99'"),
         (Training(aggregate="foo"), "unknown method 'foo'"),

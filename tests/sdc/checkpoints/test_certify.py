@@ -268,7 +268,7 @@ def test_another_type_or_structure_is_no_silent_conversion(checkpointer: Certifi
         checkpointer.load(1, other)
     assert checkpointer.status(1).state == "CANDIDATE"
     assert same(checkpointer.load(1, abstract(state(1))), state(1))
-    with pytest.raises(CertificateError, match=r"no checkpoint of step 4 in .*; there are: 1"):
+    with pytest.raises(CertificateError, match=r"no checkpoint of step 4 in .*; available steps: 1"):
         checkpointer.load(4)
 
 
