@@ -26,7 +26,7 @@ PATHS = {
     "vote": ("--devices 4", 0, "PASS", ["vote"], "no difference"),
     "repeat accepted": ("--devices cpu --rounds 2 --accept repeat", 0, "PASS", ["repeat"], "accepted: repeat only"),
     "repeat only": ("--devices cpu --rounds 2", 3, "INCONCLUSIVE", ["repeat"], "cannot detect faults that repeat"),
-    "one run": ("--devices cpu --accept repeat", 3, "INCONCLUSIVE", [], "could be compared"),
+    "one run": ("--devices cpu --accept repeat", 3, "INCONCLUSIVE", [], "covered all workloads"),
     "cpu not requested": ("--rounds 2 --accept repeat", 3, "INCONCLUSIVE", ["repeat"], "no accelerator was found"),
     "no such device": ("--devices gpu", 3, "INCONCLUSIVE", [], "gpu was requested, but this host has cpu"),
     "fault": ("--devices 4 --fault bitflip,rate=1e-5", 1, "FAIL", ["vote"], "device 3, transfers/"),
