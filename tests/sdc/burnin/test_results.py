@@ -139,7 +139,7 @@ def test_damaged_and_foreign_files_are_refused(healthy: BurninResult, tmp_path: 
         with pytest.raises(RecordError, match=message):
             BURN_IN.read(path)
     plain = msgspec.to_builtins(healthy)
-    for name, value, message in (("schema", 99, "layout 99"), ("format", "other", "no result of sdc burnin")):
+    for name, value, message in (("schema", 99, "layout 99"), ("format", "other", "not a result of sdc burnin")):
         write_sealed(path, {**plain, name: value})
         with pytest.raises(RecordError, match=message):
             BURN_IN.read(path)
