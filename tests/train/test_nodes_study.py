@@ -104,7 +104,7 @@ def test_the_record_and_the_page(measured: NodesMeasured, tmp_path: Path) -> Non
     [
         ({"nodes": ("node16",)}, "expected one or more of node1 ... node15"),
         ({"nodes": ()}, "expected one or more"),
-        ({"runs": 3}, "too few for an interval"),
+        ({"runs": 3}, "do not suffice for an interval"),
         ({"steps": 10}, "do not suffice for a conclusion"),
         ({"seed": -1}, "expected a whole number from 0"),
     ],

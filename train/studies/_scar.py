@@ -331,7 +331,7 @@ def overhead(subject: Subject, seed: int) -> Overhead:
                 saved_every=every, fraction=fraction, bytes=int(sum(running.partition.sizes[:-1])),
             )  # fmt: skip
     if not all(np.isfinite(way.losses).all() for way in ways.values()):
-        raise DoesNotConverge(f"{subject.name}: a loss after the failure is NaN")
+        raise DoesNotConverge(f"{subject.name}: a loss after the failure is not finite")
     return Overhead(after=SAVED_AFTER, undisturbed=undisturbed, scar=ways["SCAR"], traditional=ways["traditional"])
 
 
