@@ -41,7 +41,7 @@ test-latest:
 
 # Everything that the documentation shows, compiled as users compile it: the suite has XLA optimize less.
 test-optimized: $(VENV)/.installed
-	SDC_OPTIMIZED=1 $(BIN)/python -m pytest tests/test_docs.py tests/test_api.py tests/test_examples.py tests/test_forms.py
+	SDC_OPTIMIZED=1 $(BIN)/python -m pytest tests/docs tests/matrix/test_forms.py
 
 # Kills, mutations, command lines, flips of live memory, cuts of the network (the last two need root): two hours.
 # Some of them, or a part: make storms STORMS="mutations kills --share 0.1"

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from sdc.train.programs import config
+from tests.train.runs import MINI
 
-from .train.runs import MINI
-
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 SCRIPTS = sorted((DOCS / "examples").glob("*.py"))
 
 

@@ -21,7 +21,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import sdc
 from sdc.program import argument, primitive, products
 
-README = Path(__file__).parents[1] / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 W = np.asarray(jax.random.normal(jax.random.key(0), (4, 4)), np.float32) / 2
 X = np.asarray(jax.random.normal(jax.random.key(1), (8, 4)), np.float32)
 MOMENT = sdc.Moment(jax.random.key(2), jnp.int32(0))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_docs import ROOT, blocks
+from tests.docs.test_docs import ROOT, blocks
 from tests.test_house import FACADES
 
 API = ROOT / "docs" / "api"
