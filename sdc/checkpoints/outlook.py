@@ -528,7 +528,7 @@ def advise(
     fraction: float | None = None,
     every: int | None = None,
 ) -> Advice:
-    """Returns the fraction and the interval with the least waste.
+    """Returns the fraction and the interval with the least waste::
 
         waste = (held + whole * fraction) / (every * step_seconds)
                 + steps(fraction, every) * step_seconds / failure_every

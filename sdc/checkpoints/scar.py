@@ -54,7 +54,7 @@ def squared_distance(new: Float[Array, "rows *rest"], old: Float[Array, "rows *r
 
 def total_variation(lengths: Float[Array, " rows"] | None = None) -> Distance:
     """Returns a distance: total variation of each row's distribution times its length, as in the paper for topic
-    models.
+    models::
 
         length_d * 1/2 * sum_k |new_dk / sum_k new_dk - old_dk / sum_k old_dk|
 

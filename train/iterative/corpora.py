@@ -246,8 +246,8 @@ def read_ratings(source: str | Path = MOVIELENS, folder: Path | None = None) -> 
             compressed if its name ends in `.gz`. With three or four columns, rows of user, item, rating and optionally
             a time, separated by commas, tabs or `::`, as MovieLens ships `ratings.csv`, `u.data` and `ratings.dat`.
             With more than five, a table as in Jester: a row per user, with the number of ratings followed by a rating
-                from -10 to 10 of each item, or 99 for none; they are rescaled to 0 to 10. A header line is skipped.
-                Users and items with ratings are numbered from 0, in the order of their numbers in the file.
+            from -10 to 10 of each item, or 99 for none; they are rescaled to 0 to 10. A header line is skipped.
+            Users and items with ratings are numbered from 0, in the order of their numbers in the file.
         folder: folder of the archive (default: `jax-sdc/archives` in XDG_CACHE_HOME or ~/.cache).
 
     Returns:
