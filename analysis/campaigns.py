@@ -43,7 +43,7 @@ def summarize_campaign(manifest: CampaignManifest, rows: Sequence[InjectionRow])
 
     Returns:
         Contents of `summary.json`: `verdict` (None, since a simulation does not test the hardware), `outcomes`,
-            `vulnerability` and `harm` by group with 95 % intervals, `bits` (outcomes by dtype and bit), `detectors`,
+        `vulnerability` and `harm` by group with 95 % intervals, `bits` (outcomes by dtype and bit), `detectors`,
         `steps_to_visible` (median over the injections that changed the loss visibly; `visible` is their number, of all
         that were not masked).
 

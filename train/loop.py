@@ -1,7 +1,7 @@
 """Runs and campaigns of the reference workload, written to a record that can be resumed.
 
 `run` is the training loop: for each batch it runs a step, writes a line of the record, saves checkpoints and applies
-    policies.
+policies.
 """
 
 import dataclasses

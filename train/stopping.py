@@ -1,8 +1,8 @@
 """Early stopping of all processes of a run after the same step, although only one received the request.
 
 Processes do not communicate between steps, so a single process cannot simply stop: the others would wait for it in the
-    next step. It publishes the request in the runtime's store; each process then blocks its main thread at the end of
-    its step until all have published their step; and all stop one step after the most advanced one.
+next step. It publishes the request in the runtime's store; each process then blocks its main thread at the end of
+its step until all have published their step; and all stop one step after the most advanced one.
 """
 
 import threading

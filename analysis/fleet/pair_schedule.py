@@ -1,8 +1,8 @@
 """Schedules of pairs round by round, their jobs, and the number of rounds needed to name bad hosts.
 
 Without suspects: the circle method. One host is fixed, the others are the m corners of a polygon, and in round r the
-    hosts whose numbers sum to r modulo m meet. In m rounds every host meets every other once; with an odd number of
-    hosts there is an additional empty seat, and the host paired with it rests.
+hosts whose numbers sum to r modulo m meet. In m rounds every host meets every other once; with an odd number of
+hosts there is an additional empty seat, and the host paired with it rests.
 
 With s suspects and h others, both odd and s <= h: in round t suspect i meets healthy host i + t modulo h. The remaining
 h - s consecutive healthy hosts are folded: the first meets the last, and so on. Their distances are odd and distinct
@@ -13,10 +13,10 @@ adjacent suspects: few of its rounds pair suspects with each other, and those co
 The simulation: a pair with a bad host shows a difference with some probability in each meeting, and a pair of two bad
 ones as well; a pair of healthy hosts never does. A pair that differs does not reveal which of the two is bad. The
 decoding rule: the bad hosts are *the smallest set of hosts that has a member in every pair that differed*, if that set
-    is unique; otherwise no host is named. Pairs that did not differ are not used, since the probability that a bad host
-    shows a difference is unknown. So a bad host is named after two of its pairs differed, unless other hosts explain
-    them equally well; a host that never differed is missed, and if two bad hosts meet the same healthy ones, these
-    explain it equally well.
+is unique; otherwise no host is named. Pairs that did not differ are not used, since the probability that a bad host
+shows a difference is unknown. So a bad host is named after two of its pairs differed, unless other hosts explain
+them equally well; a host that never differed is missed, and if two bad hosts meet the same healthy ones, these
+explain it equally well.
 """
 
 import itertools

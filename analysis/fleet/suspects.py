@@ -1,11 +1,11 @@
 """Votes of hosts on digests, the resulting suspects, and the confidence in each.
 
 The same program on the same kind of device should give the same bits. Devices of one host share its memory, driver and
-    power, so they are not independent: each host has one vote, which its devices share. The majority is the digest with
-    more than half of the votes and more than half of the devices, on at least two hosts. Without a majority no device
-    is outvoted, and the hosts that differ are reported: of two hosts that differ, either may be wrong. Simulated
-    results never decide about real ones: they vote only if no other results have a majority, and then only about each
-    other.
+power, so they are not independent: each host has one vote, which its devices share. The majority is the digest with
+more than half of the votes and more than half of the devices, on at least two hosts. Without a majority no device
+is outvoted, and the hosts that differ are reported: of two hosts that differ, either may be wrong. Simulated
+results never decide about real ones: they vote only if no other results have a majority, and then only about each
+other.
 
 Suspects have no probability. It would require the rate of defective devices in this fleet, of which published values
 differ by a factor of ten and more, and the unknown rate at which each defect appears in each workload. Instead, each
@@ -18,12 +18,12 @@ outvoted by other hosts, but shares its digest with another host. Independent fa
 setting, firmware or version that the key does not include is more likely, as is a common fault
 
 Kinds of evidence are independent if no single mistake causes both: `repeat` (the same device gave different bits),
-    `vote` (other devices of this or another host), `golden` (a record), `reference` (computed by the host),
-    `checksums`.
+`vote` (other devices of this or another host), `golden` (a record), `reference` (computed by the host),
+`checksums`.
 
 Points: 3 for each independent kind, 2 for each further burn-in (at most 4), 2 if persistent and 1 if intermittent, 1 if
-    at least three hosts outvote it, 1 if several workload families show it, 1 if its driver reported errors; evidence
-    against a whole group of devices counts half.
+at least three hosts outvote it, 1 if several workload families show it, 1 if its driver reported errors; evidence
+against a whole group of devices counts half.
 """
 
 from collections import Counter, defaultdict

@@ -5,10 +5,10 @@ f·n·recall, and exact (Garwood) limits of that mean give limits of the frequen
 upper limit is -ln(1 - confidence) / n: 3.0/n at 95 %, 4.6/n at 99 %.
 
 **Corruption comes in bursts**, so elements are not independent and these limits are too narrow. `needed_mismatches`
-    quantifies this if the rate varies between runs. `bootstrap_interval` is valid under bursts: counts of neighbouring
-    steps are dependent, those of long stretches hardly. So the steps are divided into blocks whose length follows from
-    the correlation of the data, and blocks are drawn with replacement (Carlstein, Annals of Statistics 14, 1986). Sums
-    of bursts
+quantifies this if the rate varies between runs. `bootstrap_interval` is valid under bursts: counts of neighbouring
+steps are dependent, those of long stretches hardly. So the steps are divided into blocks whose length follows from
+the correlation of the data, and blocks are drawn with replacement (Carlstein, Annals of Statistics 14, 1986). Sums
+of bursts
 are skewed, so a percentile interval would be too low; therefore the difference of a drawn frequency from the
 measured one is divided by its own standard error, and the quantiles of *that* give the interval (studentized,
 "bootstrap-t": Efron and Tibshirani, An Introduction to the Bootstrap, 1993, section 12.5).
@@ -106,7 +106,7 @@ def proportion_interval(successes: int, trials: int, *, confidence: float = CONF
 
     Returns:
         Lower and upper limit: the proportions at which at least, and at most, this many successes have the probability
-            (1 - confidence) / 2.
+        (1 - confidence) / 2.
 
     Raises:
         ValueError: there are no trials, more successes than trials, or the confidence is not a valid share.
@@ -187,7 +187,7 @@ def bootstrap_interval(
 
     Returns:
         Lower and upper limit, in mismatches per element. None if too few blocks have a mismatch: an interval needs at
-            least 8 bursts.
+        least 8 bursts.
 
     Raises:
         ValueError: the numbers of counts differ, a count is invalid, or the confidence is not a valid share.
@@ -355,7 +355,7 @@ def excluded_interval(steps: float, *, confidence: float = CONFIDENCE) -> float:
     """Interval such that a run of `steps` steps without a burst excludes bursts at this or a shorter interval.
 
     Nothing is estimated here, so the rule of three holds: if bursts were this frequent, a run of this length would show
-        none with a probability of at most 1 - confidence.
+    none with a probability of at most 1 - confidence.
     """
     return steps / -math.log(1 - confidence)
 

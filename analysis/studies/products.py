@@ -42,8 +42,8 @@ def summarize_products(
 
     Returns:
         By variant and scheme: the counts; `false_alarms_upper_95` per row; the smallest magnitudes at which `half` and
-            `almost_all` (99 %) of the errors are found, or None; the shares of `flips`, and of flips of
-            `sign_exponent`, that are found.
+        `almost_all` (99 %) of the errors are found, or None; the shares of `flips`, and of flips of
+        `sign_exponent`, that are found.
     """
     return ProductsSummary(
         magnitudes=list(magnitudes),

@@ -61,11 +61,11 @@ def write_study(folder: Path, measured: Measured | NodesMeasured | ProductsMeasu
     Args:
         folder: a new folder.
         measured: the result of `sdc.train.studies.study`, or the measurements of `NodesStudy` or `ProductsStudy`.
-            **manifest: further fields of the manifest, such as the command and the name of the profile.
+        **manifest: further fields of the manifest, such as the command and the name of the profile.
 
     Returns:
         The summary, with the fields that `conclude` adds: `sentence`, and the paths `run` (the folder) and `report`
-            (the page).
+        (the page).
 
     Raises:
         RecordError: the folder exists already, or cannot be written.

@@ -95,7 +95,7 @@ def masked(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], 
 
     With the work of gradient accumulation (`accumulate`) this is DropCompute; with a whole optimizer step,
     `lambda state, batch, _: step(state, batch)`, it is DropCompute on local SGD (appendix B.3 of the paper), whose
-        parameters must be averaged afterwards (`replica_mean`).
+    parameters must be averaged afterwards (`replica_mean`).
 
     Args:
         work: computation of one micro-batch, without collectives, since workers complete different numbers.
@@ -210,7 +210,7 @@ def skip_empty(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
 
     Returns:
         An optimizer whose `update` takes `empty`, the same on every worker: if true, updates are zero and the
-            optimizer's state is unchanged. `update` raises ValueError if the optimizer assigns.
+        optimizer's state is unchanged. `update` raises ValueError if the optimizer assigns.
     """
     inner = optax.with_extra_args_support(optimizer)
 

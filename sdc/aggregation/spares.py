@@ -6,10 +6,10 @@ difference is corruption. The cost is 1 / (N + 1) of the machines; 64-bit digest
 gradients only if they differ.
 
 The role of spare rotates too: over ranks * (ranks - 1) steps every rank is watched by every other, and every step
-    checks two ranks. If a working rank is the spare, a *home spare* (the last ranks of the axis, for which the loader
-    has no rows) works on its rows. After a difference between ranks r and s three follow-up steps compare the same pair
-    again, r with a third rank q, and q with s. A rank that stays wrong differs in two of the three pairs and so is
-    named. With at least two spares, a majority decides in the same step and provides the mean.
+checks two ranks. If a working rank is the spare, a *home spare* (the last ranks of the axis, for which the loader
+has no rows) works on its rows. After a difference between ranks r and s three follow-up steps compare the same pair
+again, r with a third rank q, and q with s. A rank that stays wrong differs in two of the three pairs and so is
+named. With at least two spares, a majority decides in the same step and provides the mean.
 """
 
 import functools
@@ -81,7 +81,7 @@ def shadow(
     """Transforms a rank's gradient computation into that of a data-parallel group with spare ranks.
 
     Call the result where `axis_name` is bound: under `shard_map` with `check_vma=False`, `pmap` or `vmap`. If
-        parameters are sharded over further axes, bind these too.
+    parameters are sharded over further axes, bind these too.
 
     Args:
         gradient_fn: `(params, batch) -> floats`, any pytree: for instance `jax.value_and_grad(loss)`. A rank computes

@@ -163,8 +163,8 @@ def paft(
 
     Returns:
         An optimizer with `PaftState`, whose `update` takes `synchronize`: None (follow the schedule), or the caller's
-            value of `synchronizes(state)` as a Python bool. Its updates are assignments: nothing may be chained after
-            it.
+        value of `synchronizes(state)` as a Python bool. Its updates are assignments: nothing may be chained after
+        it.
 
     Raises:
         ValueError: the periods are not 1 <= min <= initial <= max; in `update`: as in `paft_sync`.

@@ -2,8 +2,8 @@
 
 The methods of this package run under a bound axis of workers. A step whose model is sharded over axes such as `fsdp`
 and `tensor`, with `NamedSharding`s, has none. Here only the data axis becomes manual (a partially manual `shard_map`):
-    each of its ranks is a worker with a replica of the model and of the optimizer's state, and within a worker XLA
-    shards over the other axes as before.
+each of its ranks is a worker with a replica of the model and of the optimizer's state, and within a worker XLA
+shards over the other axes as before.
 
 A `Combining` defines how the workers' gradients become the gradient that each worker passes to its optimizer.
 """
@@ -98,7 +98,7 @@ class Dropped(Combining):
     `skip_empty` skips.
 
     On a mesh with further axes no time is saved: all workers compute every micro-batch, and the sum omits those that
-        were not completed.
+    were not completed.
 
     Attributes:
         micro_batches: number of micro-batches into which a worker's rows are divided.

@@ -1,8 +1,8 @@
 """Digests of a state's arrays, block by block, computed on the arrays' devices.
 
 A block is a number of rows of a global array, that is, of indices of its first axis, independently of the sharding.
-    Each process digests the data of its own devices: for each shard, its share of every block that it overlaps. Shares
-    add up (see `sdc.twins.digests`), so arrays are comparable under any sharding and never gathered.
+Each process digests the data of its own devices: for each shard, its share of every block that it overlaps. Shares
+add up (see `sdc.twins.digests`), so arrays are comparable under any sharding and never gathered.
 """
 
 import functools

@@ -396,8 +396,8 @@ def certify(checkpointer: Any) -> Certified:
     """Makes an Orbax checkpointer certify saved and verify loaded checkpoints.
 
     Digests of every array are computed on the devices before Orbax copies anything, and stored next to the checkpoint.
-        Restored arrays, under any sharding, are compared with them on the devices: `load` returns the saved bits or
-        raises. No policy deletes the newest verified checkpoint.
+    Restored arrays, under any sharding, are compared with them on the devices: `load` returns the saved bits or
+    raises. No policy deletes the newest verified checkpoint.
 
     Args:
         checkpointer: `orbax.checkpoint.v1.training.Checkpointer`, with any policies and context.

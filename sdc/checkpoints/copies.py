@@ -4,7 +4,7 @@
     FOLDER/STEP/copy.json    the run and process, and the position and digest of each shard
 
 A copy is written under a temporary name and renamed, so it is complete or absent. The last two are kept: if a process
-    is lost during a step, others may already have a copy of it, and all have the previous one.
+is lost during a step, others may already have a copy of it, and all have the previous one.
 
 After a restart all processes assemble a state (`agree`, `gather`) from survivors' own copies, and from a running
 checkpoint for blocks without a copy. They communicate through the runtime's key-value store; only arrays that one

@@ -17,7 +17,7 @@ Qiao, Aragam, Zhang, Xing: Fault Tolerance in Iterative-Convergent Machine Learn
     y_{k+1} = f(y_k + delta_k),   y_0 = x_0
 
 A recovery after a fault is such a perturbation, as is undetected corruption. All statements are about upper bounds on
-    iterations: kappa(x, eps) = log(||x_0 - x*|| / eps) / log(1/c) iterations suffice for an error below eps
+iterations: kappa(x, eps) = log(||x_0 - x*|| / eps) / log(1/c) iterations suffice for an error below eps
 without perturbations, and kappa(y, eps) with them. The *iteration cost* is the difference of these bounds, not of the
 measured iterations: a run that starts in a direction in which f converges faster than c needs fewer than kappa
 iterations, and a perturbation in a slow direction can then cost more than the bound.
@@ -535,10 +535,10 @@ def advise(
         steps = lost * (behind(fraction) * every + fraction * bytes / bandwidth / step_seconds)
 
     A simulation determines how many saves blocks are behind: blocks keep their current speeds and are saved by
-        priority. A save counts once it is written, which may take until the next save: until then its blocks keep their
-        age, which adds `every` steps per cycle (in equilibrium, saves reduce ages by as much as steps increase them),
-        so the second part of the cost is the same for every interval. The chosen interval is never longer than the run,
-        which has no data about longer ones. A given interval may be.
+    priority. A save counts once it is written, which may take until the next save: until then its blocks keep their
+    age, which adds `every` steps per cycle (in equilibrium, saves reduce ages by as much as steps increase them),
+    so the second part of the cost is the same for every interval. The chosen interval is never longer than the run,
+    which has no data about longer ones. A given interval may be.
 
     Args:
         outlook: movement of blocks; its step is that of the run.

@@ -1,7 +1,7 @@
 """Recovery of a state with lost parts: from the remaining parts, a running checkpoint, or a replica.
 
 Qiao et al. (ICML 2019, section 4.1): a partial recovery restores only the lost blocks, and perturbs the state less than
-    a full one: for a uniformly random fraction p, E ||delta'||^2 = p ||delta||^2. A replica, which a parameter server
+a full one: for a uniformly random fraction p, E ||delta'||^2 = p ||delta||^2. A replica, which a parameter server
         does not have, causes no perturbation.
 
 `repair` replaces only wrong blocks, found by digests of a certificate or of two states that should be equal; the other

@@ -1,9 +1,9 @@
 """Determinism: settings that make a backend bitwise deterministic, and whether two runs are comparable.
 
 Twins are compared bit for bit, so they must run the same program on the same kind of device with the same libraries.
-    `prepare` makes the settings for each backend before JAX starts it, `environment` records them, and `differences`
-    lists the differences between processes: such twins are not comparable, and a difference in their results proves
-    nothing.
+`prepare` makes the settings for each backend before JAX starts it, `environment` records them, and `differences`
+lists the differences between processes: such twins are not comparable, and a difference in their results proves
+nothing.
 """
 
 import hashlib

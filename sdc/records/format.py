@@ -1,8 +1,8 @@
 """Files of strict JSON with checksums, written atomically; both are verified when a file is read.
 
 A `Format` is one kind of file: its name, its type and the remedy if it cannot be read. The object in memory mirrors the
-    file. JSON has no NaN or infinity: they are written as the strings "NaN", "Infinity" and "-Infinity" and read back
-    as numbers.
+file. JSON has no NaN or infinity: they are written as the strings "NaN", "Infinity" and "-Infinity" and read back
+as numbers.
 
 The checksum is a CRC-32, of a whole file or of a line together with all lines before it, so a line that was lost,
 repeated, edited or moved no longer matches. It detects every change of up to 32 adjacent bits and misses one in 4e9 of

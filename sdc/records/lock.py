@@ -1,8 +1,8 @@
 """The lock of a file or folder: one writer at a time; the kernel releases a process's locks when it ends.
 
 The lock is a file that names its holder. On a file system, `flock` determines the holder. In an object store, which has
-    no `flock`, the file itself does: it is created only if it does not exist, and a lock left by a dead process of this
-    host is taken over, but not one of another host, since whether that process is alive is unknown.
+no `flock`, the file itself does: it is created only if it does not exist, and a lock left by a dead process of this
+host is taken over, but not one of another host, since whether that process is alive is unknown.
 """
 
 import errno

@@ -106,7 +106,7 @@ def create_bytes(path: AnyPath, data: bytes) -> bool:
     """Writes a file only if it does not exist; returns whether it did.
 
     One of several concurrent processes wins: through O_EXCL on a disk, and a conditional write in an object store.
-        TensorFlow has no conditional write: there, existence is checked before writing.
+    TensorFlow has no conditional write: there, existence is checked before writing.
     """
     if appends(path):
         try:

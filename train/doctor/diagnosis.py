@@ -244,7 +244,7 @@ def minimal(names: Sequence[str], holds: Callable[[frozenset[str]], bool]) -> li
     """Returns a minimal subset of settings for which a property holds: no setting can be omitted.
 
     The property holds for all settings, and is assumed to be monotonic. The method is bisection: U. Junker,
-        QuickXplain:
+    QuickXplain:
     Preferred explanations and relaxations for over-constrained problems, AAAI 2004.
 
     Example:

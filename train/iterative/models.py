@@ -173,7 +173,7 @@ def matrix_factorization(ratings: Ratings, *, factors: int = 20, decay: float = 
         l(L, R) = sum over known (u, i) of (r_ui - L_u . R_i)^2 + decay (||L||^2 + ||R||^2)
 
     An iteration solves for L with R fixed, and then for R: (sum_i R_i R_i^T + decay 1) L_u = sum_i r_ui R_i. The
-        reported loss is l divided by the number of ratings.
+    reported loss is l divided by the number of ratings.
 
     Args:
         ratings: the known entries.

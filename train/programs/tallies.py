@@ -1,7 +1,7 @@
 """Converts the reports of a step to lines of its record: counts, frequencies and severities by site.
 
 The leading axes of a report are twin, data rank and model rank, followed by one per enclosing loop: the last is the
-    layer, those before it the microstep. In lock-step all twins have the same rows; those of twin 0 are read.
+layer, those before it the microstep. In lock-step all twins have the same rows; those of twin 0 are read.
 """
 
 from collections.abc import Mapping

@@ -260,8 +260,8 @@ def compare_tables(name: str, *, runs: int = 100, seed: int = 0) -> list[Compare
     """Compares tables 1, 2 and 6 to 9 of the study with simulated runs of a node, of 4,500 steps at the study's size.
 
     Simulates the faults that `node_faults` makes for 16 layers: for each step and layer the number of elements hit, and
-        the severity of the step. These quantities do not depend on the values, so no tensors are needed. Also compares
-        a model of a node (`node11:uniform`).
+    the severity of the step. These quantities do not depend on the values, so no tensors are needed. Also compares
+    a model of a node (`node11:uniform`).
     """
     base = name.partition(":")[0]
     rng = np.random.default_rng([seed, NODES.index(base)])

@@ -238,7 +238,7 @@ def _beside(trajectory: Trajectory, c: float, after: Float[np.ndarray, "trials"]
     """Measures the cost of perturbations and their bounds.
 
     The theorem compares upper bounds: `beyond` is the number of iterations of a perturbed training minus kappa(x) =
-        log(||x_0 - x*|| / epsilon) / log(1/c), `costs` the number minus that of the unperturbed training.
+    log(||x_0 - x*|| / epsilon) / log(1/c), `costs` the number minus that of the unperturbed training.
     """
     outcome = trials.go_on(trajectory, after.tolist(), starts)
     task, distance = trajectory.task, float(trajectory.losses[0])

@@ -143,8 +143,8 @@ def fit(narrow: Mapping[int, float] | None, wide: Mapping[int, float] | None) ->
     """Fits the rounding of a device to its errors with bfloat16 and float32 factors; None if they were not measured.
 
     Products of bfloat16 factors are exact in float32, so their errors are those of the sums: they determine kappa, the
-        largest value that keeps each error within half of its bound, or infinity if sums do not need the term. Larger
-        errors with float32 factors are due to rounding of the factors.
+    largest value that keeps each error within half of its bound, or infinity if sums do not need the term. Larger
+    errors with float32 factors are due to rounding of the factors.
     """
     sums = narrow or wide
     assert sums is not None, "something was measured"

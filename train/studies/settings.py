@@ -315,7 +315,7 @@ def study(
 
     Returns:
         The measurements: `PaftMeasured`, `DropComputeMeasured`, `LossyMeasured` or `ShadowMeasured`.
-            `sdc.analysis.studies.findings_of` makes tables, figures and claims from them.
+        `sdc.analysis.studies.findings_of` makes tables, figures and claims from them.
 
     Raises:
         SettingError: the study does not exist, or a setting is invalid.

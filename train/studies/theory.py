@@ -28,8 +28,8 @@ Their functions take these arguments:
 This module has only the exact forms; `sdc study paft` and `sdc study lossy` compare both with measurements.
 
 **DropCompute** (Giladi et al., NeurIPS 2023; equation numbers are from there): the gain of a compute threshold, from
-    mean and variance of the latency of a micro-batch. `sdc.aggregation.speedup` computes it from measured latencies.
-    These functions take the same arguments, and raise ValueError if one is out of range:
+mean and variance of the latency of a micro-batch. `sdc.aggregation.speedup` computes it from measured latencies.
+These functions take the same arguments, and raise ValueError if one is out of range:
 
     mu, sigma       mean and standard deviation of the latency of a micro-batch, in seconds
     micro_batches   M, micro-batches of a worker in an iteration
@@ -290,8 +290,8 @@ def analytic_threshold(mu: float, sigma: float, micro_batches: int, serial: floa
         tau* = argmax_tau (1/(tau + Tc)) sum_{m=1..M} Phi((tau - m mu)/sqrt(m sigma²)),  tau > M mu/2
 
     It does not depend on the number of workers: tau is assumed to be below the time of the slowest. With few workers
-        tau* can exceed it, and then drops nothing. If sigma approaches mu and Tc is small, normal latencies are often
-        negative and tau* is the limit M mu/2: use measurements and `select_threshold` instead.
+    tau* can exceed it, and then drops nothing. If sigma approaches mu and Tc is small, normal latencies are often
+    negative and tau* is the limit M mu/2: use measurements and `select_threshold` instead.
 
     Example:
         >>> round(analytic_threshold(0.45, 0.2, 12, 0.0), 2)

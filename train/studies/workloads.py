@@ -4,7 +4,7 @@ model.
 A convolution is the matrix product of 3x3 patches and a kernel. Mapped over workers with their own parameters it stays
 one batched product; `lax.conv_general_dilated` becomes a grouped convolution, several times slower on a CPU. There is
 no batch norm: images of a batch interact only through gradients, so the workers' mean gradient is the gradient of the
-    whole batch, and a replica's state is its parameters.
+whole batch, and a replica's state is its parameters.
 
 Letters of shapes:
 
