@@ -124,7 +124,7 @@ def test_a_run_in_which_nothing_moves(tmp_path: Path) -> None:
     assert all(found["losses"] == found["speeds"] == [] and found["c"] is None for found in told.values())
     execute(dataclasses.replace(PLAIN, running=Running(fraction=1.0), checkpoint_every=STEPS, folder=tmp_path / "once"))
     assert outlooks(tmp_path / "once")[STEPS - 1]["losses"][2]["steps"] == pytest.approx(STEPS)
-    for name, titles in (("still", ("cost", "much")), ("once", ("much",))):
+    for name, titles in (("still", ("parts of the state", "fraction")), ("once", ("fraction",))):
         page = (tmp_path / name / "report.md").read_text()
         for title in titles:
             assert f"{title}: too few saves were made, or no parameter changed" in page

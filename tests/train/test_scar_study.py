@@ -95,13 +95,13 @@ def broken_random(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def broken_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Predictions are of steps five times as long."""
-    right = _scar._told
+    right = _scar._predictions
 
     def wrong(*arguments: Any) -> dict[str, list[float | None]]:
         told = right(*arguments)
         return told | {"predicted": [one and 5 * one for one in told["predicted"]]} if told else {}
 
-    monkeypatch.setattr(_scar, "_told", wrong)
+    monkeypatch.setattr(_scar, "_predictions", wrong)
 
 
 def broken_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_starts_that_do_not_converge_are_told(sound: list[PartRow]) -> None:
     found = findings_of_scar.findings(changed)
     failed = next(grid for grid in found.grids if grid.caption == "Trainings that did not converge")
     assert [row[2:] for row in failed.rows] == [
-        (2, "never came there"), ("all", "4 starts converged: too few for an interval")
+        (2, "never came there"), ("all", "4 starts converged, too few for an interval")
     ]  # fmt: skip
     assert not any("Figure 7" in grid.caption for grid in found.grids)
     more = [*changed, *(replace(row, start=(row.start or 0) + 5) for row in sound if row.what == "failures")]
