@@ -1,7 +1,7 @@
 """Deterministic analysis of silent data corruption in JAX programs.
 
-Every tool here is a function transformation, like `jax.grad`, of a training step that users bring.
-The pages of docs/api show every public name in an example, one page per package.
+Every tool here is a function transformation, like `jax.grad`, and applies to a training step that the user supplies.
+docs/api has one page per package, with an example for every public name.
 """
 
 from typing import TYPE_CHECKING

@@ -1,13 +1,14 @@
-"""Package facades that import names on first use, and JAX as late as possible.
+"""Package facades that import names on first use, so that JAX is imported as late as possible.
 
 Flags, configurations and texts are checked before anything else happens, and importing JAX alone takes longer than a
-user should wait for the error about a mistyped flag. A package therefore imports nothing by itself. Its `__init__.py`
+user should wait for the error about a mistyped flag. A package therefore imports nothing eagerly. Its `__init__.py`
 lists its exports as ordinary imports below `if TYPE_CHECKING:`, where type checkers and readers find them, and `facade`
 reads that list.
 
 Classes that are parsed from texts or configurations (kinds of faults, latencies, selectors) hold both settings and
-computations. Their modules take `jax`, `jnp`, `lax` and `np` from here: each is imported when its first attribute is
-looked up, which no check of a setting does. Array types are imported below `if TYPE_CHECKING:` there.
+computations. The modules of such classes take `jax`, `jnp`, `lax` and `np` from here: each is imported when one of its
+attributes is first looked up, which no check of a setting does. These modules import array types below `if
+TYPE_CHECKING:`.
 """
 
 import ast
@@ -35,7 +36,7 @@ EXTRAS = {
 
 
 def missing(extra: str) -> bool:
-    """Whether any module of an extra is not installed."""
+    """Returns whether any module of an extra is missing."""
     return any(importlib.util.find_spec(name) is None for name, of in EXTRAS.items() if of == extra)
 
 
@@ -64,8 +65,8 @@ def facade(package: str, public: bool = True) -> tuple[Callable[[str], Any], Cal
     """Returns `__getattr__`, `__dir__` and `__all__` of a package, from the imports below its `if TYPE_CHECKING:`.
 
     Args:
-        package: its `__name__`. Imports below its first `if TYPE_CHECKING:` are public; imports below a second one
-            are for the other packages of this project, and not in `__all__`.
+        package: `__name__` of the package. Imports below its first `if TYPE_CHECKING:` are public; imports below a
+            second one are for the other packages of this project, and are not in `__all__`.
         public: whether the first block is public; if False, all exports are for other packages of this project.
 
     Example:

@@ -1,4 +1,4 @@
-"""Bit views of tensors, which digests, comparisons, faults and exact broadcasts use."""
+"""Bit views of tensors, used by digests, comparisons, faults and exact broadcasts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def as_bits(x: Shaped[Array, "*shape"]) -> UInt[Array, "*bits"]:
-    """Returns the bits of an array as unsigned integers as wide as its elements, which must have 8 bits or more.
+    """Returns the bits of an array as unsigned integers of the same width; elements must have at least 8 bits.
 
     Booleans become 8-bit integers, complex numbers get a new last axis of size two, and PRNG keys become key data.
     """
@@ -42,9 +42,9 @@ def from_bits(bits: UInt[Array, "*bits"], like: Shaped[Array, "*shape"]) -> Shap
 def select(
     mask: Bool[Array, "*shape"], a: Shaped[Array, "*shape"], b: Shaped[Array, "*shape"]
 ) -> Shaped[Array, "*shape"]:
-    """Returns `a` where the mask is true, else `b`, bit for bit.
+    """Returns, bit for bit, `a` where the mask is true and `b` elsewhere.
 
-    XLA converts 8-bit floats to wider ones even to select between them, which loses the payloads of NaNs.
+    XLA widens 8-bit floats even to select between them, and the conversion loses the payloads of NaNs.
     """
     return from_bits(jnp.where(mask, as_bits(a), as_bits(b)), b)
 
@@ -52,9 +52,10 @@ def select(
 def element_words(x: Shaped[Array, "*shape"]) -> tuple[UInt32[Array, "*words"], ...]:
     """Returns the 32-bit words of each element: arrays of the shape of `x`, or of its key data if it holds PRNG keys.
 
-    Elements of up to 32 bits are one word, zero-extended; 64 bits are two, the lower half first; a complex number
-    has the words of its real part before those of its imaginary part. Elements are not moved, and no axis of size two
-    is added: a TPU keeps the last two axes of an array in tiles of 8 by 128, where either would copy the tensor.
+    An element of up to 32 bits is one zero-extended word; an element of 64 bits is two words, the lower half first; a
+    complex number has the words of its real part before those of its imaginary part. The function neither moves
+    elements nor adds an axis of size two: a TPU stores the last two axes of an array in tiles of 8 by 128, so either
+    would copy the tensor.
     """
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return (*element_words(jnp.real(x)), *element_words(jnp.imag(x)))

@@ -1,7 +1,7 @@
-"""Messages between the processes of a run, so that all take the same branch.
+"""Messages between the processes of a run, so that all processes take the same branch.
 
-Messages go through the key-value store of JAX's distributed runtime, not through a collective on the devices: a process
-that diverges from its peers can be identified, and a wait has a timeout.
+Messages go through the key-value store of JAX's distributed runtime, not through a collective on the devices, so that a
+process that diverges from its peers can be identified and every wait has a timeout.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from jax._src import distributed
 Result = TypeVar("Result")
 
 LIMIT = 1800.0  # seconds to wait for a peer that is alive but does not answer, for example while it compiles
-_WAIT_MS = 500  # a wait is split into intervals of this many milliseconds, so that signals are handled in between
+_WAIT_MS = 500  # milliseconds; waits are split into intervals of this length, so that signals are handled in between
 
 _said = itertools.count()
 
@@ -29,9 +29,9 @@ class Unreachable(RuntimeError):
 
 
 def everyone(text: str, *, at: str = "") -> list[str]:
-    """Exchanges a string between all processes, which must all call this; returns all strings in order of process.
+    """Exchanges strings between all processes, each of which must call this; returns them in the order of processes.
 
-    Raises `Unreachable` if a peer does not answer within `LIMIT`.
+    Raises `Unreachable` if a peer does not answer within `LIMIT` seconds.
     """
     client = distributed.global_state.client
     if client is None or jax.process_count() == 1:
@@ -56,7 +56,7 @@ def everyone(text: str, *, at: str = "") -> list[str]:
 
 
 def together(action: Callable[[], Result]) -> Result:
-    """Runs `action` in all processes; if it fails in one, the others raise `PeerError` instead of waiting for it."""
+    """Runs `action` in all processes; if it fails in one process, the others raise `PeerError` instead of waiting."""
     failure = None
     try:
         result = action()
@@ -72,5 +72,5 @@ def together(action: Callable[[], Result]) -> Result:
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of an error, at most 200 characters, never empty."""
+    """Returns the first line of an error, cut to 200 characters and never empty."""
     return str(error).partition("\n")[0][:200] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Types of files: the header of every file, and the fields of the manifest, the lines and the summary of a record.
+"""Types of files: the header of every file, and the fields of a record's manifest, lines and summary.
 
 A file states its format, the version of the format, and its writer: the host, the process, and the version of jax-sdc.
 Each field is described where it is declared; the published schema and the tables of the documentation are generated
@@ -31,7 +31,7 @@ def about(text: str, *, ge: int | None = None, le: int | None = None) -> msgspec
 
 
 class Fields(msgspec.Struct, gc=False):  # trees without cycles; a long record has millions of them
-    """A JSON object of a file. Fields that its type does not name are allowed."""
+    """A JSON object of a file. Fields that its type does not declare are allowed."""
 
 
 def now() -> str:
@@ -40,7 +40,7 @@ def now() -> str:
 
 
 class Host(Fields, kw_only=True):
-    """A process and the machine that it runs on. It reveals no secret."""
+    """A process and the machine on which it runs; the fields reveal no secret."""
 
     name: Annotated[str, about("host name")]
     machine: Annotated[
@@ -56,9 +56,10 @@ def identify() -> Host:
 
     Returns:
         Host name, hash of the machine's identity, identifier of this boot of the system, process number, and the index
-        in a run of several processes. JAX is neither imported nor started for the index.
+        of the process in a run of several processes. Finding the index neither imports nor starts JAX.
     """
-    # Only a process that has joined others has an index other than 0. Reading it then starts no devices.
+    # Only a process that has joined others has an index other than 0, and in such a process reading the index starts no
+    # devices.
     jax = sys.modules.get("jax")
     process = int(jax.process_index()) if jax is not None and jax.distributed.is_initialized() else 0
     boot = _first_line("/proc/sys/kernel/random/boot_id")
@@ -76,7 +77,7 @@ def package_version(package: str) -> str:
 
 @functools.cache
 def _machine() -> str | None:
-    """Hashes the machine's identity with the name of the application: systemd asks not to expose it as it is."""
+    """Hashes the machine's identity with the application's name, as systemd asks that the identity not be exposed."""
     found = _first_line("/etc/machine-id") or _first_line("/var/lib/dbus/machine-id")
     return None if found is None else hashlib.sha256(f"jax-sdc {found}".encode()).hexdigest()[:16]
 
@@ -89,7 +90,7 @@ def _first_line(path: str) -> str | None:
 
 
 class Header(Fields, kw_only=True, tag_field="format"):
-    """The header of a file: its format, which is the `tag` of its type, the format's version, and the writer."""
+    """The header of a file: its format (the `tag` of its type), the version of the format, and the writer."""
 
     schema: Annotated[int, about("version of this layout, 1")] = 1
     version: Annotated[str, about("version of jax-sdc that wrote the file")] = msgspec.field(
@@ -102,8 +103,8 @@ def stamp(format: str = "jax-sdc output", *, lasting: bool = False) -> dict[str,
     """Returns the first fields of every JSON output: format, its version, the version of jax-sdc, and the writer.
 
     Args:
-        format: the format.
-        lasting: omit the fields that differ between processes, so that equal results give equal files.
+        format: name of the format.
+        lasting: whether to omit the fields that differ between processes, so that equal results give equal files.
 
     Returns:
         `format`, `schema`, `version` and `host`, to be merged into the output.
@@ -114,7 +115,7 @@ def stamp(format: str = "jax-sdc output", *, lasting: bool = False) -> dict[str,
     return {"format": format, "schema": 1, "version": package_version("jax-sdc"), "host": host}
 
 
-LAST = 10**15  # the largest number of a line; no run reaches it
+LAST = 10**15  # the largest number that a line can have; no run reaches it
 
 
 class Counts(Fields, kw_only=True):
@@ -127,7 +128,7 @@ class Counts(Fields, kw_only=True):
 
 
 class SiteCounts(Counts, kw_only=True):
-    """Elements of a site, added over twins, ranks, microsteps and layers."""
+    """Counts of a site's elements, summed over twins, ranks, microsteps and layers."""
 
     zero_reference: Annotated[
         Number, about("mismatched elements whose reference is zero, while the other side is finite")
@@ -140,15 +141,15 @@ class SiteCounts(Counts, kw_only=True):
     unrepeated: Annotated[
         Number,
         about(
-            "how often this digest was the first to differ in a microstep or step whose repetition found no mismatch; "
-            "absent where digests are exchanged at each probe"
+            "how often this site's digest was the first to differ in a microstep or step whose repetition found no "
+            "mismatch; absent if digests are exchanged at each probe"
         ),
     ] = None
     injected: Annotated[Number, about("elements that a simulated fault changed: the ground truth")] = None
     frequency: Annotated[
-        Number, about("equation (2), also averaged over microsteps; `null` where nothing was checked")
+        Number, about("equation (2), also averaged over microsteps; `null` if nothing was checked")
     ] = None
-    severity: Annotated[Number, about("equation (4), maximum over microsteps; `null` where it is not defined")] = None
+    severity: Annotated[Number, about("equation (4), maximum over microsteps; `null` if not defined")] = None
 
 
 class RankRow(Fields, kw_only=True):
@@ -159,7 +160,7 @@ class RankRow(Fields, kw_only=True):
     model: Annotated[Number, about("its rank on the mesh axis `model`")] = None
     mismatched: Annotated[Number, about("elements with at least one bit that differs")] = None
     unrepeated: Annotated[
-        Number, about("how often its digest differed first, but not in the repetition; absent if never")
+        Number, about("how often its digest was the first to differ, but not in the repetition; absent if never")
     ] = None
     relative_mean: Annotated[
         Number, about("mean relative difference of the mismatched elements; `null` if the mean has no terms")
@@ -180,7 +181,7 @@ class TwinCounts(Counts, kw_only=True):
 
 
 class OperationPlace(Fields, kw_only=True):
-    """An operation, its place in the program, and the iteration in which it ran."""
+    """An operation, its location in the program, and the iteration in which it ran."""
 
     site: Annotated[str | None, about("name of the operation")] = None
     operation: Annotated[str | None, about("its primitive")] = None
@@ -200,39 +201,41 @@ class DifferencePlace(OperationPlace, kw_only=True):
 
 
 class OperationCounts(OperationPlace, kw_only=True):
-    """`operations` of a step, for twins that digest each operation: counts, and the place of the first difference."""
+    """`operations` of a step of twins that digest each operation: counts, and the place of the first difference."""
 
     checked: Annotated[Number, about("digests compared")] = None
     mismatched: Annotated[Number, about("digests that differ; absent if none differs")] = None
-    agreeing: Annotated[Number, about("digests before the first that differs")] = None
+    agreeing: Annotated[Number, about("digests before the first one that differs")] = None
     undecided: Annotated[bool | None, about("whether three or more twins had no majority")] = None
-    ranks: Annotated[list[dict[str, int]], about("where it differs: index on each axis of the mesh")] = []
+    ranks: Annotated[
+        list[dict[str, int]], about("devices on which the first difference occurs: index on each axis of the mesh")
+    ] = []
 
 
 class ProductCounts(Fields, kw_only=True):
-    """Rows of matrix products that were checked."""
+    """Counts of the rows of checked matrix products."""
 
     checked: Annotated[Number, about("rows checked")] = None
     examined: Annotated[Number, about("rows that the first tier passed on to the second")] = None
     flagged: Annotated[Number, about("rows flagged")] = None
-    confirmed: Annotated[Number, about("flagged rows whose recomputation was right")] = None
+    confirmed: Annotated[Number, about("flagged rows that were correct when recomputed")] = None
     corrected: Annotated[Number, about("rows corrected")] = None
     nonfinite: Annotated[Number, about("rows that are not finite")] = None
-    margin: Annotated[Number, about("largest margin of the last tier")] = None
-    first_margin: Annotated[Number, about("largest margin of the first tier")] = None
+    margin: Annotated[Number, about("largest margin in the last tier")] = None
+    first_margin: Annotated[Number, about("largest margin in the first tier")] = None
 
 
 class SkippedProduct(Fields, kw_only=True):
-    """A product that could not be checked."""
+    """A matrix product that could not be checked."""
 
     site: Annotated[str | None, about("name of the product")] = None
     source: Annotated[str | None, about("source line of the program")] = None
     reason: Annotated[str | None, about("why it was not checked")] = None
-    share: Annotated[Number, about("its share of the step's operations")] = None
+    share: Annotated[Number, about("its share of the step's floating-point operations")] = None
 
 
 class FlagRow(Fields, kw_only=True):
-    """A product, rank, microstep and layer with a flag."""
+    """A matrix product with flagged rows, on one rank, in one microstep and layer."""
 
     site: Annotated[str | None, about("name of the product")] = None
     twin: Annotated[Number, about("number of the twin")] = None
@@ -241,26 +244,28 @@ class FlagRow(Fields, kw_only=True):
     microstep: Annotated[Number, about("number of the microstep")] = None
     layer: Annotated[Number, about("number of the layer")] = None
     flagged: Annotated[Number, about("rows flagged")] = None
-    confirmed: Annotated[Number, about("flagged rows whose recomputation was right")] = None
+    confirmed: Annotated[Number, about("flagged rows that were correct when recomputed")] = None
     corrected: Annotated[Number, about("rows corrected")] = None
     margin: Annotated[Number, about("largest margin")] = None
-    wrong: Annotated[Number, about("wrong elements that were located")] = None
+    wrong: Annotated[Number, about("number of wrong elements that were located")] = None
     elements: Annotated[list[int] | None, about("flat indices of the first wrong elements")] = None
     errors: Annotated[list[Number] | None, about("errors of these elements")] = None
 
 
 class CheckedProducts(ProductCounts, kw_only=True):
-    """Counts of all products together, and of each product."""
+    """Counts of the checked matrix products: of all together, and of each."""
 
-    coverage: Annotated[Number, about("share of the products' work that was checked; the minimum over steps")] = None
+    coverage: Annotated[Number, about("checked share of the products' work; the minimum over all steps")] = None
     skipped: Annotated[list[SkippedProduct], about("products that could not be checked")] = []
     sites: Annotated[dict[str, ProductCounts], about("the same counts for each product")] = {}
 
 
 class ProductRow(CheckedProducts, kw_only=True):
-    """`abft` of a step: counts, and the rows with a flag."""
+    """`abft` of a step: counts, and details of the flagged rows."""
 
-    rows: Annotated[list[FlagRow], about("products, ranks, microsteps and layers with a flag")] = []
+    rows: Annotated[
+        list[FlagRow], about("an entry for each product, rank, microstep and layer that has flagged rows")
+    ] = []
 
 
 class LossCost(Fields, kw_only=True):
@@ -268,15 +273,15 @@ class LossCost(Fields, kw_only=True):
 
     fraction: Annotated[Number, about("share of the state that is lost")] = None
     steps: Annotated[Number, about("steps that the loss costs if only the lost part is restored")] = None
-    bound: Annotated[Number, about("bound of theorem 3.2; `null` if unknown")] = None
+    bound: Annotated[Number, about("bound by theorem 3.2; `null` if unknown")] = None
     perturbation: Annotated[Number, about("expected L2 norm of the change of the parameters")] = None
 
 
 class SaveTimings(Fields, kw_only=True):
-    """Median timings of the last saves."""
+    """Median timings of the most recent saves."""
 
     held: Annotated[Number, about("seconds for which a save blocked training")] = None
-    whole: Annotated[Number, about("additional seconds to save a whole state")] = None
+    whole: Annotated[Number, about("additional seconds that a save of the whole state takes")] = None
     bandwidth: Annotated[Number, about("write bandwidth in bytes per second")] = None
 
 
@@ -285,21 +290,23 @@ class OutlookRow(Fields, kw_only=True):
 
     step: Annotated[Number, about("steps done")] = None
     every: Annotated[Number, about("steps since the previous save")] = None
-    c: Annotated[Number, about("factor by which movements shrink per step; `null` if unknown")] = None
+    c: Annotated[Number, about("factor by which the movement shrinks per step; `null` if unknown")] = None
     interval: Annotated[list[Number] | None, about("95 % interval of `c`")] = None
-    distance: Annotated[Number, about("distance to the optimum that follows from `c`")] = None
+    distance: Annotated[Number, about("distance to the optimum, as it follows from `c`")] = None
     losses: Annotated[list[LossCost], about("cost of losing each fraction of the state")] = []
     rollback: Annotated[Number, about("steps that a rollback of the whole state loses on average")] = None
     bytes: Annotated[Number, about("total size of the blocks in bytes")] = None
-    speeds: Annotated[list[Number], about("squared movement per step of 32 parts, the fastest first")] = []
-    timings: Annotated[SaveTimings | None, about("median timings of the last saves; `null` before three saves")] = None
+    speeds: Annotated[list[Number], about("squared movement per step for each of 32 parts, the fastest first")] = []
+    timings: Annotated[
+        SaveTimings | None, about("median timings of the most recent saves; `null` before three saves")
+    ] = None
 
 
 class Source(Fields, kw_only=True):
     """Shards that were restored from one source."""
 
     shards: Annotated[Number, about("number of shards")] = None
-    bytes: Annotated[Number, about("their size in bytes")] = None
+    bytes: Annotated[Number, about("their total size in bytes")] = None
 
 
 class RecoveryRow(Fields, kw_only=True):
@@ -311,16 +318,16 @@ class RecoveryRow(Fields, kw_only=True):
     blocks: Annotated[Number, about("total number of blocks")] = None
     bytes: Annotated[Number, about("bytes lost")] = None
     read: Annotated[Number, about("bytes read")] = None
-    behind: Annotated[Number, about("steps that the oldest block is behind")] = None
+    behind: Annotated[Number, about("number of steps by which the oldest restored block is out of date")] = None
     initial: Annotated[Number, about("blocks that were never saved")] = None
-    older: Annotated[Number, about("blocks with a damaged newest version")] = None
+    older: Annotated[Number, about("blocks whose newest version was damaged")] = None
     perturbation: Annotated[Number, about("L2 norm of the change of the parameters")] = None
     predicted: Annotated[LossCost | None, about("predicted cost: `steps` and `bound`")] = None
     step: Annotated[Number, about("the step from which a restarted run resumes")] = None
     steps_lost: Annotated[Number, about("steps that are repeated")] = None
     processes: Annotated[
         list[dict[str, Source]] | None,
-        about("for each process the shards restored from its `own` copy, from `peers`, and from `running`"),
+        about("for each process, the shards restored from its `own` copy, from `peers`, and from `running`"),
     ] = None
 
 
@@ -336,7 +343,7 @@ class StepRow(Fields, kw_only=True):
     ] = None
     sites: Annotated[
         dict[str, SiteCounts],
-        about("for each site the counts below; empty where nothing was compared or injected at probes"),
+        about("for each site, the counts below; empty if nothing was compared or injected at probes"),
     ] = {}
     state: Annotated[
         TwinCounts | None,
@@ -351,7 +358,7 @@ class StepRow(Fields, kw_only=True):
     noise_to_signal: Annotated[
         Numbers,
         about(
-            "`gradient_difference` divided by the norm of the reference's gradient; equation (5) is the largest of "
+            "`gradient_difference` divided by the norm of the reference's gradient; equation (5) is the maximum over "
             "all steps"
         ),
     ] = None
@@ -375,53 +382,54 @@ class StepRow(Fields, kw_only=True):
     recovered: Annotated[
         RecoveryRow | None,
         about(
-            "a loss after this step (`simulated`) and its recovery: `policy`, blocks `lost` of `blocks`, `bytes` "
-            "lost and `read`, steps that the oldest block is `behind`, number of blocks that were never saved "
-            "(`initial`) or had a damaged newest version (`older`), the L2 norm of the `perturbation` of the "
-            "parameters, and, where known, the `predicted` cost: `steps`, by the blocks that were restored, and the "
-            "`bound` of theorem 3.2 (`null` if unknown)"
+            "a loss after this step (`simulated`) and its recovery: `policy`, number of blocks in total (`blocks`) and "
+            "`lost`, `bytes` lost and `read`, steps by which the oldest block is out of date (`behind`), number of "
+            "blocks that were never saved (`initial`) or whose newest version was damaged (`older`), L2 norm of the "
+            "change of the parameters (`perturbation`), and, if known, the `predicted` cost: `steps`, computed from "
+            "the restored blocks, and the `bound` by theorem 3.2 (`null` if unknown)"
         ),
     ] = None
     outlook: Annotated[
         OutlookRow | None,
         about(
-            "in lines of steps that end with a save of a running checkpoint: the cost of a loss just before the save; "
-            "see [below](#what-a-loss-would-cost)"
+            "for steps that end with a save of a running checkpoint: the predicted cost of a loss just before the "
+            "save; see [below](#what-a-loss-would-cost)"
         ),
     ] = None
     restarted: Annotated[
         RecoveryRow | None,
         about(
-            "in the first line after all processes were restarted and resumed from a running checkpoint: the same "
-            "fields for a real loss (no `perturbation`, since the lost values are unknown), the `step` from which the "
-            "run resumes, `steps_lost`, and for each of the `processes` the `shards` and `bytes` of its devices that "
-            "came from its `own` copy, its `peers`, and the `running` checkpoint (no `processes` if no host had a copy)"
+            "in the first line after all processes restarted and resumed from a running checkpoint: the fields of "
+            "`recovered`, for a real loss (no `perturbation`, since the lost values are unknown), the `step` from "
+            "which the run resumes, `steps_lost`, and for each of the `processes` the `shards` and `bytes` of its "
+            "devices that came from its `own` copy, its `peers`, and the `running` checkpoint (no `processes` if no "
+            "host had a copy)"
         ),
     ] = None
     details: Annotated[int | None, about("number of this step's lines in the file of details; absent if 0")] = None
     discarded: Annotated[
-        int | None, about("number of lines of `discarded.jsonl` when the line was written; absent if 0")
+        int | None, about("number of lines in `discarded.jsonl` when the line was written; absent if 0")
     ] = None
 
 
 class MismatchRow(SiteCounts, kw_only=True):
-    """A line of `mismatches.jsonl`. Counts refer to one layer."""
+    """A line of `mismatches.jsonl`, with the counts of one layer."""
 
     step: Annotated[int, about("number of the step, from 0", ge=0, le=LAST)]
     microstep: Annotated[Number, about("number of the microstep, from 0")] = None
     site: Annotated[str | None, about("name of the site")] = None
     layer: Annotated[Number, about("number of the layer, from 0")] = None
-    frequency: Annotated[Number, about("equation (1); `null` where it is not defined")] = None
-    severity: Annotated[Number, about("equation (3); `null` where it is not defined")] = None
+    frequency: Annotated[Number, about("equation (1); `null` if not defined")] = None
+    severity: Annotated[Number, about("equation (3); `null` if not defined")] = None
     relative_max: Annotated[Number, about("largest relative difference of an element")] = None
     ranks: Annotated[list[RankRow], about("one entry for each device that differs; see below")] = []
 
 
 class DiscardedRow(StepRow, kw_only=True):
-    """A line of `discarded.jsonl`: a line removed from `steps.jsonl`, with its mismatches."""
+    """A line of `discarded.jsonl`: a line that was removed from `steps.jsonl`, with its mismatches."""
 
     mismatches: Annotated[
-        list[MismatchRow], about("lines of `mismatches.jsonl` that were removed with it; absent if it had none")
+        list[MismatchRow], about("lines that were removed with it from `mismatches.jsonl`; absent if there were none")
     ] = []
 
 
@@ -429,7 +437,7 @@ class TraceRow(Fields, kw_only=True):
     """A line of `trace.jsonl`: the digests of one step."""
 
     step: Annotated[int, about("number of the step, from 0", ge=0, le=LAST)]
-    digests: Annotated[str, about("digests of all sites, concatenated, as 32-bit words, little-endian, hexadecimal")]
+    digests: Annotated[str, about("concatenated digests of all sites, as 32-bit words, little-endian, hexadecimal")]
 
 
 class InjectionRow(Fields, kw_only=True):
@@ -445,21 +453,21 @@ class InjectionRow(Fields, kw_only=True):
             "argument of the step)"
         ),
     ] = None
-    scope: Annotated[str | None, about("name stack of the operation, as `jax.named_scope` makes it")] = None
+    scope: Annotated[str | None, about("name stack of the operation, as set by `jax.named_scope`")] = None
     source: Annotated[str | None, about("source line of the operation")] = None
     dtype: Annotated[str | None, about("type of the struck value")] = None
     shape: Annotated[list[int] | None, about("shape of the struck value")] = None
-    output: Annotated[int | None, about("which output of the operation was struck")] = None
+    output: Annotated[int | None, about("number of the operation's output that was struck")] = None
     iteration: Annotated[list[int] | None, about("iteration of each loop around the operation, outermost first")] = None
     layer: Annotated[int | None, about("iteration of the innermost loop")] = None
     device: Annotated[dict[str, int] | None, about("index of the struck device on each mesh axis")] = None
     step: Annotated[int | None, about("the step that was struck")] = None
     fault: Annotated[str | None, about("kind of fault")] = None
     bits: Annotated[
-        list[Any] | None, about("the bits that the fault changes, or `null` if the fault does not name bits")
+        list[Any] | None, about("the bits that the fault changes, or `null` if the fault does not specify bits")
     ] = None
     field: Annotated[
-        str | None, about("the part of the number that holds the bit: `sign`, `exponent` or `mantissa`")
+        str | None, about("the part of the number that contains the bit: `sign`, `exponent` or `mantissa`")
     ] = None
     elements: Annotated[list[int] | None, about("flat indices of the first eight changed elements")] = None
     changed: Annotated[Number, about("number of changed elements")] = None
@@ -470,7 +478,7 @@ class InjectionRow(Fields, kw_only=True):
     peak_excess: Annotated[Number, about("largest (loss − clean loss) / clean loss")] = None
     last_excess: Annotated[Number, about("(loss − clean loss) / clean loss at the last observed step")] = None
     detected: Annotated[
-        dict[str, Number], about("for each detector the steps from fault to detection, `null` if not detected")
+        dict[str, Number], about("for each detector, the steps from fault to detection; `null` if not detected")
     ] = {}
     visible_after: Annotated[Number, about("steps until the loss changed visibly; `null` if it never did")] = None
 
@@ -480,19 +488,21 @@ class PartRow(Fields, kw_only=True):
 
     part: Annotated[int, about("number of the part, from 0", ge=0, le=LAST)]
     what: Annotated[str, about("name of the experiment")]
-    workload: Annotated[str, about("workload that it trains; empty if it trains none")]
-    start: Annotated[int | None, about("number of the initial state; `null` if the part covers all")] = None
+    workload: Annotated[str, about("workload that the part trains; empty if it trains none")]
+    start: Annotated[int | None, about("number of the initial state; `null` if the part covers all initial states")] = (
+        None
+    )
     seconds: Annotated[float | None, about("wall time of the part in seconds")] = None
     found: Annotated[dict[str, Any], about("results; `failed` holds the reason if there are none")]
 
     @property
     def failed(self) -> str | None:
-        """Reason why the part has no results; None if it has."""
+        """Reason why the part has no results; None if it has results."""
         failed: str | None = self.found.get("failed")
         return failed
 
     def read(self, type: type[T]) -> T:
-        """Returns the results, converted to the type of the experiment."""
+        """Returns the results, converted to the experiment's type."""
         return msgspec.convert(self.found, type)
 
 
@@ -515,14 +525,14 @@ class RecoveringRun(Fields, kw_only=True):
 
     losses: Annotated[list[float], about("loss after each iteration")]
     step_seconds: Annotated[float, about("median time of an iteration")]
-    save_seconds: Annotated[float, about("median time of a save")]
+    save_seconds: Annotated[float, about("median time of a checkpoint save")]
     saved_every: Annotated[int, about("iterations between saves")]
     fraction: Annotated[float, about("share of the bytes that a save writes")]
     bytes: Annotated[int, about("total size of the blocks in bytes")]
 
 
 class Overhead(Fields, kw_only=True):
-    """Wall time of saves, and training through a failure: `found` of `overhead`."""
+    """Wall time of checkpoint saves, and training through a failure: `found` of `overhead`."""
 
     after: Annotated[int, about("iteration after which half of the state is lost")]
     undisturbed: Annotated[list[float], about("losses without a failure")]
@@ -539,7 +549,7 @@ class Criterion(Fields, kw_only=True):
 
     criteria: Annotated[list[float], about("losses at which training counts as converged")]
     iterations: Annotated[int, about("iterations until the last criterion is met")]
-    interval: Annotated[int, about("iterations in which a checkpoint writes the whole state once")]
+    interval: Annotated[int, about("iterations in which the saves of a checkpoint together write the whole state once")]
     blocks: Annotated[int, about("number of blocks")]
     source: Annotated[str, about("source of the data")]
     losses: Annotated[list[float], about("loss after each iteration, averaged over all initial states")]
@@ -548,7 +558,9 @@ class Criterion(Fields, kw_only=True):
 class LossCosts(Fields, kw_only=True):
     """Costs of losing parts of the state."""
 
-    costs: Annotated[list[float | None], about("iterations that each costs; `null` where training did not converge")]
+    costs: Annotated[
+        list[float | None], about("iterations that each loss costs; `null` where training did not converge")
+    ]
     sizes: Annotated[list[float], about("sizes of the perturbations")]
 
 
@@ -559,8 +571,8 @@ class FailureCase(LossCosts, kw_only=True, omit_defaults=True):
     fraction: Annotated[float, about("share of the bytes that a save writes")]
     lost: Annotated[float, about("share of the blocks that a failure loses")]
     how: Annotated[str, about("how the lost blocks are chosen: `random` or `contiguous`")]
-    predicted: Annotated[list[float | None], about("costs predicted before the losses; absent if not predicted")] = []
-    bound: Annotated[list[float | None], about("bounds predicted before the losses; absent if not predicted")] = []
+    predicted: Annotated[list[float | None], about("costs predicted before each loss; absent if not predicted")] = []
+    bound: Annotated[list[float | None], about("bounds predicted before each loss; absent if not predicted")] = []
 
 
 class Failures(Fields, kw_only=True):
@@ -581,12 +593,13 @@ class Environment(Fields, kw_only=True):
     platform: Annotated[str | None, about("`cpu`, `gpu` or `tpu`")] = None
     platform_version: Annotated[str | None, about("version of the backend and of its driver")] = None
     device_kind: Annotated[str | None, about("model of the devices")] = None
-    local_devices: Annotated[int | None, about("number of devices of the process")] = None
+    local_devices: Annotated[int | None, about("number of the process's local devices")] = None
     machine: Annotated[str | None, about("instruction set of the host")] = None
     processor: Annotated[str | None, about("model of the CPU, if the platform is `cpu`")] = None
-    processors: Annotated[int | None, about("number of cores of the host, if the platform is `cpu`")] = None
+    processors: Annotated[int | None, about("number of CPU cores of the host, if the platform is `cpu`")] = None
     cpu_threads: Annotated[
-        str | None, about("threads of XLA, which determine how products are split, if the platform is `cpu`")
+        str | None,
+        about("number of XLA's threads, which determines how matrix products are split, if the platform is `cpu`"),
     ] = None
     xla_flags: Annotated[str | None, about("the environment variable `XLA_FLAGS`")] = None
     options: Annotated[dict[str, str], about("options of JAX that change results")] = {}
@@ -607,14 +620,14 @@ class Suspect(Fields, kw_only=True):
 
     name: Annotated[
         str | None,
-        about("`null` for real hardware, `custom` for other simulated faults, else the node of the study"),
+        about("`null` for real hardware, the name of a simulated node, or `custom` for other simulated faults"),
     ] = None
     simulated: Annotated[bool | None, about("whether faults are simulated")] = None
     faults: Annotated[list[str], about("the simulated faults, one readable line each")] = []
 
 
 class Device(Fields, kw_only=True):
-    """A device of a run, and its hardware. Fields that the platform does not report are absent."""
+    """A device of a run, and its hardware; fields that the platform does not report are absent."""
 
     process: Annotated[int | None, about("index of the process that the device belongs to, from 0")] = None
     host: Annotated[str | None, about("host name")] = None
@@ -623,7 +636,7 @@ class Device(Fields, kw_only=True):
     kind: Annotated[str | None, about("model of the device")] = None
     rank: Annotated[
         dict[str, int] | None,
-        about("its place on the mesh: the index on each axis. Without the axis `twin` it computes for all twins"),
+        about("its index on each axis of the mesh; without the axis `twin`, the device computes for all twins"),
     ] = None
     serial: Annotated[str | None, about("serial number of the board, for GPUs that have one")] = None
     uuid: Annotated[
@@ -631,9 +644,9 @@ class Device(Fields, kw_only=True):
         about("identifier of the GPU (of the whole GPU if only a part is used): NVIDIA's UUID, AMD's unique ID"),
     ] = None
     bus: Annotated[str | None, about("PCI address of the GPU: `domain:bus:device.function`, hexadecimal")] = None
-    coordinates: Annotated[list[int] | None, about("place of the TPU chip in its slice")] = None
+    coordinates: Annotated[list[int] | None, about("coordinates of the TPU chip in its slice")] = None
     core: Annotated[int | None, about("number of the core on the TPU chip")] = None
-    slice: Annotated[int | None, about("number of the TPU slice, where there are several")] = None
+    slice: Annotated[int | None, about("number of the TPU slice, if there are several")] = None
     driver: Annotated[str | None, about("version of the GPU's kernel driver, or of the TPU's library")] = None
     firmware: Annotated[str | None, about("version of the GPU's video BIOS, or of the CPU's microcode")] = None
     simulated: Annotated[
@@ -642,7 +655,7 @@ class Device(Fields, kw_only=True):
 
     @property
     def mark(self) -> str:
-        """Identifier that distinguishes it from others of its kind, such as `serial 1003`; empty if there is none."""
+        """Identifier of the individual device, such as `serial 1003`; empty if unknown."""
         marks = ((name, getattr(self, name)) for name in ("serial", "uuid", "bus"))
         return next((f"{name} {value}" for name, value in marks if value), "")
 
@@ -659,7 +672,7 @@ class Manifest(Header, kw_only=True, tag="jax-sdc record"):
         ),
     ]
     discarded: Annotated[
-        int | None, about("number of lines of `discarded.jsonl` when the run last resumed; absent if 0")
+        int | None, about("number of lines in `discarded.jsonl` when the run last resumed; absent if 0")
     ] = None
     command: Annotated[list[str] | None, about("the command line, if a command wrote the record")] = None
     created: Annotated[str | None, about("when the run started, UTC")] = None
@@ -673,38 +686,38 @@ class Manifest(Header, kw_only=True, tag="jax-sdc record"):
     seed: Annotated[int | None, about("seed of parameters, data order and simulated faults")] = None
     mesh: Annotated[
         dict[str, int] | None,
-        about("size of each mesh axis, such as `twin` (with `placement` `mesh`), `data`, `model`"),
+        about("size of each mesh axis, such as `data`, `model` and (if `placement` is `mesh`) `twin`"),
     ] = None
     environment: Annotated[
         Environment | str | None, about("properties that must be equal for bits to be comparable; below")
     ] = None
     digests: Annotated[
         str | None,
-        about("algorithm of the digests. Digests of different algorithms are never compared"),
+        about("algorithm of the digests; digests of different algorithms are never compared"),
     ] = None
     data: Annotated[Data | str | None, about("training data of the run; below")] = None
     suspect: Annotated[Suspect | None, about("the hardware under suspicion; below")] = None
 
 
 class Arithmetic(Fields, kw_only=True):
-    """Roundoff of a device."""
+    """Roundoff of a device's matrix products."""
 
-    kappa: Annotated[Number, about("roundoff of sums")] = None
-    inputs: Annotated[Number, about("roundoff of factors")] = None
+    kappa: Annotated[Number, about("roundoff of the sums")] = None
+    inputs: Annotated[Number, about("roundoff of the factors")] = None
 
 
 class ProductSettings(Arithmetic, kw_only=True):
-    """`abft` of a manifest: how products are checked."""
+    """`abft` of a manifest: how matrix products are checked."""
 
     mode: Annotated[str | None, about("`detect` or `correct`")] = None
     scheme: Annotated[str | None, about("scheme of the checksums")] = None
     where: Annotated[str | None, about("selector of the products")] = None
     profile: Annotated[str | None, about("file of the profile; `null` if roundoff is assumed")] = None
-    second_tier: Annotated[list[str] | None, about("sites that begin with the second tier")] = None
+    second_tier: Annotated[list[str] | None, about("sites whose checks begin with the second tier")] = None
     departs: Annotated[
         list[str] | None, about("properties that differ from the device on which the profile was measured")
     ] = None
-    least_coverage: Annotated[Number, about("share of the work that must be checked for a verdict of clean")] = None
+    least_coverage: Annotated[Number, about("share of the work that must be checked for the verdict clean")] = None
 
 
 class RunningSettings(Fields, kw_only=True):
@@ -715,7 +728,7 @@ class RunningSettings(Fields, kw_only=True):
 
 
 class PublishedSite(Fields, kw_only=True):
-    """Figures that the study published for a submodule of a node."""
+    """Figures that the study published for one submodule on one node."""
 
     frequency: Annotated[Number, about("mean mismatch frequency")] = None
     severity: Annotated[Number, about("largest severity")] = None
@@ -728,7 +741,7 @@ class RunManifest(Manifest, kw_only=True):
         dict[str, str] | str | None,
         about("SHA-256 of the StableHLO text: `step`, and for twins `observe` (the comparison after the step)"),
     ] = None
-    checkpoint_every: Annotated[int | None, about("steps from one checkpoint to the next")] = None
+    checkpoint_every: Annotated[int | None, about("number of steps from one checkpoint to the next")] = None
     layers: Annotated[int | None, about("number of decoder layers")] = None
     sync: Annotated[str | None, about("what twins synchronize; `null` without twins")] = None
     compare: Annotated[str | None, about("when twins compare tensors")] = None
@@ -742,14 +755,14 @@ class RunManifest(Manifest, kw_only=True):
     placement: Annotated[str | None, about("placement of twins: `mesh` or `vmap`")] = None
     twins: Annotated[int | None, about("number of twins; `null` without twins")] = None
     processes: Annotated[int | None, about("number of operating-system processes")] = None
-    hosts: Annotated[int | None, about("number of distinct hosts, identified by the boot of their system")] = None
+    hosts: Annotated[int | None, about("number of distinct hosts, identified by their boot identifiers")] = None
     require_processes: Annotated[int | None, about("twins: required number of hosts")] = None
-    least_elements: Annotated[int | None, about("twins: elements that must be checked for a verdict of clean")] = None
+    least_elements: Annotated[int | None, about("twins: elements that must be checked for the verdict clean")] = None
     devices: Annotated[list[Device], about("the devices of the run, and their hardware; below")] = []
     abft: Annotated[
         ProductSettings | None,
         about(
-            "`null`, or how products are checked: `mode`, `scheme`, `where`, `profile`, `kappa`, `inputs`, "
+            "how matrix products are checked, or `null`: `mode`, `scheme`, `where`, `profile`, `kappa`, `inputs`, "
             "`second_tier`, `departs` (differences from the device on which the profile was measured), "
             "`least_coverage`"
         ),
@@ -763,11 +776,11 @@ class RunManifest(Manifest, kw_only=True):
     ] = None
     published: Annotated[
         dict[str, PublishedSite] | None,
-        about("twins without checked products: `frequency` and `severity` by site of the simulated node, else `null`"),
+        about("twins without checked products: `frequency` and `severity` of the simulated node by site; else `null`"),
     ] = None
     expected: Annotated[
         dict[str, Number] | None,
-        about("twins without checked products: expected frequency by site over the planned steps, else `null`"),
+        about("twins without checked products: expected frequency by site over the planned steps; else `null`"),
     ] = None
 
 
@@ -798,38 +811,38 @@ class CampaignManifest(Manifest, kw_only=True):
 class StudyManifest(Manifest, kw_only=True):
     """`manifest.json` of a study. Each study adds settings of its own."""
 
-    study: Annotated[str | None, about("name of a study of aggregation")] = None
+    study: Annotated[str | None, about("name of the study, for studies of aggregation")] = None
     seconds: Annotated[Number, about("wall time of the study in seconds")] = None
     workers: Annotated[Any, about("number of workers")] = None
     workloads: Annotated[dict[str, str] | None, about("source of the data of each workload")] = None
-    parts: Annotated[int | None, about("number of parts, for a study that has lines")] = None
+    parts: Annotated[int | None, about("number of parts, for a study that has parts")] = None
     settings: Annotated[Any, about("settings of the study")] = None
 
 
 class ProductsManifest(StudyManifest, kw_only=True):
-    """`manifest.json` of a study of checked products."""
+    """`manifest.json` of a study of checked matrix products."""
 
     where: Annotated[str | None, about("selector of the products")] = None
-    marked_steps: Annotated[list[int], about("steps in whose products errors are injected")] = []
-    arithmetic: Annotated[Arithmetic | None, about("roundoff that determines the thresholds")] = None
+    marked_steps: Annotated[list[int], about("steps into whose products errors are injected")] = []
+    arithmetic: Annotated[Arithmetic | None, about("roundoff from which the thresholds are computed")] = None
     profile: Annotated[str | None, about("file of the profile; `null` if roundoff is assumed")] = None
     departs: Annotated[
         list[str], about("properties that differ from the device on which the profile was measured")
     ] = []
-    magnitudes: Annotated[list[float], about("sizes of the errors, in root mean squares of the row")] = []
+    magnitudes: Annotated[list[float], about("sizes of the errors, in units of the row's root mean square")] = []
 
 
 class EstimateManifest(StudyManifest, kw_only=True):
     """`manifest.json` of an estimate."""
 
-    subject: Annotated[str | None, about("configuration or step that is estimated")] = None
+    subject: Annotated[str | None, about("configuration or step whose cost is estimated")] = None
 
 
 class Share(Fields, kw_only=True):
     """A share of the injections, with its interval."""
 
     count: Annotated[int, about("number of injections in the share")]
-    of: Annotated[int, about("number of all injections")]
+    of: Annotated[int, about("total number of injections")]
     share: Annotated[Number, about("`count` / `of`; `null` if `of` is 0")] = None
     low: Annotated[Number, about("lower end of the 95 % interval")] = None
     high: Annotated[Number, about("upper end of the 95 % interval")] = None
@@ -840,22 +853,22 @@ class Ending(Header, kw_only=True, tag="jax-sdc record summary"):
 
     verdict: Annotated[
         Verdict | None,
-        about("`clean`, `corrupt`, `inconclusive`; `null` where nothing was compared, checked or shadowed"),
+        about("`clean`, `corrupt`, `inconclusive`; `null` if nothing was compared, checked or shadowed"),
     ] = None
-    reason: Annotated[str | None, about("the reason of the verdict, in words")] = None
+    reason: Annotated[str | None, about("reason for the verdict, in words")] = None
     simulated: Annotated[bool | None, about("whether faults were injected")] = None
     lines: Annotated[
         dict[str, tuple[int, str]],
-        about("for each file of lines the number of lines, and the checksum of the last line"),
+        about("for each file of lines, the number of lines and the checksum of the last line"),
     ] = {}
 
 
 class SiteTotals(SiteCounts, kw_only=True):
-    """Counts of a site over the steps."""
+    """Counts of a site, summed over all steps."""
 
     frequency: Annotated[Number, about("mismatched / checked")] = None
     severity: Annotated[Number, about("maximum over all steps")] = None
-    frequency_upper_95: Annotated[Number, about("one-sided 95 % bound of the frequency")] = None
+    frequency_upper_95: Annotated[Number, about("one-sided 95 % upper bound on the frequency")] = None
 
 
 class LayerTotals(Fields, kw_only=True):
@@ -868,7 +881,7 @@ class LayerTotals(Fields, kw_only=True):
 
 
 class FlaggedPlace(Fields, kw_only=True):
-    """Rows of a product that were flagged on a rank and in a layer."""
+    """Number of a product's rows that were flagged on one rank and in one layer."""
 
     site: Annotated[str | None, about("name of the product")] = None
     layer: Annotated[Number, about("number of the layer")] = None
@@ -876,23 +889,23 @@ class FlaggedPlace(Fields, kw_only=True):
     data: Annotated[Number, about("data-parallel rank")] = None
     model: Annotated[Number, about("tensor-parallel rank")] = None
     flagged: Annotated[int, about("rows flagged")] = 0
-    confirmed: Annotated[int, about("flagged rows whose recomputation was right")] = 0
+    confirmed: Annotated[int, about("flagged rows that were correct when recomputed")] = 0
 
 
 class ProductTotals(CheckedProducts, kw_only=True):
-    """Counts of the checked products over the steps."""
+    """Counts of the checked matrix products, summed over all steps."""
 
-    first_step: Annotated[int | None, about("number of the first step with a flag")] = None
-    places: Annotated[list[FlaggedPlace], about("where rows were flagged, the most often flagged first")] = []
+    first_step: Annotated[int | None, about("number of the first step with a flagged row")] = None
+    places: Annotated[list[FlaggedPlace], about("places with flagged rows, the most often flagged first")] = []
 
 
 class ShadowTotals(Fields, kw_only=True):
     """Results of a shadow replica."""
 
-    shares: Annotated[list[Number], about("for each data rank the share of its comparisons that differed")] = []
+    shares: Annotated[list[Number], about("for each data rank, the share of its comparisons that differed")] = []
     suspects: Annotated[list[int], about("data ranks that are wrong")] = []
-    differences: Annotated[Number, about("comparisons that differed")] = None
-    comparisons: Annotated[Number, about("comparisons")] = None
+    differences: Annotated[Number, about("number of comparisons that differed")] = None
+    comparisons: Annotated[Number, about("total number of comparisons")] = None
 
 
 class RunSummary(Ending, kw_only=True):
@@ -903,9 +916,9 @@ class RunSummary(Ending, kw_only=True):
     submodules: Annotated[
         dict[str, SiteTotals],
         about(
-            "for each of `fwd/attn`, `fwd/ffn`, `bwd/attn`, `bwd/ffn`: the counts above summed over steps, "
+            "for each of `fwd/attn`, `fwd/ffn`, `bwd/attn`, `bwd/ffn`: the counts above, summed over all steps, "
             "`frequency` (mismatched / checked), `severity` (maximum over all steps), `frequency_upper_95` (one-sided "
-            "95 % bound)"
+            "95 % upper bound)"
         ),
     ] = {}
     other_sites: Annotated[dict[str, SiteTotals], about("the same for any other site")] = {}
@@ -913,10 +926,12 @@ class RunSummary(Ending, kw_only=True):
         dict[str, LayerTotals],
         about("for each site, lists with one entry per layer: `frequency`, `severity`, `mismatched`, `injected`"),
     ] = {}
-    state: Annotated[Counts | None, about("`checked` and `mismatched` elements of the state, summed over steps")] = None
-    gradient: Annotated[Counts | None, about("the same for the gradient")] = None
+    state: Annotated[Counts | None, about("`checked` and `mismatched` elements of the state, all steps")] = None
+    gradient: Annotated[Counts | None, about("`checked` and `mismatched` elements of the gradient, all steps")] = None
     worst_noise_to_signal: Annotated[Number, about("equation (5)")] = None
-    parameter_difference: Annotated[Number, about("at the last step, maximum over all twins")] = None
+    parameter_difference: Annotated[
+        Number, about("L2 norm of the difference from the reference's parameters at the last step; maximum over twins")
+    ] = None
     final_loss: Annotated[list[Number], about("loss of each twin at the last step")] = []
     published: Annotated[dict[str, PublishedSite] | None, about("as in the manifest")] = None
     expected: Annotated[dict[str, Number] | None, about("as in the manifest")] = None
@@ -927,21 +942,22 @@ class RunSummary(Ending, kw_only=True):
     odd_twins: Annotated[
         list[int],
         about(
-            "numbers of the twins that differ from the reference, which is the majority of three or more twins, or "
+            "numbers of the twins that differ from the reference: from the majority of three or more twins, or from "
             "the first of two"
         ),
     ] = []
     twins: Annotated[int | None, about("as in the manifest")] = None
     hosts: Annotated[int | None, about("as in the manifest")] = None
     rehearsal: Annotated[
-        bool | None, about("whether all twins ran on simulated devices of one processor, which tests no hardware")
+        bool | None,
+        about("whether all twins ran on simulated devices of one processor, so that no hardware was tested"),
     ] = None
     first_difference: Annotated[
         DifferencePlace | None,
         about("first difference of a trace from another: `step`, `site`, `layer`, `devices`, as in `sdc diff --json`"),
     ] = None
     abft: Annotated[
-        ProductTotals | None, about("counts of the checked products, summed over steps, if the run checked any")
+        ProductTotals | None, about("counts of the checked products, summed over all steps, if the run checked any")
     ] = None
     shadow: Annotated[ShadowTotals | None, about("results of the shadow replica, if there was one")] = None
     state_digest: Annotated[
@@ -951,17 +967,17 @@ class RunSummary(Ending, kw_only=True):
 
     @property
     def sites(self) -> dict[str, SiteTotals]:
-        """The totals of all sites."""
+        """Totals of all sites."""
         return {**self.submodules, **self.other_sites}
 
 
 class GroupTotals(Fields, kw_only=True):
-    """A group of injections."""
+    """Outcomes of a group of injections."""
 
-    injections: Annotated[int, about("injections that reached their site")]
+    injections: Annotated[int, about("number of injections that reached their site")]
     outcomes: Annotated[dict[str, int], about("number of injections with each outcome")]
-    vulnerability: Annotated[Share, about("share that changed training")]
-    harm: Annotated[Share, about("share that harmed training")]
+    vulnerability: Annotated[Share, about("share of the injections that changed training")]
+    harm: Annotated[Share, about("share of the injections that harmed training")]
 
 
 class DetectorTotals(Fields, kw_only=True):
@@ -969,9 +985,9 @@ class DetectorTotals(Fields, kw_only=True):
 
     of_unmasked: Annotated[Share, about("detected share of the injections that changed training")]
     of_harmful: Annotated[Share, about("detected share of the injections that harmed training")]
-    median_latency: Annotated[Number, about("median steps from fault to detection")] = None
-    largest_latency: Annotated[Number, about("most steps from fault to detection")] = None
-    latencies: Annotated[dict[str, int], about("number of detections by steps from fault to detection")]
+    median_latency: Annotated[Number, about("median number of steps from fault to detection")] = None
+    largest_latency: Annotated[Number, about("largest number of steps from fault to detection")] = None
+    latencies: Annotated[dict[str, int], about("number of detections for each number of steps from fault to detection")]
 
 
 class CampaignSummary(Ending, kw_only=True):
@@ -988,11 +1004,13 @@ class CampaignSummary(Ending, kw_only=True):
     harm: Annotated[Share | None, about("share of the injections that harmed training")] = None
     groups: Annotated[
         dict[str, dict[str, GroupTotals]],
-        about("the same, grouped by `operation`, `layer`, `phase`, `scope`, `bit`, `field`, `fault`, `site`"),
+        about(
+            "the same figures, grouped by `operation`, `layer`, `phase`, `scope`, `bit`, `field`, `fault` and `site`"
+        ),
     ] = {}
-    bits: Annotated[dict[str, dict[str, dict[str, int]]], about("outcomes by dtype and bit")] = {}
+    bits: Annotated[dict[str, dict[str, dict[str, int]]], about("number of injections by dtype, bit and outcome")] = {}
     detectors: Annotated[
-        dict[str, DetectorTotals], about("for each detector the share it detected, and the steps to detection")
+        dict[str, DetectorTotals], about("for each detector, the share that it detected and the steps to detection")
     ] = {}
     harmful_missed: Annotated[
         int | None, about("harmful injections missed by all detectors that need no recorded trace")
@@ -1004,7 +1022,7 @@ class CampaignSummary(Ending, kw_only=True):
 class StudySummary(Ending, kw_only=True):
     """`summary.json` of a study. Each study adds its own figures."""
 
-    study: Annotated[str | None, about("name of a study of aggregation")] = None
+    study: Annotated[str | None, about("name of the study, for studies of aggregation")] = None
     complete: Annotated[bool | None, about("whether all parts are done, for a study that has parts")] = None
 
 
@@ -1013,37 +1031,37 @@ class SchemeCounts(Fields, kw_only=True):
 
     checked: Annotated[int, about("rows checked in healthy training")]
     flagged: Annotated[int, about("rows flagged in healthy training")]
-    made: Annotated[list[int], about("injected errors by magnitude")]
-    found: Annotated[list[int], about("detected errors by magnitude")]
-    bits_made: Annotated[list[int], about("injected flips by bit")]
-    bits_found: Annotated[list[int], about("detected flips by bit")]
+    made: Annotated[list[int], about("number of injected errors by magnitude")]
+    found: Annotated[list[int], about("number of detected errors by magnitude")]
+    bits_made: Annotated[list[int], about("number of injected flips by bit")]
+    bits_found: Annotated[list[int], about("number of detected flips by bit")]
 
 
 class SchemeShares(SchemeCounts, kw_only=True):
     """Counts of a checksum scheme, with the rates that follow from them."""
 
-    false_alarms_upper_95: Annotated[Number, about("95 % upper bound of false alarms per row")] = None
+    false_alarms_upper_95: Annotated[Number, about("95 % upper bound on false alarms per row")] = None
     half: Annotated[Number, about("smallest magnitude from which at least 50 % are detected; `null` if none")] = None
     almost_all: Annotated[Number, about("smallest magnitude from which at least 99 % are detected")] = None
-    flips: Annotated[Number, about("detected share of flips")] = None
-    sign_exponent: Annotated[Number, about("detected share of flips of sign and exponent")] = None
+    flips: Annotated[Number, about("detected share of the flips")] = None
+    sign_exponent: Annotated[Number, about("detected share of the flips of sign and exponent bits")] = None
 
 
 class ProductsSummary(StudySummary, kw_only=True):
-    """`summary.json` of a study of checked products."""
+    """`summary.json` of a study of checked matrix products."""
 
-    magnitudes: Annotated[list[float], about("sizes of the errors, in root mean squares of the row")] = []
+    magnitudes: Annotated[list[float], about("sizes of the errors, in units of the row's root mean square")] = []
     variants: Annotated[
-        dict[str, dict[str, SchemeShares]], about("results by variant (type, sums or rounded) and scheme")
+        dict[str, dict[str, SchemeShares]], about("results by variant (dtype; sums or rounded) and scheme")
     ] = {}
 
 
 class Collective(Fields):
-    """Collectives of one kind over the same axes, in a step without mismatches."""
+    """All collectives of one kind over the same axes, in a step without mismatches."""
 
-    kind: Annotated[str, about("kind of operation")]
+    kind: Annotated[str, about("kind of collective")]
     axes: Annotated[str | None, about("mesh axes, joined by `,`; empty if the groups match no set of axes")]
-    crosses: Annotated[str | None, about("`slices`, `hosts`, or empty for neither")]
+    crosses: Annotated[str | None, about("the boundary that it crosses: `slices` or `hosts`; empty for neither")]
     blocking: Annotated[bool, about("whether it is a single operation, so that nothing overlaps with it")]
     count: Annotated[int, about("number of executions")]
     sent: Annotated[float, about("total bytes that a device sends")]
@@ -1051,8 +1069,9 @@ class Collective(Fields):
     hidden: Annotated[
         float,
         about(
-            "seconds of these that overlap with other work: the operations that the compiler placed between start and "
-            "end of each collective, at most its own time. They are not subtracted elsewhere"
+            "part of `seconds` that overlaps with other work: the time of the operations that the compiler placed "
+            "between start and end of each collective, at most that of the collective itself. It is not subtracted "
+            "elsewhere"
         ),
     ]
 
@@ -1061,43 +1080,48 @@ class Estimate(Fields, kw_only=True):
     """Cost of a compiled program on a device, as the compiler estimates it. None of it was measured."""
 
     target: Annotated[str, about("name of the target")]
-    devices: Annotated[int, about("number of devices that the program runs on")] = 0
+    devices: Annotated[int, about("number of devices on which the program runs")] = 0
     cycles: Annotated[int | None, about("TPU: cycles, kernels and collectives included. `null` for GPUs")] = None
     kernel_cycles: Annotated[
         int,
         about(
-            "TPU: cycles of custom kernels: by their instructions, and for products at least the cycles of the "
-            "compiler's own product"
+            "TPU: cycles of custom kernels, computed from their instructions; a matrix product is charged at least "
+            "the cycles of the compiler's own product"
         ),
     ] = 0
-    kernel_instructions: Annotated[int, about("TPU: cycles of custom kernels by their instructions alone")] = 0
+    kernel_instructions: Annotated[int, about("TPU: cycles of custom kernels, from their instructions alone")] = 0
     kernels: Annotated[int | None, about("GPU: number of kernels. `null` for TPUs")] = None
     moved: Annotated[int, about("GPU: bytes of the kernels' operands and results")] = 0
     seconds: Annotated[
         float,
-        about("GPU: time for `moved` and the collectives at stated bandwidths; TPU: cycles at the chip's clock"),
+        about(
+            "GPU: time to move the bytes of `moved` and of the collectives at stated bandwidths; TPU: time of the "
+            "cycles at the chip's clock rate"
+        ),
     ] = 0.0
-    parts: Annotated[dict[str, float], about("share of the most expensive operations of the step, by name")] = {}
+    parts: Annotated[dict[str, float], about("shares of the step's most expensive operations, by name")] = {}
     collectives: Annotated[list[Collective], about("communication between devices")] = []
     arguments: Annotated[int, about("bytes of the inputs, on each device")] = 0
     outputs: Annotated[int, about("bytes of the outputs that do not reuse the memory of an input")] = 0
     temporaries: Annotated[int, about("bytes of intermediate values")] = 0
-    memory: Annotated[int, about("at most the bytes of all three, or the compiler's peak where it reports one")] = 0
+    memory: Annotated[
+        int, about("peak bytes as the compiler reports them, or else the sum of the three fields above as a bound")
+    ] = 0
     capacity: Annotated[int, about("bytes of the device's memory")] = 0
     code: Annotated[int, about("bytes of the program itself")] = 0
     compile_seconds: Annotated[float, about("time to compile, without lowering")] = 0.0
 
     @property
     def cost(self) -> float:
-        """Cost by which programs for the same chips are compared: cycles, or seconds at stated bandwidths."""
+        """Cost for comparing programs on the same chips: cycles, or seconds at stated bandwidths."""
         return self.seconds if self.cycles is None else float(self.cycles)
 
 
 class ProgramEstimate(Estimate, kw_only=True):
-    """A program of an estimate. Other fields are unknown for a program that does not fit."""
+    """A program of an estimate. If the program does not fit into memory, its other fields are unknown."""
 
-    tool: Annotated[str, about("the transformation of the step")]
-    does_not_fit: Annotated[str | None, about("the memory that it lacks; absent if it fits")] = None
+    tool: Annotated[str, about("the transformation that was applied to the step")]
+    does_not_fit: Annotated[str | None, about("the memory that the program lacks; absent if it fits")] = None
     ratio: Annotated[Number, about("its cost divided by that of the first program for the same target")] = None
 
 

@@ -1,4 +1,4 @@
-"""Settings of specs: how a command line reads them, and an error that names an invalid one."""
+"""Settings of specs: how a command line reads them, and the error that identifies an invalid setting."""
 
 import dataclasses
 import typing
@@ -7,7 +7,7 @@ from numbers import Integral
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple
 
-LARGEST_SEED = 2**31 - 2  # seeds of everything random: the next one is used too, and fits 32 bits
+LARGEST_SEED = 2**31 - 2  # for every random generator; the seed plus one is used too, and must fit 32 bits
 
 
 class Flag(NamedTuple):
@@ -23,14 +23,14 @@ class Flag(NamedTuple):
     """
 
     name: str | None = None  # of the flag, if it differs from the field's
-    type: Any = None  # type that its words are parsed as, if the field also takes objects
+    type: Any = None  # the type as which its words are parsed, if the field also takes objects
     repeated: bool = False  # whether the flag is repeated for each value
-    argument: bool = False  # whether it is a required positional argument
-    without: str = ""  # for an optional spec: the error if its flags are given without it
+    argument: bool = False  # whether the field is a required positional argument
+    without: str = ""  # for an optional spec: the error if its flags are given but the spec is not
 
 
 class Within(NamedTuple):
-    """The range of numbers that a field of a spec may have; used in `Annotated`."""
+    """The range of values that a numeric field of a spec may have; used in `Annotated`."""
 
     least: float
     most: float
@@ -50,11 +50,11 @@ class SettingError(ValueError):
     """An invalid setting; one line says what was given, what was expected and how to fix it.
 
     The library knows no flags. Callers that offer settings as flags, form fields or columns of a sheet replace
-    `setting` with their own name for it.
+    `setting` with their own name for the parameter.
 
     Attributes:
         setting: name of the parameter, as in Python.
-        given: its value; None if the value does not matter, for example for a missing flag.
+        given: value of the parameter; None if the value does not matter, for example for a missing flag.
         problem: what is wrong and how to fix it.
 
     Example:
@@ -75,8 +75,8 @@ WORDS = {str: "a string", int: "a whole number", bool: "True or False", NoneType
 def check_fields(settings: Any) -> None:
     """Checks at run time that every field of a dataclass has the annotated type.
 
-    Types may be classes, `Literal`, unions of types, and sequences of one type. A bool does not count as a number, nor
-    a string as a sequence of strings. Numbers must lie in the range of their `Within`.
+    Types may be classes, `Literal`, unions of types, and sequences of one type. A bool does not count as a number, and
+    a string does not count as a sequence of strings. Numbers must lie in the range of their `Within`.
 
     Raises:
         SettingError: a field has another type or lies outside its range.
@@ -112,7 +112,7 @@ def check_fields(settings: Any) -> None:
 
 
 def check_several(setting: str, value: object) -> None:
-    """Raises SettingError if a single value, in particular a string, is given for a sequence."""
+    """Raises SettingError if a single value, such as a string, is given where a sequence is expected."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         noun = SEVERAL.get(setting, setting)
         raise SettingError(setting, value, f"expected a sequence of {noun}, such as a list of one string")

@@ -1,4 +1,4 @@
-"""The grammar of everything that is written as one line of text: faults, kinds, latencies, methods, simulations.
+"""The grammar of all objects that are written as one line of text: faults, kinds, latencies, methods, simulations.
 
     terms    = term { "+" term }                     in languages that allow several terms: a letter follows the +
     term     = head  |  a call with keywords, as in Python   bitflip(bits=30, rate=1e-4, site="fwd/attn")
@@ -7,9 +7,9 @@
     value    = number | word | numbers joined by "+" | "quoted" | a text of another language
 
 A term is written as a call: the `repr` of the object that it denotes (`write_term`). The shorthand needs no quotes in a
-shell. Its commas and `+` separate only outside of brackets and quotes; spaces around them do not matter. A head denotes
-a *form*: a class whose fields are the settings, with their types. Selectors are expressions, written as in Python
-(`expression`), and are values of settings like any other. docs/languages.md is the page for users.
+shell. Commas and `+` separate its parts only outside of brackets and quotes; spaces around separators do not matter. A
+head denotes a *form*: a class whose fields are the settings, with their types. A selector is an expression, written as
+in Python (`expression`), and can be the value of a setting. docs/languages.md is the page for users.
 
 Nothing here imports JAX, so a mistyped line is rejected immediately.
 """
@@ -27,8 +27,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-# Levels of an expression; a chain of operators has one per operator. Functions that walk through it recurse as deeply,
-# and Python allows a thousand nested calls, those of the caller included.
+# The largest depth of an expression; a chain of operators has one level per operator. Functions that walk through an
+# expression recurse to its depth, and Python allows a thousand nested calls, including those of the caller.
 DEEPEST = 100
 
 
@@ -42,7 +42,7 @@ class Form(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """A setting whose value is a term of another language. Without brackets it extends to the end of its own term."""
+    """A setting whose value is a term of another language; without brackets, the value extends to the term's end."""
 
     read: Callable[[str], Any]
 
@@ -52,12 +52,12 @@ class Term(NamedTuple):
 
     head: str  # its first word
     value: Any  # the object that it denotes
-    common: dict[str, Any]  # settings that every head of the language can have, converted
+    common: dict[str, Any]  # converted values of the settings that every head of the language can have
     other: dict[str, str]  # unknown settings, verbatim
 
 
 def form(cls: type, /, *, read: Mapping[str, Any] = NOTHING, **fixed: Any) -> Form:
-    """Returns the form of a dataclass. `read` parses fields whose type does not suffice; the head sets `fixed`."""
+    """Returns the form of a dataclass: `read` parses fields whose type does not suffice; the head sets `fixed`."""
     hints = typing.get_type_hints(cls)
     fields = [field for field in dataclasses.fields(cls) if field.name not in fixed]
     none = dataclasses.MISSING
@@ -141,7 +141,7 @@ def read_term(
 
 
 def _parts(text: str) -> list[str]:
-    """Splits a term, a call with keywords or its shorthand with commas, into head and settings."""
+    """Splits a term, written as a call with keywords or in the shorthand with commas, into head and settings."""
     if not (begin := re.match(r"\s*([\w:-]+)\s*(?=\()", text)):
         return [part.strip() for part in split(text, ",")]
     source = f"_{text[begin.end() :]}".strip()
@@ -232,9 +232,9 @@ def read_value(kind: Any, text: str) -> Any:
 
 
 def split(text: str, separator: Literal[",", "+"]) -> list[str]:
-    """Splits at commas, or at the `+` between terms, but not inside brackets and quotes.
+    """Splits a text at commas, or at the `+` between terms, but not inside brackets or quotes.
 
-    A quote character opens a quoted text only inside of brackets and at the start of a value.
+    A quote character opens a quoted text only inside brackets or at the start of a value.
     """
     cuts, depth, quote, escaped, before = list[int](), 0, "", False, ""
     for at, character in enumerate(text):
@@ -252,7 +252,7 @@ def split(text: str, separator: Literal[",", "+"]) -> list[str]:
 
 
 def write_term(value: Any, forms: Mapping[str, Form], more: Mapping[str, Any] = NOTHING) -> str:
-    """Returns the call that constructs a value: the first matching head, settings other than defaults, and `more`."""
+    """Returns the call that constructs a value: the first matching head, settings that differ from defaults, `more`."""
     for head, (make, kinds, _, fixed) in forms.items():
         # Compared by `repr`: nan equals nan, and -0.0 differs from 0.0.
         if make is type(value) and all(repr(getattr(value, name)) == repr(given) for name, given in fixed.items()):
@@ -284,7 +284,7 @@ def expression(
     calls: Mapping[str, Callable[..., T]],
     example: str,
 ) -> T:
-    """Parses words and calls with literals, joined by `&`, `|` and `~` as in Python; errors show `example`."""
+    """Parses words and calls with literals, combined by `&`, `|` and `~` as in Python; errors show `example`."""
 
     def build(node: ast.expr) -> Any:
         match node:

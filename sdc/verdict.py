@@ -1,7 +1,7 @@
-"""The verdict: one enum for every tool, the words that people read, and the exit codes that scripts read.
+"""The verdict: one enum for every tool, with the words that people read and the exit codes that scripts read.
 
-A verdict follows from a result alone: readers of a file derive it again from the counts, which take precedence over a
-stored verdict. A result without checks is inconclusive, not clean.
+A verdict follows from a result alone: readers of a file derive the verdict again from the counts, which take precedence
+over a stored verdict. A result without checks is inconclusive, not clean.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ class Exit(IntEnum):
 
 
 class Verdict(StrEnum):
-    """Verdicts, the most severe first. A run that compares nothing has no verdict (`None`)."""
+    """Verdicts in order of severity, the most severe first. A run that compares nothing has no verdict (`None`)."""
 
     CORRUPT = "corrupt"
     INCONCLUSIVE = "inconclusive"
@@ -31,26 +31,26 @@ class Verdict(StrEnum):
 
     @property
     def code(self) -> Exit:
-        """The exit code."""
+        """Exit code of this verdict."""
         return Exit[self.name]
 
     @property
     def acceptance(self) -> str:
-        """The word for an acceptance test of a device or host: FAIL, INCONCLUSIVE or PASS."""
+        """The verdict in the words of an acceptance test of a device or host: FAIL, INCONCLUSIVE or PASS."""
         return {Verdict.CORRUPT: "FAIL", Verdict.CLEAN: "PASS"}.get(self, "INCONCLUSIVE")
 
     @property
     def fitness(self) -> str:
-        """The word for an environment that was examined: NOT FIT, INCONCLUSIVE or FIT."""
+        """The verdict in the words of an examination of an environment: NOT FIT, INCONCLUSIVE or FIT."""
         return {Verdict.CORRUPT: "NOT FIT", Verdict.CLEAN: "FIT"}.get(self, "INCONCLUSIVE")
 
 
 def gravest(verdicts: Iterable[Verdict | None]) -> Verdict | None:
-    """Returns the most severe of some verdicts; None if all are None."""
+    """Returns the most severe of the given verdicts; None if all are None."""
     order = list(Verdict)
     return min((each for each in verdicts if each is not None), key=order.index, default=None)
 
 
 def exit_code(verdict: str | None) -> int:
-    """Returns the exit code of a verdict; 0 for None, which means that nothing had to be compared."""
+    """Returns the exit code of a verdict; 0 for None, the verdict of a run in which nothing had to be compared."""
     return int(Exit.CLEAN if verdict is None else Verdict(verdict).code)
