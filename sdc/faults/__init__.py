@@ -1,8 +1,8 @@
-"""Simulated faults, and steps into which they are injected.
+"""Simulated faults, and training steps into which they are injected.
 
 - `kinds`: how a fault changes an element.
-- `fault`: a kind with a pattern of elements that are hit together, a place, a rate and a time; and its text.
-- `_inject`: a step with faults that hit at random at their rates, and the ground truth of what they changed.
+- `fault`: a kind, the pattern of elements that are corrupted together, a place, a rate and a time; and its text form.
+- `_inject`: a step that faults corrupt at random, at given rates, and the ground truth of what they changed.
 - `_strike`: one fault at one place, as data.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         Tailed as Tailed,
     )
 
-    # Patterns, places, times and texts of faults.
+    # Faults: their patterns, places, times and texts.
     from .fault import One as One, Row as Row, Run as Run, Stride as Stride, Tile as Tile, Whole as Whole
     from .fault import Fault as Fault, When as When, as_fault as as_fault, parse_fault as parse_fault
 

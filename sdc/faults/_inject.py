@@ -1,4 +1,4 @@
-"""Fault injection: a step in which simulated hardware corrupts values, and the ground truth of what it changed."""
+"""Fault injection: a step in which simulated hardware corrupts values, and the ground truth of these changes."""
 
 import functools
 import math
@@ -22,7 +22,7 @@ from .kinds import by_layer
 
 # Elements are counted by 32-bit integers.
 LARGEST = 2**31 - 1
-# Above this share of hit elements, drawing for every element is cheaper than scattering the hits.
+# Above this rate, drawing a random number for every element is cheaper than scattering the hits.
 DENSE = 1 / 16
 
 
@@ -46,8 +46,8 @@ class Hits(NamedTuple):
     Attributes:
         output: number of the operation's output.
         element: flat index of the element, row-major.
-        old: its bits before the fault, as two 32-bit words, the lower one first.
-        new: its bits after the fault.
+        old: bits of the element before the fault, as two 32-bit words, the lower one first.
+        new: bits of the element after the fault, in the same form.
     """
 
     output: UInt32[Array, "k"]
@@ -60,9 +60,9 @@ class Events(NamedTuple):
     """Ground truth of the faults at one site.
 
     Attributes:
-        drawn: elements hit, counted once per fault.
-        changed: elements whose bits changed, which an exact comparison finds.
-        hits: the first of these elements if `record` asked for them, else None.
+        drawn: number of elements that faults struck, counted once per fault.
+        changed: number of elements whose bits changed, all of which an exact comparison detects.
+        hits: the first changed elements if `record` asked for them, else None.
     """
 
     drawn: UInt32[Array, ""]
@@ -71,21 +71,21 @@ class Events(NamedTuple):
 
 
 def corruptible(x: Any) -> bool:
-    """Whether an array holds real numbers of 8 bits or more, which faults can hit: no keys, booleans or complex."""
+    """Returns whether faults can corrupt an array: whether it holds real numbers (no booleans) of at least 8 bits."""
     real = jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)
     return real and jax.dtypes.itemsize_bits(x.dtype) >= 8
 
 
 def strikable(x: Any) -> bool:
-    """Whether an array has an element that faults can hit."""
+    """Returns whether an array has an element that faults can corrupt."""
     return corruptible(x) and math.prod(x.shape) > 0
 
 
-NUMBERS = program.Selector("real numbers", lambda site: any(map(strikable, site.outputs)))  # sites that faults can hit
+NUMBERS = program.Selector("real numbers", lambda site: any(map(strikable, site.outputs)))  # corruptible sites
 
 
 def words(x: Shaped[Array, "*n"]) -> UInt32[Array, "*n 2"]:
-    """Returns the bits of real numbers as two 32-bit words each, the lower one first."""
+    """Returns the bits of each real number as two 32-bit words, the lower one first."""
     return _words(as_bits(x))
 
 
@@ -98,27 +98,27 @@ def _words(bits: UInt[Array, "*n"]) -> UInt32[Array, "*n 2"]:
 def inject(
     step: Callable[..., Any], faults: Sequence[Fault | str], *, record: int = 0
 ) -> Callable[..., tuple[Any, program.Reports]]:
-    """Transforms a step so that faults corrupt its values. This simulates faulty hardware.
+    """Transforms a step so that faults corrupt its values, which simulates faulty hardware.
 
-    At low rates the cost grows with the number of faults, not with the size of the tensors: the distances between hits
+    At low rates, the cost grows with the number of hits, not with the size of the tensors: the distances between hits
     are drawn from their geometric distribution, so that a hit starts at every element independently with exactly the
     given rate.
 
     Args:
         step: any function that JAX can trace.
-        faults: faults, or texts of them (`parse_fault`), applied in order where several hit the same element. A fault
-            hits the sites that its selector chooses (operations, collectives, arguments of the step, probes), as far as
-            they hold real numbers; or probes by name.
+        faults: faults, or their texts (`parse_fault`); those that strike the same element are applied in order. A
+            fault strikes the sites that its selector chooses (operations, collectives, arguments of the step, probes)
+            and that hold real numbers, or probes by name.
         record: number of changed elements to list for each site.
 
     Returns:
-        A function of `(moment, *args)`, where `moment` is a `Moment`, that returns `(out, events)`: `Events` for each
-        site that a fault can hit.
+        A function of `(moment, *args)`, where `moment` is a `Moment`, that returns `(out, events)`; `events` holds
+        `Events` for each site that a fault can strike.
 
     Raises:
         SettingError: a fault has no rate.
-        ValueError: a fault names a site, layer or mesh axis that the step does not have, a site without real numbers,
-            or bits that its numbers do not have.
+        ValueError: a fault refers to a site, layer or mesh axis that the step does not have, to a site without real
+            numbers, or to bits that the site's numbers do not have.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -129,7 +129,7 @@ def inject(
         >>> out.tolist(), int(events["fwd/sin"].changed)
         ([3.0, 3.0, 3.0], 3)
     """
-    decorated = program.taking(step, "moment")  # checks the step before the faults
+    decorated = program.taking(step, "moment")  # comes first, so that the step is checked before the faults
     known = _read(faults)
 
     @decorated
@@ -166,7 +166,7 @@ def _read(faults: Sequence[Fault | str]) -> tuple[Fault, ...]:
 
 
 def _refuse(fault: Fault, all_sites: Sequence[program.Site]) -> None:
-    """Raises a ValueError that says why a fault hits nothing."""
+    """Raises a ValueError that says why a fault can strike no site."""
     chosen = [site for site in all_sites if fault.selector(site)]
     if not fault.by_name:
         what = f"selector {fault.selector}"
@@ -190,10 +190,10 @@ def _refuse(fault: Fault, all_sites: Sequence[program.Site]) -> None:
 
 
 class Draw(NamedTuple):
-    """A fault at one site, which draws the elements that it hits."""
+    """A fault at one site, with the random draw of the elements that it strikes."""
 
     fault: Fault
-    keys: PRNGKeyArray  # two keys: for the places, and for the changes
+    keys: PRNGKeyArray  # two keys: one for the places, one for the changes
     rate: Float32[Array, ""]  # probability that a hit starts at an element
     like: jax.ShapeDtypeStruct  # shape and dtype of the array
     layer: Int[Array, ""]
@@ -201,15 +201,15 @@ class Draw(NamedTuple):
 
     @property
     def sparse(self) -> bool:
-        """Whether hits are so rare that drawing them costs less than drawing for every element."""
+        """Whether hits are so rare that drawing their places costs less than drawing a number for every element."""
         return not isinstance(self.fault.pattern, Whole) and self.fault.largest_rate() <= DENSE
 
     def found(self) -> Bool[Array, "*#size"]:
-        """Whether the fault hits anything; for dense faults, whether it hits each element, at the same cost."""
-        if isinstance(self.fault.pattern, Whole):  # all are hit if a hit starts anywhere: 1 - (1 - rate)^size
+        """Returns whether the fault strikes the array, or, at the same cost for a dense fault, which elements."""
+        if isinstance(self.fault.pattern, Whole):  # a hit anywhere strikes all elements: 1 - (1 - rate)^size
             any_start = -jnp.expm1(self.like.size * jnp.log1p(-jnp.minimum(self.rate, 1 - 2.0**-24)))
             return (jax.random.uniform(self.keys[0]) < any_start) & (self.rate > 0)
-        if self.sparse:  # the first distance decides
+        if self.sparse:  # there is a hit if the first distance lies inside the array
             return self._gaps()[0] <= self.like.size
         if self.fault.pattern != One():
             raise ValueError(
@@ -219,17 +219,17 @@ class Draw(NamedTuple):
         return jax.random.uniform(self.keys[0], (self.like.size,)) < self.rate
 
     def where(self, bits: UInt[Array, "*shape"], hit: Bool[Array, "*#size"]) -> UInt[Array, "*shape"]:
-        """Returns the bits after the fault: changed where elements are hit."""
+        """Returns the bits after the fault, which changes the elements for which `hit` is true."""
         mask = hit.reshape(bits.shape) if hit.ndim else hit
         return jnp.where(mask, self._after(bits.reshape(-1)).reshape(bits.shape), bits)
 
     def at(self, bits: UInt[Array, "*shape"]) -> tuple[UInt[Array, "*shape"], Int32[Array, "_"]]:
-        """Returns the bits after the fault, and the indices of the elements hit, each once; others are out of range.
+        """Returns the bits after the fault, and the index of each struck element once; unused indices are out of range.
 
-        Where patterns overlap, the first of them determines an element: writing twice to one place would leave the
-        order to the hardware.
+        Where patterns overlap, the first one determines the value of an element: if two wrote to one place, the
+        hardware would choose the order.
         """
-        # Saturating sums cannot wrap and are associative.
+        # Saturating sums cannot wrap, and are associative.
         most = jnp.uint32(self.like.size + 1)
         starts = (lax.associative_scan(lambda a, b: jnp.minimum(a + b, most), self._gaps()) - 1).astype(jnp.int32)
         groups = self.fault.pattern.positions(starts, self.like.shape)
@@ -246,15 +246,16 @@ class Draw(NamedTuple):
         return bits.at[_indices(at, bits.shape)].set(values, mode="drop"), at
 
     def _gaps(self) -> UInt32[Array, "hits"]:
-        """Draws the distances from one start to the next; the first is the distance from index -1.
+        """Draws the distances from the start of one hit to that of the next; the first is measured from index -1.
 
-        Distances between hits are geometric: 1 + floor(log(1 - u) / log(1 - rate)). The array has room for the number
-        of hits expected at the largest rate, plus eight standard deviations, plus twelve; further hits would be lost.
+        The distances have a geometric distribution: 1 + floor(log(1 - u) / log(1 - rate)). The array has room for the
+        number of hits expected at the largest rate, plus eight standard deviations, plus twelve; further hits would be
+        lost.
         """
         size = self.like.size
         expected = size * self.fault.largest_rate()
         room = min(size, int(expected + 8 * np.sqrt(expected)) + 12)
-        # From 32 random bits rather than 23, so that small distances keep their probability at very low rates.
+        # Drawn from 32 random bits rather than 23, so that small distances keep their probability at very low rates.
         u = (jax.random.bits(self.keys[0], (room,)).astype(jnp.float32) + 0.5) * np.float32(2.0**-32)
         gap = jnp.floor(jnp.log1p(-u) / jnp.log1p(-jnp.maximum(self.rate, 1e-30)))
         return jnp.where(self.rate > 0, jnp.minimum(gap, size), size).astype(jnp.uint32) + 1
@@ -262,21 +263,21 @@ class Draw(NamedTuple):
     def _after(
         self, bits: UInt[Array, "*groups n"], count: Int[Array, "*#groups"] | None = None
     ) -> UInt[Array, "*groups n"]:
-        """Returns the bits of hit elements after the fault."""
+        """Returns the bits of the struck elements after the fault."""
         numbers = lax.bitcast_convert_type(bits, self.like.dtype)
         what = self.fault.what.on(self.u, self.layer)
         return as_bits(what(self.keys[1], numbers, self.layer, count))
 
 
 def take(x: Shaped[Array, "*shape"], at: Int32[Array, "*n"]) -> Shaped[Array, "*n"]:
-    """Returns elements of an array by flat index; the result for indices out of range is arbitrary."""
+    """Returns elements of an array by flat index; for indices out of range, the result is arbitrary."""
     return x.at[_indices(at, x.shape)].get(mode="clip")
 
 
 def _indices(at: Int32[Array, "*n"], shape: tuple[int, ...]) -> tuple[Int32[Array, "*n"], ...]:
-    """Converts flat indices to indices along each axis; those out of range stay out of range.
+    """Converts flat indices to indices along each axis; indices out of range stay out of range.
 
-    Flattening the array instead would lose the sharding of some axes.
+    Flattening the array instead would lose the sharding of some of its axes.
     """
     found: list[Int32[Array, "*n"]] = []
     for number in reversed(shape[1:]):
@@ -290,14 +291,14 @@ class _Inject:
         self.faults, self.record = faults, record
         # Values shared by all sites are computed here, outside of all loops: random numbers compile slowly.
         self.key = jax.random.fold_in(moment.key, moment.step)
-        # Spikes affect a whole device at once, not single sites: faults with equal `at` and `when` share them.
+        # A spike affects a whole device at once, not single sites: faults with equal `at` and `when` share spikes.
         alike = [(fault.when, fault.at) for fault in faults]
         self.factors = [
             fault.when.factor(jax.random.fold_in(self.key, alike.index((fault.when, fault.at))), moment.step)
             for fault in faults
         ]
         self._corrupted = program.traced_once(self._corrupt_all, static_argnums=6)
-        self.placed: set[int] = set()  # numbers of the faults that can hit a site of the step
+        self.placed: set[int] = set()  # numbers of the faults that can strike a site of the step
 
     def chosen(self, site: program.Site) -> bool:
         if not any(map(corruptible, site.outputs)):
@@ -322,7 +323,7 @@ class _Inject:
         site = np.uint32(zlib.crc32(place.site.name.encode()))
         after, events = self._corrupted(before, self.key, self.factors, site, place.iteration, now, numbers)
         for old, new in zip(before, after, strict=True):
-            # With check_vma=True a fault of one device cannot hit a value that is typed as equal on all.
+            # With check_vma=True, a fault on one device cannot strike a value that is typed as equal on all devices.
             if added := jax.typeof(new).manual_axis_type.varying - jax.typeof(old).manual_axis_type.varying:
                 raise ValueError(
                     f"site {place.site.name!r} does not vary over {sorted(added)[0]!r} according to shard_map, but a "
@@ -341,10 +342,10 @@ class _Inject:
         here: Sequence[Bool[ArrayLike, ""]],
         numbers: tuple[int, ...],
     ) -> tuple[program.Values, Events]:
-        """Corrupts the outputs of a site by the faults `numbers`, as far as `here` enables them in this iteration."""
+        """Applies the faults `numbers` to the outputs of a site if `here` enables them in this iteration."""
         after, events = [], []
         # Every site, iteration and device has its own key. Axes of size one are ignored, so that draws do not depend
-        # on which of them are mapped.
+        # on which of these axes are mapped.
         key = jax.random.fold_in(step_key, site)
         for index in iteration:
             key = jax.random.fold_in(key, index)
@@ -369,7 +370,7 @@ class _Inject:
         hits = None
         if total.hits is not None and new.hits is not None:
             at = total.changed.astype(jnp.int32) + jnp.arange(self.record, dtype=jnp.int32)
-            # Rows without a hit are zero, so adding merges the two lists.
+            # Rows without a hit are zero, so addition merges the two lists.
             hits = jax.tree.map(lambda a, b: a.at[at].add(b, mode="drop"), total.hits, new.hits)
         return Events(total.drawn + new.drawn, total.changed + new.changed, hits)
 
@@ -382,7 +383,7 @@ class _Inject:
         layer: Int[Array, ""],
         before: Shaped[Array, "*shape"],
     ) -> tuple[Shaped[Array, "*shape"], Events]:
-        # Bits throughout: XLA converts narrow floats to wider ones to move them, which loses the payloads of NaNs.
+        # Works on bits throughout: XLA widens narrow floats to move them, and so loses the payloads of NaNs.
         old = as_bits(before).reshape(before.shape or (1,))
         none, pairs = jnp.zeros(self.record, jnp.uint32), jnp.zeros((self.record, 2), jnp.uint32)
         nothing = program.varying(
@@ -425,7 +426,7 @@ class _Inject:
         layer: Int[Array, ""],
         u: Float32[ArrayLike, ""],
     ) -> Float32[Array, ""]:
-        """Probability that a hit starts at an element, on this device in this iteration."""
+        """Returns the probability that a hit starts at an element, on this device in this iteration."""
         assert fault.rate is not None
         rate, here = by_layer(fault.rate, layer), now
         if fault.layer is not None:
@@ -454,10 +455,10 @@ class _Inject:
         touched: list[Int32[Array, "_"]],
         masked: list[Bool[Array, "#size"]],
     ) -> tuple[UInt32[Array, ""], Hits | None]:
-        """Counts the hit elements whose bits changed, each once, and lists the first of them.
+        """Counts the struck elements whose bits changed, each once, and lists the first of them.
 
-        Elements that were not hit are ignored: XLA may compute a value once for the step and once for this comparison,
-        and the two occasionally differ in the last bit.
+        Elements that were not struck are ignored: XLA may compute a value once for the step and once for this
+        comparison, and the two results occasionally differ in the last bit.
         """
         if masked or not touched:
             at, old, new = jnp.arange(before.size, dtype=jnp.int32), before.reshape(-1), after.reshape(-1)
@@ -495,6 +496,6 @@ def _draw(fault: Fault, key: PRNGKeyArray, number: int, layer: Int[Array, ""]) -
 
 
 def _may_hit(fault: Fault, site: program.Site) -> bool:
-    """Whether a fault can hit a site. Outside of loops the layer is 0; the number of trips of a `while` is unknown."""
+    """Returns whether a fault can strike a site. Outside loops, the layer is 0; a `while` can have any trip count."""
     trips = site.trips[-1] if site.loops else 1
     return fault.selector(site) and (not fault.layer or not trips or fault.layer < trips)

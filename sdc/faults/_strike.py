@@ -1,8 +1,8 @@
 """A strike: one fault as data, so that one compiled program serves every fault.
 
-`inject` compiles faults of a given model and rate into a step. Here the site, iteration, device, elements and their
-change are arrays, so that a campaign of thousands of faults compiles once. Every site that can be struck gets a
-conditional, which costs nothing if it is not taken.
+`inject` compiles given faults with given rates into a step. Here, by contrast, the site, iteration, device, elements
+and their change are arrays, so that a campaign of thousands of faults compiles once. Every site that can be struck gets
+a conditional, which costs nothing if it is not taken.
 """
 
 import functools
@@ -26,7 +26,7 @@ from ._inject import NUMBERS, Events, Hits, corruptible, strikable, words
 from .fault import Fault, One, as_fault
 from .kinds import Change, FaultKind, apply, neutral
 
-LOOPS = 4  # loops that can enclose a struck site
+LOOPS = 4  # number of loops that can enclose a struck site
 
 
 @program.aside
@@ -37,8 +37,8 @@ class Strike(NamedTuple):
         site: number of the site, see `site_number`; 0 strikes nothing.
         output: number of the operation's output.
         iteration: index in each enclosing loop, outermost first; -1 for all iterations, and for unused entries.
-        device: index along mesh axes; -1 for all.
-        elements: flat indices of the elements struck together, -1 for unused entries.
+        device: index along mesh axes; -1 for all devices along an axis.
+        elements: flat indices of the elements struck together; -1 for unused entries.
         change: how these elements change.
     """
 
@@ -56,11 +56,11 @@ def site_number(name: str) -> int:
 
 
 def no_strike(*, room: int = 1, axes: Sequence[str] = ()) -> Strike:
-    """Returns a strike that hits nothing, for a clean run of the same program.
+    """Returns a strike that corrupts nothing, for a clean run of the same program.
 
     Args:
-        room: number of elements that strikes of this program can hit at once.
-        axes: mesh axes along which strikes of this program name a device.
+        room: number of elements that one strike of this program can corrupt.
+        axes: mesh axes along which strikes of this program select a device.
     """
     everywhere: dict[str, ArrayLike] = {axis: np.int32(-1) for axis in sorted(set(axes))}
     return Strike(
@@ -84,11 +84,12 @@ def strike_on(
 
     Args:
         site: a site of the step, as `sdc.sites` lists it.
-        fault: a fault, its kind, or its text (see `as_fault`). Its pattern determines which elements are hit together
-            with the given one; its `layer` and `at` apply unless `iteration` and `device` are given. A strike hits
-            once, in the step that receives it: `rate` and `when` are ignored.
-        elements: flat index into the output, row-major; several only if the fault has no pattern.
-        iteration: index in each enclosing loop, outermost first, or in the only one; all iterations by default.
+        fault: a fault, its kind, or its text (see `as_fault`). Its pattern determines which elements are struck
+            together with the given one; its `layer` and `at` apply unless `iteration` and `device` are given. A strike
+            occurs once, in the step that receives it, so `rate` and `when` are ignored.
+        elements: flat index into the output, row-major; several indices only if the fault has no pattern.
+        iteration: index in each enclosing loop, outermost first, or a single index if there is only one loop; all
+            iterations by default.
         device: index along mesh axes; all devices along axes that are not given.
         output: number of the operation's output.
         key: key for random draws, such as the bit that flips; derived from the elements by default.
@@ -97,9 +98,9 @@ def strike_on(
         axes: further mesh axes, see `no_strike`.
 
     Raises:
-        SettingError: `site` is not a `Site`, for example the name of one.
+        SettingError: `site` is not a `Site` but, for example, its name.
         ValueError: the fault selects another site, the site has no such output, element or loop, or the fault cannot
-            change its numbers.
+            change the site's numbers.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -139,7 +140,7 @@ def strike_on(
             raise ValueError(
                 f"elements {indices.tolist()} of {site.name}: the pattern of {fault} starts at one; give only that"
             )
-        start: Any = indices.astype(np.int32)  # NumPy in, NumPy out
+        start: Any = indices.astype(np.int32)  # with NumPy indices, positions are NumPy arrays as well
         covered = np.asarray(fault.pattern.positions(start, struck.shape))[0]
         indices = covered[covered < size]
     layer = fault.layer if fault.layer is not None and site.loops and not iteration else None
@@ -178,15 +179,15 @@ def strike_on(
 
 
 def strike(step: Callable[..., Any], where: program.Where) -> Callable[..., tuple[Any, program.Reports]]:
-    """Transforms a step so that an argument, the strike, selects which site to corrupt, if any. This is a simulation.
+    """Transforms a step so that an argument, the strike, selects the site to corrupt, if any; this simulates a fault.
 
     Args:
         step: any function that JAX can trace.
-        where: selects the sites that can be struck; those without real numbers are ignored.
+        where: selects the sites that can be struck; sites without real numbers are ignored.
 
     Returns:
-        A function of `(strike, *args)`, where `strike` is a `Strike`, that returns `(out, events)`: for each site the
-        `Events` with the changed bits.
+        A function of `(strike, *args)`, where `strike` is a `Strike`, that returns `(out, events)`; `events` holds
+        `Events` with the changed bits for each site.
 
     Raises:
         ValueError: nothing is selected, an axis of the strike is not mapped, or two sites have the same number.
@@ -213,7 +214,7 @@ def strike(step: Callable[..., Any], where: program.Where) -> Callable[..., tupl
 class _Strike:
     def __init__(self, strike: Strike) -> None:
         self.strike = strike
-        self.mapped: set[str] = set()  # mesh axes along which some site has devices
+        self.mapped: set[str] = set()  # mesh axes that enclose some site
         self._names: dict[int, str] = {}
         self._struck = program.traced_once(self._strike_here)
 
@@ -251,7 +252,7 @@ class _Strike:
         return outs, total
 
     def merge(self, total: Events, new: Events) -> Events:
-        """Sums the counts; if a loop is hit repeatedly, `hits` lists the first iteration."""
+        """Sums the counts; if several iterations of a loop are struck, `hits` lists those of the first."""
         first = total.changed == 0
         hits = jax.tree.map(lambda a, b: jnp.where(first, b, a), total.hits, new.hits)
         return Events(total.drawn + new.drawn, total.changed + new.changed, hits)

@@ -1,11 +1,12 @@
-"""A fault of simulated hardware: its kind, place and time, and its text (for the grammar see `sdc.text`).
+"""A fault of simulated hardware: its kind, place and time, and its text (for the grammar, see `sdc.text`).
 
-Patterns determine which elements of a tensor are hit together. Beam experiments on GPUs and other accelerators find
-corrupted outputs of matrix products that are single elements, lines, squares, or scattered: Oliveira, Pilla, Hanzich,
-Fratin, Fernandes, Lunardi, Cela, Navaux, Carro and Rech, *Radiation-Induced Error Criticality in Modern HPC Parallel
-Accelerators* (HPCA 2017). A `Run` or a `Row` is a line, a `Tile` a square. Corrupted addresses on a data-center GPU are
-periodic, with the period of the warps of 32 threads to which they are assigned (*The Anatomy of Silent Data Corruption:
-GPU Error Pattern Study and Modeling Guidance*, arXiv:2605.04213): a `Stride`.
+Patterns determine which elements of a tensor are corrupted together. In beam experiments on GPUs and other
+accelerators, the corrupted elements of matrix products were single elements, lines, squares, or scattered (Oliveira,
+Pilla, Hanzich, Fratin, Fernandes, Lunardi, Cela, Navaux, Carro and Rech, *Radiation-Induced Error Criticality in Modern
+HPC Parallel Accelerators*, HPCA 2017). A `Run` or a `Row` models a line; a `Tile` models a square. Corrupted addresses
+on a data-center GPU are periodic, with the period of the warps of 32 threads to which the addresses are assigned (*The
+Anatomy of Silent Data Corruption: GPU Error Pattern Study and Modeling Guidance*, arXiv:2605.04213); a `Stride` models
+them.
 """
 
 from __future__ import annotations
@@ -43,16 +44,19 @@ class One:
                 raise ValueError(f"{'run' if name == 'length' else name}={size}: expected at least 1")
 
     def setting(self) -> dict[str, Any]:
-        """Returns the pattern's setting in a fault's text: its name and its sizes, or True if it has none."""
+        """Returns the pattern's setting in a fault's text: its name, and its sizes or True if it has no sizes."""
         sizes = dataclasses.astuple(self)
         return {type(self).__name__.lower(): sizes[0] if len(sizes) == 1 else sizes or True}
 
     def size(self, shape: tuple[int, ...]) -> int:
-        """Returns the largest number of elements hit together in a tensor of this shape."""
+        """Returns the largest number of elements that the pattern has in a tensor of this shape."""
         return 1
 
     def positions(self, start: Int[Array, "hits"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
-        """Returns flat indices of the elements hit together; the tensor's size marks no start and positions outside."""
+        """Returns flat indices of the elements struck together, one row per start.
+
+        The tensor's size marks unused starts and positions outside the tensor.
+        """
         return start[:, None]
 
 
@@ -80,7 +84,7 @@ class Stride(One):
     Attributes:
         count: number of elements.
         step: distance from one element to the next.
-        align: the first index is rounded down to a multiple of this.
+        align: number to a multiple of which the first index is rounded down.
     """
 
     count: int
@@ -164,7 +168,7 @@ def _stride(text: str) -> Stride:
     return Stride(count, step, *(align or [step]))
 
 
-# Settings of a fault's text that name a pattern, with their parsers; None for a word.
+# Settings of a fault's text that specify a pattern, with their parsers; None for a word without a value.
 PATTERNS: Mapping[str, Any] = {
     "run": lambda text: Run(*_numbers(text, "run=8", (1,))),
     "stride": _stride,
@@ -177,7 +181,7 @@ WORDS: Mapping[str, Pattern] = {"row": Row(), "whole": Whole()}
 
 def _within(first: Int[Array, "hits"], offsets: Int[np.ndarray, "n"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
     size = math.prod(shape)
-    # Positions outside are masked before the addition, which could wrap around.
+    # Positions outside the tensor are masked before the addition, which could wrap around.
     beyond = _like(first, np.minimum(offsets, size))
     return _where(beyond < size - first[:, None], first[:, None] + beyond, size)
 
@@ -197,14 +201,14 @@ class When:
 
     Attributes:
         onset: the first step with the fault.
-        spike: probability that a step is hit at all; in a step that is hit the rate is divided by `spike`, so that the
-            mean over time is unchanged. 1 for a steady rate.
+        spike: probability that the fault is active in a step; in an active step, the rate is divided by `spike`, so
+            that the mean over time is unchanged. 1 for a steady rate.
         burst: excess of the rate at the onset, as a multiple of the rate; it decays as exp(-(step - onset) / decay).
         decay: time constant of that decay, in steps.
-        end: the first step without the fault; None if it persists.
-        gamma: shape of a gamma distribution of mean 1 from which a factor on the rate is drawn at each step, the same
-            for all sites: the smaller it is, the more the hits cluster in bursts. Draws are clipped at a value that
-            is exceeded with a probability below 1e-12. None for a steady rate.
+        end: the first step without the fault; None if the fault persists.
+        gamma: shape of a gamma distribution with mean 1, from which a factor on the rate is drawn at each step, the
+            same for all sites. The smaller the shape, the more the hits cluster in bursts. Draws are clipped at a value
+            that they exceed with a probability below 1e-12. None for a steady rate.
     """
 
     onset: int = 0
@@ -229,13 +233,13 @@ class When:
             raise ValueError(f"gamma={self.gamma}: expected a shape of at least 0.1")
 
     def mean(self, step: int) -> float:
-        """Expected factor on the rate at a step."""
+        """Returns the expected factor on the rate at a step."""
         if step < self.onset or (self.end is not None and step >= self.end):
             return 0.0
         return 1.0 + self.burst * math.exp(-(step - self.onset) / self.decay)
 
     def average(self, steps: int) -> float:
-        """Expected factor on the rate, averaged over steps 0 to `steps - 1`: the sum of a geometric series."""
+        """Returns the expected factor on the rate, averaged over steps 0 to `steps - 1`, from a geometric series."""
         last = steps if self.end is None else min(steps, self.end)
         count = max(0, last - self.onset)
         bursts = math.expm1(-count / self.decay) / math.expm1(-1 / self.decay) if self.decay < math.inf else count
@@ -274,20 +278,20 @@ class When:
 class Fault:
     """A fault of simulated hardware: how elements change, where, when and how often.
 
-    `inject` makes it hit a step repeatedly at its rate; `strike_on` and `campaign` make it hit once, at the place that
-    their arguments give, and need no rate. Its `repr` is its text, which `parse_fault` reads (without a rate,
-    `as_fault`).
+    `inject` applies a fault to a step repeatedly, at its rate; `strike_on` and `campaign` apply it once, at a place
+    that does not depend on the rate. The `repr` of a fault is its text, which `parse_fault` reads, or `as_fault` if it
+    has no rate.
 
     Attributes:
-        what: the kind, which defines how a hit element changes.
+        what: the kind, which defines how a struck element changes.
         rate: probability that a hit starts at an element in one evaluation of the site; one number, or one per layer.
-            None for a fault that hits once.
+            None for a fault that strikes once.
         site: a selector of sites or its text, or a shell-style pattern of the names of probes, such as `fwd/attn` or
             `bwd/*`.
-        layer: only this iteration of the innermost loop; None for all.
-        at: only the device with these indices along mesh axes, such as `{"twin": 1, "model": 0}`.
+        layer: the only iteration of the innermost loop that is struck; None for all.
+        at: indices of the only device that is struck, along mesh axes, such as `{"twin": 1, "model": 0}`.
         when: how the rate changes over time.
-        pattern: which elements are hit together.
+        pattern: which elements are struck together.
 
     Raises:
         ValueError: a rate lies outside [0, 1], a selector cannot be parsed, or a rotation leaves all elements of its
@@ -318,7 +322,7 @@ class Fault:
             raise SettingError("at", self.at, "expected an index for each mesh axis, as in {'data': 1}")
         if self.layer is not None and self.layer < 0:
             raise ValueError(f"layer={self.layer}: expected a number of at least 0")
-        if self.rate is not None:  # elements of a fault that hits once may be given without a pattern
+        if self.rate is not None:  # a fault that strikes once may be given several elements and no pattern
             self.check_moves()
         if isinstance(self.site, str):
             _ = self.selector  # raises if the selector cannot be parsed
@@ -330,7 +334,7 @@ class Fault:
 
     @functools.cached_property
     def selector(self) -> Selector:
-        """The sites that the fault can hit."""
+        """Selector of the sites that the fault can strike."""
         if not self.by_name:
             return as_selector(self.site)
         pattern = str(self.site)
@@ -375,7 +379,7 @@ class Fault:
 
 
 def _described(part: FaultKind | Pattern) -> str:
-    """Returns the name and the attributes that differ from their defaults, and always the bits."""
+    """Returns the name, the attributes that differ from their defaults, and in any case the bits."""
     words = [type(part).__name__.lower()]
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
@@ -406,13 +410,14 @@ EXAMPLE = 'bitflip(bits=30, rate=1e-4, site="fwd/attn")'
 def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
     """Parses a fault from a line of text: `KIND(rate=R, key=value, ...)`, or the shorthand `KIND,rate=R,key=value`.
 
-    Kinds and patterns are those of `as_fault`. Further keys: `rate`; `site`, a pattern of probe names, or `where`, a
-    selector; `layer`; the time: `onset`, `end`, `spike`, `burst`, `decay`, `gamma`, or `step` for a single step. Any
-    other key with a whole number names the device along a mesh axis, as in `model=1` or `fsdp=3`.
+    Kinds and patterns are those of `as_fault`. Further keys are `rate`; `site` (a pattern of probe names) or `where` (a
+    selector); `layer`; and for the time `onset`, `end`, `spike`, `burst`, `decay`, `gamma`, or `step` for a single
+    step. Any other key, with a whole number as its value, is a mesh axis and the index of the device along this axis,
+    as in `model=1` or `fsdp=3`.
 
     Args:
         text: the line.
-        at: the device if the line does not name one.
+        at: the device if the line does not specify one.
 
     Raises:
         ValueError: the line cannot be parsed.
@@ -442,7 +447,7 @@ def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
 
 
 def as_fault(fault: Fault | FaultKind | str) -> Fault:
-    """Converts a kind, or a text `KIND(key=value, ..., PATTERN)`, to a fault without a rate; returns faults unchanged.
+    """Converts a kind, or a text `KIND(key=value, ..., PATTERN)`, to a fault without a rate; returns a fault unchanged.
 
     `docs/faults.md` has the tables of kinds and patterns.
 
@@ -461,7 +466,7 @@ def as_fault(fault: Fault | FaultKind | str) -> Fault:
 
 
 def read_hit(noun: str, text: str, example: str, own: Mapping[str, Any] = NOTHING) -> tuple[Fault, Term]:
-    """Parses a kind and a pattern, and with the settings `own` also the device; returns the fault and the term."""
+    """Parses a kind and a pattern, and also the device if `own` has settings; returns the fault and the term."""
     term = read_term(noun, text, KINDS, example=example, common={**PATTERNS, **own}, open_ended=bool(own))
     given = [WORDS.get(key, term.common[key]) for key in PATTERNS if key in term.common]
     with _named(noun, text):
@@ -474,19 +479,19 @@ def read_hit(noun: str, text: str, example: str, own: Mapping[str, Any] = NOTHIN
 
 
 def _least(what: FaultKind) -> Pattern:
-    """Returns the default pattern: two elements for values that swap places, else one."""
+    """Returns the default pattern of a kind: two elements for a rotation, else one."""
     return Run(2) if isinstance(what, Rotate) else One()
 
 
 def write_hit(fault: Fault, **own: Any) -> str:
-    """Returns the text of a fault's kind and pattern, with the settings `own`; `read_hit` parses it."""
+    """Returns the text of a fault's kind and pattern, with the settings `own`; `read_hit` parses this text."""
     pattern = {} if fault.pattern in (One(), _least(fault.what)) else fault.pattern.setting()
     return write_term(fault.what, KINDS, {**pattern, **own})
 
 
 @contextlib.contextmanager
 def _named(noun: str, text: str) -> Iterator[None]:
-    """Prefixes errors about a text with that text."""
+    """Prefixes errors about a text with the text itself."""
     try:
         yield
     except ValueError as error:

@@ -1,11 +1,11 @@
-"""Kinds of faults: how hit elements change, as data.
+"""Kinds of faults: how struck elements change, as data.
 
-Every kind produces a `Change`: arithmetic, bit masks and a rotation, given as arrays. `apply` applies it. Because a
-change is data, one compiled program can serve every fault of a campaign (`strike`); and because every kind is defined
-by its changes, simulated faults of a given rate (`inject`) and campaigns share one definition.
+Every kind produces a `Change`: arithmetic, bit masks and a rotation, given as arrays; `apply` applies a change to
+elements. Because a change is data, one compiled program can serve every fault of a campaign (`strike`). Because every
+kind is defined by its changes, `inject`, which simulates faults at a given rate, and campaigns share one definition.
 
-The table at the beginning of docs/faults.md lists measurements of real hardware, with sources, and the kind that models
-each.
+The table at the beginning of docs/faults.md lists measurements on real hardware, each with its source and the kind that
+models it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ FIELDS: tuple[Field, ...] = get_args(Field)
 
 
 class Change(NamedTuple):
-    """A change of elements; the fields broadcast against them.
+    """A change of elements; the fields are broadcast to the shape of the elements.
 
-    Elements are first rotated: in a group of n elements hit together, element k takes the value of element
-    (k + turn) mod n. Then y = x * factor + addend in float32, rounded to the type of x. Then the bits of y become
-    ((bits & keep) | set) ^ flip. Bits are given as two 32-bit words, the lower one first.
+    First, elements are rotated: in a group of n elements struck together, element k takes the value of element
+    (k + turn) mod n. Then y = x * factor + addend is computed in float32 and rounded to the type of x. Finally, the
+    bits of y become ((bits & keep) | set) ^ flip. Bits are given as two 32-bit words, the lower one first.
     """
 
     factor: Float32[ArrayLike, "*n"]
@@ -54,7 +54,7 @@ def neutral() -> Change:
 def apply(
     x: Shaped[Array, "*groups n"], change: Change, *, count: Int[Array, "*#groups"] | int | None = None
 ) -> Shaped[Array, "*groups n"]:
-    """Applies a change to groups of elements along the last axis; only the first `count` of a group are valid."""
+    """Applies a change to groups of elements along the last axis; only the first `count` of each group are valid."""
     room = x.shape[-1]
     if room > 1:
         count = jnp.maximum(jnp.asarray(room if count is None else count, jnp.int32), 1)
@@ -82,7 +82,7 @@ def _mask(given: UInt32[ArrayLike, "*n 2"], dtype: Any) -> Shaped[Array, "*n"]:
 
 
 def field_bits(dtype: Any, field: Field | None = None) -> tuple[int, ...]:
-    """Returns the bit positions of a field of a number, 0 being the least significant; all bits for None."""
+    """Returns the bit positions of a field of a number, where 0 is the least significant; all positions for None."""
     width = jax.dtypes.itemsize_bits(jnp.dtype(dtype))
     if field is None:
         return tuple(range(width))
@@ -110,12 +110,12 @@ def field_of(dtype: Any, bit: int) -> Field | None:
 
 
 def two_words(bits: int) -> tuple[int, int]:
-    """Splits bits into two 32-bit words, the lower one first."""
+    """Splits 64 bits into two 32-bit words, the lower one first."""
     return bits & 0xFFFFFFFF, bits >> 32
 
 
 def held_bits(value: float, dtype: Any) -> int:
-    """Returns the bits of a value, rounded to a type; raises ValueError if the type cannot hold it."""
+    """Returns the bits of a value after rounding it to a dtype; raises ValueError if the dtype cannot represent it."""
     name = jnp.dtype(dtype).name
     with np.errstate(all="ignore"):
         if jnp.issubdtype(dtype, jnp.floating):
@@ -132,7 +132,7 @@ def held_bits(value: float, dtype: Any) -> int:
 
 
 def by_layer(value: float | tuple[float, ...], layer: Int[Array, ""]) -> Float32[Array, ""]:
-    """Returns the value for a layer: the single number, or that of the layer, or zero beyond the last."""
+    """Returns the value for a layer: the single number if there is only one, the layer's own, or 0 beyond the last."""
     values = jnp.atleast_1d(jnp.asarray(value, jnp.float32))
     if values.size == 1:
         return values[0]
@@ -141,7 +141,7 @@ def by_layer(value: float | tuple[float, ...], layer: Int[Array, ""]) -> Float32
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class FaultKind(abc.ABC):
-    """Base class of all kinds of faults: draws changes and applies them. Its `repr` is its text, see `as_fault`."""
+    """Base class of all kinds of faults: draws changes and applies them. Its `repr` is the kind's text (`as_fault`)."""
 
     draws: ClassVar[bool] = False  # whether the kind draws a number for each step and layer
 
@@ -150,10 +150,10 @@ class FaultKind(abc.ABC):
 
     @abc.abstractmethod
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
-        """Draws the changes of elements of a dtype."""
+        """Draws the changes of elements with the given shape and dtype."""
 
     def draw(self, key: PRNGKeyArray) -> Float32[ArrayLike, ""]:
-        """Draws the number u for a step and a layer, shared by all elements that the fault hits there."""
+        """Draws the number u for a step and a layer, shared by all elements that the fault strikes there."""
         return np.float32(1)
 
     def on(self, u: Float32[ArrayLike, ""], layer: Int[Array, ""]) -> FaultKind:
@@ -161,7 +161,7 @@ class FaultKind(abc.ABC):
         return self
 
     def share(self, u: Float32[ArrayLike, ""]) -> Float32[ArrayLike, ""]:
-        """Returns the factor on the rate for the draw u; 1 on average."""
+        """Returns the factor on the rate for the draw u; its mean over u is 1."""
         return np.float32(1)
 
     def largest_share(self) -> float:
@@ -184,11 +184,11 @@ class FaultKind(abc.ABC):
         return changed
 
 
-SMALLEST = 2.0**-24  # draws are not below this, so that no severity is infinite
+SMALLEST = 2.0**-24  # lower limit of draws, so that no severity is infinite
 
 
 def _choices(dtype: Any, bits: tuple[int, ...], field: Field | None) -> tuple[int, ...]:
-    """Returns the bits that a fault draws from."""
+    """Returns the positions of the bits from which a fault draws."""
     of_field = field_bits(dtype, field)
     width = len(field_bits(dtype))
     if bits and max(bits) >= width:
@@ -221,14 +221,14 @@ def _words(bit: Int[Array, "*n"]) -> UInt32[Array, "*n 2"]:
 class BitFlip(FaultKind):
     """Inverts bits of the element.
 
-    Single bits are the classical model of a particle strike. On a data-center GPU with stuck-at faults in its gates,
-    fewer than 40 % of the events with flipped bits had a single flip (arXiv:2605.04213): also use `count=2` and more,
-    or `Mixed`.
+    A single inverted bit is the classical model of a particle strike. On a data-center GPU with stuck-at faults in its
+    gates, fewer than 40 % of the events with flipped bits had a single flip (arXiv:2605.04213); therefore also use a
+    `count` of 2 or more, or `Mixed`.
 
     Attributes:
-        bits: the bits to draw from, 0 being the least significant; all bits of the type if empty.
-        field: draw from the bits of this field instead.
-        count: number of distinct bits of the element to invert.
+        bits: positions of the bits to draw from, where 0 is the least significant; all bits of the type if empty.
+        field: the field from whose bits to draw instead.
+        count: number of distinct bits to invert in the element.
     """
 
     bits: tuple[int, ...] = ()
@@ -246,7 +246,7 @@ class BitFlip(FaultKind):
             raise ValueError(f"count={self.count}, but there are only {len(choices)} bits to draw from; give fewer")
         if self.count == 1:
             return neutral()._replace(flip=_words(jax.random.choice(key, jnp.asarray(choices, jnp.int32), shape)))
-        # The bits with the smallest of independent draws are a uniform choice without replacement.
+        # The bits with the smallest of independent draws form a uniform choice without replacement.
         order = jnp.argsort(jax.random.uniform(key, (*shape, len(choices))), axis=-1)[..., : self.count]
         words = _words(jnp.asarray(choices, jnp.int32)[order])
         return neutral()._replace(flip=lax.reduce(words, jnp.uint32(0), lax.bitwise_or, (words.ndim - 2,)))
@@ -254,7 +254,7 @@ class BitFlip(FaultKind):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class StuckBit(FaultKind):
-    """Sets one bit of the element to 0, or to 1: a permanent fault of a latch or a line.
+    """Sets one bit of the element to 0 or to 1, as a permanent fault of a latch or a line does.
 
     Memory errors in the field are dominated by hard errors, which recur at the same place (Schroeder, Pinheiro and
     Weber, *DRAM Errors in the Wild*, SIGMETRICS 2009).
@@ -281,7 +281,7 @@ class StuckBit(FaultKind):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Sign(FaultKind):
-    """Inverts the sign bit of the element: the case of `BitFlip` that no bound on magnitudes can detect."""
+    """Inverts the sign bit of the element: the one `BitFlip` that no bound on magnitudes can detect."""
 
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
         return BitFlip(field="sign").change(key, (), dtype, layer)
@@ -292,7 +292,8 @@ class Scale(FaultKind):
     """Multiplies the element by a factor.
 
     Errors with a large factor ruin training through the optimizer's history (He et al., *Understanding and Mitigating
-    Hardware Failures in Deep Learning Training Systems*, ISCA 2023); a power of two is an error of the exponent.
+    Hardware Failures in Deep Learning Training Systems*, ISCA 2023). A factor that is a power of two models an error in
+    the exponent.
     """
 
     factor: float
@@ -303,7 +304,7 @@ class Scale(FaultKind):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Add(FaultKind):
-    """Adds a number to the element: the effect of one wrong term on a sum."""
+    """Adds a number to the element, as one wrong term of a sum does."""
 
     value: float
 
@@ -315,9 +316,9 @@ class Add(FaultKind):
 class Relative(FaultKind):
     """Changes the element x to x (1 + s u) with a random sign s and u uniform in (0, 1] times `severity`.
 
-    If rounding would undo the change, the last bit changes instead, so that a hit element always differs. Zeros, NaNs
-    and infinities are unchanged. (The bare `change` does neither.) Ma et al. (arXiv:2502.12340) measured severity, the
-    mean relative size of an error, on unhealthy nodes.
+    If rounding would undo the change, the last bit changes instead, so that a struck element always differs. Zeros,
+    NaNs and infinities are unchanged. (`change` alone handles neither case.) Ma et al. (arXiv:2502.12340) measured
+    severity, the mean relative size of an error, on unhealthy nodes.
 
     Attributes:
         severity: the largest relative change; one number, or one per layer.
@@ -354,14 +355,15 @@ class Relative(FaultKind):
 class Tailed(Relative):
     """`Relative` with a severity drawn for each step and layer from a heavy-tailed distribution.
 
-    With u uniform in (0, 1), drawn for the step and the layer and the same for all elements, microsteps and devices:
+    A number u, uniform in (0, 1), is drawn for each step and layer, and is the same for all elements, microsteps and
+    devices:
 
-    - the mean relative change is V = severity u^-tail: a Pareto tail of index 1/tail with the minimum `severity`.
-      Changes of single elements are uniform in (0, 2 V], and at least the last bit;
-    - the rate is multiplied by (1 + few) u^few, whose mean is 1: the more severe a step, the fewer elements it hits.
+    - The mean relative change is V = severity u^-tail, which has a Pareto tail of index 1/tail and the minimum
+      `severity`. Changes of single elements are uniform in (0, 2 V], and at least one unit in the last bit.
+    - The rate is multiplied by (1 + few) u^few, whose mean is 1: the more severe a step, the fewer struck elements.
 
     The simulated nodes use this kind (`sdc.nodes.node_faults`, which describes the fit of `tail` and `few`). For a
-    fault that hits once (`strike_on`), u is drawn for that hit.
+    fault that strikes once (`strike_on`), u is drawn for that strike.
 
     Attributes:
         severity: the minimum mean relative change of a step; one number, or one per layer.
@@ -389,7 +391,7 @@ class Tailed(Relative):
                 raise ValueError(f"{name}={value}: expected a finite number of at least 0")
 
     def level(self, u: Float32[ArrayLike, ""] | float, layer: Any = 0) -> Float32[Array, ""]:
-        """Returns the mean relative change of a step and layer with the draw u."""
+        """Returns the mean relative change in a step and layer with the draw u."""
         return by_layer(self.severity, layer) * u**-self.tail
 
     def share(self, u: Float32[ArrayLike, ""] | float) -> Any:
@@ -411,7 +413,7 @@ class Tailed(Relative):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Gaussian(FaultKind):
-    """Adds noise from N(0, sigma^2) to the element: not a measured fault, but a control for what training tolerates."""
+    """Adds noise from N(0, sigma^2) to the element: a control for training's tolerance rather than a measured fault."""
 
     sigma: float
 
@@ -421,11 +423,12 @@ class Gaussian(FaultKind):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Stuck(FaultKind):
-    """Replaces the element by a given value: zero, a stuck number, NaN or an infinity.
+    """Replaces the element with a given value: zero, a stuck number, NaN or an infinity.
 
-    A value that the type cannot hold is an error: integers have no NaN and no infinity, some 8-bit floats no infinity
-    or no zero. NaN and infinity are 1.01 % of the corrupted outcomes of a data-center GPU (arXiv:2605.04213); a
-    defective core returned 0 for a power of 1.1 (Dixit et al., *Silent Data Corruptions at Scale*, arXiv:2102.11245).
+    A value that the type cannot represent is an error: integers have neither NaN nor infinities, and some 8-bit floats
+    have no infinities or no zero. NaN and infinities are 1.01 % of the corrupted outcomes of a data-center GPU
+    (arXiv:2605.04213). A defective core returned 0 for a power of 1.1 (Dixit et al., *Silent Data Corruptions at
+    Scale*, arXiv:2102.11245).
     """
 
     value: float
@@ -440,14 +443,15 @@ class Mixed(FaultKind):
     """Changes the element in one of several ways: to zero, to NaN or an infinity, or by inverting some of its bits.
 
     Tung et al. (arXiv:2605.04213) distinguish these outcomes. Bits are drawn with probabilities that fall linearly from
-    the lowest to the highest. A flip keeps a finite number finite: if it would not, the same bits are inverted one
-    position lower (the lowest wraps around to the sign). (The bare `change` does not depend on the number and applies
-    the flip as drawn.)
+    the lowest to the highest. A flip keeps a finite number finite: if the drawn bits would not, the bits one position
+    lower are inverted instead (the lowest wraps around to the sign). (`change` alone does not depend on the number and
+    applies the flip as drawn.)
 
     Attributes:
         zero: share of the elements that become zero.
-        special: share that becomes NaN or either infinity, with equal probability, as far as the type has them.
-        flips: shares of the other elements with one inverted bit, with two, and so on.
+        special: share of the elements that become NaN or an infinity, with equal probability for each that the type
+            has.
+        flips: among the other elements, the share with one inverted bit, the share with two, and so on.
     """
 
     zero: float = 0.0
@@ -472,7 +476,7 @@ class Mixed(FaultKind):
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
         width, most = len(field_bits(dtype)), len(self.flips)
         room = len(field_bits(dtype, "exponent")) - 1 if jnp.issubdtype(dtype, jnp.floating) else width
-        if most > room:  # else the whole exponent could be inverted, and no lower position would keep it finite
+        if most > room:  # otherwise, the whole exponent could be inverted, and no lower position would stay finite
             raise ValueError(
                 f"flips={self.flips}: up to {most} bits, but {jnp.dtype(dtype).name} allows {room}; give fewer shares"
             )
@@ -481,7 +485,7 @@ class Mixed(FaultKind):
         zeroed, special = u < self.zero, (u >= self.zero) & (u < self.zero + self.special)
         values = np.asarray([two_words(bits) for bits in self._special(dtype)] or [(0, 0)], np.uint32)
         value = jnp.asarray(values)[jax.random.randint(which, shape, 0, len(values))]
-        # Gumbel noise on the log weights: the largest are draws without replacement.
+        # With Gumbel noise added to the log weights, the largest ones are draws without replacement.
         weights = jnp.arange(width, 0, -1, dtype=jnp.float32)
         noise = jax.random.gumbel(place, (*shape, width), jnp.float32)
         order = jnp.argsort(-(noise + jnp.log(weights)), axis=-1)[..., :most]
@@ -505,12 +509,12 @@ class Mixed(FaultKind):
         bits = as_bits(x)
         flips, one = as_bits(changed) ^ bits, jnp.ones((), bits.dtype)
         below = (flips >> one) | (flips << (one * (8 * bits.dtype.itemsize - 1)))
-        # One position lower is finite: only flipping exactly the same exponent bits makes the exponent all ones again.
+        # One position lower is finite: only inverting exactly the same exponent bits makes all exponent bits one again.
         flipped = jnp.asarray(change.keep)[..., 0] != 0
         return select(flipped & jnp.isfinite(x) & ~jnp.isfinite(changed), from_bits(bits ^ below, x), changed)
 
     def _special(self, dtype: Any) -> list[int]:
-        """Returns the bits of NaN and the infinities, as far as the type has them."""
+        """Returns the bits of NaN and of both infinities, omitting those that the type does not have."""
         found = []
         for value in (math.nan, math.inf, -math.inf) if self.special else ():
             try:
@@ -524,13 +528,13 @@ class Mixed(FaultKind):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Rotate(FaultKind):
-    """Rotates the values of elements that are hit together: wrong addresses rather than wrong numbers.
+    """Rotates the values of elements that are struck together, as wrong addresses would, rather than wrong numbers.
 
-    With two elements (`Run(2)`) it is a swap. No frequency is published. Sums and XORs cannot detect it, so checks
-    should be tested with it.
+    With two elements (`Run(2)`), a rotation is a swap. No published study states how frequent this fault is. Sums and
+    XORs cannot detect it, so it is a good test of other checks.
 
     Attributes:
-        by: element k takes the value of element k + by.
+        by: offset of the rotation: element k takes the value of element k + by.
     """
 
     by: int = 1
@@ -543,7 +547,7 @@ class Rotate(FaultKind):
         return neutral()._replace(turn=jnp.int32(self.by))
 
 
-# The form of every kind, by its name in texts.
+# The forms of all kinds, keyed by their names in texts.
 KINDS: Mapping[str, Form] = {
     "bitflip": form(BitFlip), "stuck0": form(StuckBit, value=0), "stuck1": form(StuckBit, value=1), "sign": form(Sign),
     "scale": form(Scale), "add": form(Add), "relative": form(Relative), "tailed": form(Tailed),
