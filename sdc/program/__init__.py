@@ -1,10 +1,10 @@
-"""Steps as programs that can be rewritten.
+"""Training steps as programs that can be rewritten.
 
 - `selectors`: the sites of a step, and selectors that choose among them; `identities`: probes and other marks.
-- `interpreter`: rewrites a step by a rule, and returns its `reports`.
+- `interpreter`: rewrites a step by a rule, whose reports it returns; `reports`: the interface of rules.
 - `arguments`: arguments and results of a step, including Flax NNX objects.
-- `plan`, `regions`, `flop_counts`: which equations of a program are sites, and what they compute.
-- `mesh`: mapped axes, and the devices that a program is compiled for.
+- `plan`, `regions`, `flop_counts`: which equations of a program are sites, and the work that they do.
+- `mesh`: mapped axes, and the devices for which a program is compiled.
 - `control_flow`: conditionals, loops and cached traces for rules.
 """
 

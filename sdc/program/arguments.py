@@ -1,12 +1,12 @@
-"""Arguments and results of a step: arrays, static values, and objects that it changes.
+"""Arguments and results of a step: arrays, static values, and objects that the step changes in place.
 
-Arrays become inputs of its program. Other leaves of the arguments are passed to the step unchanged: Python numbers,
-texts, functions, and static arguments of an outer `jax.jit`. A step changes modules, optimizers, metrics and random
-streams of Flax NNX in place: their arrays are inputs and outputs, and the caller's objects are updated afterwards, as
-`nnx.jit` does.
+Arrays become inputs of the step's program. Other leaves of the arguments are passed to the step unchanged: Python
+numbers, texts, functions, and static arguments of an outer `jax.jit`. A step can change modules, optimizers, metrics
+and random streams of Flax NNX in place: the arrays of these objects are inputs and outputs of the program, and the
+caller's objects are updated afterwards, as with `nnx.jit`.
 
-Arguments that another transformation takes before the step's own (`aside`), and reports that it returns after the
-step's output, are not part of the step.
+If another transformation takes arguments before the step's own (`aside`), or returns reports after the step's output,
+these are not part of the step.
 """
 
 import functools
@@ -24,7 +24,7 @@ from .plan import open_jaxpr
 from .reports import Values, apart, together
 from .selectors import Direction, Selector
 
-Path: TypeAlias = tuple[Any, ...]  # JAX's key path to a leaf of a tree
+Path: TypeAlias = tuple[Any, ...]  # a key path of JAX to a leaf of a tree
 CONTEXT = "sdc"  # name under which NNX tracks the objects of a call
 NUMBERS = (bool, int, float, complex)
 
@@ -35,7 +35,7 @@ def path_text(path: Path) -> str:
 
 @jax.tree_util.register_pytree_with_keys_class
 class _Value:
-    """An `nnx.State`: a value, not an object, although it holds variables, which are objects on their own."""
+    """An `nnx.State`. It is a value, not an object, although a variable in it would by itself be an object."""
 
     def __init__(self, names: Sequence[str], structure: Any, leaves: Sequence[Any]) -> None:
         self.names, self.structure, self.leaves = tuple(names), structure, leaves
@@ -80,7 +80,7 @@ class Parts:
         self.leaves = [leaf for _, leaf in paths if not is_object(leaf)]
 
     def put_together(self, objects: Sequence[Any], leaves: Sequence[Any]) -> Any:
-        """Returns the tree with its objects and leaves replaced."""
+        """Returns the tree with the given objects and leaves in place of its own."""
         sources = {True: iter(objects), False: iter(leaves)}
         tree = jax.tree.unflatten(self.structure, [next(sources[chosen]) for chosen in self.chosen])
 
@@ -98,28 +98,28 @@ class _Call:
         self.given: Any = (args, kwargs)  # the tree
 
     def __call__(self, given: Any) -> Any:
-        """Calls the step inside of the trace; also returns a tree of arrays."""
+        """Calls the step inside the trace, and returns its results as a tree of arrays."""
         args, kwargs = given
         return apart(self.step(*args, **kwargs))
 
     def check(self, constants: Sequence[Any]) -> None:
-        """Checks the arrays that the step reads although they are not arguments."""
+        """Checks the arrays that the step reads from outside its arguments."""
 
     def finish(self, returned: Any) -> Any:
-        """Returns the step's result outside of the trace."""
+        """Returns the step's result after the trace has ended."""
         return together(*returned)
 
     def name(self, direction: Direction, path: Path) -> str | None:
-        """Returns the name of the site of an array in one of the trees; None if it is not a site."""
+        """Returns the name of the site for an array in one of the trees; None if the array is not a site."""
         return None if direction == "out" and path[0].idx else path_text(path[1:])
 
 
 class _Changing(_Call):
-    """A call with NNX objects among the arguments, which are split and merged four times; see `nnx.update_context`.
+    """A call with NNX objects among its arguments; the objects are split and merged four times (`nnx.update_context`).
 
-    Trees of arrays are pairs: the state of the objects by their number, and the other leaves. The returned tree also
-    holds the reports; its objects are first the arguments that the step changed, then those of its output. Unchanged
-    objects are not touched, so that a module of an outer trace can be read.
+    Each tree of arrays is a pair: the states of the objects, keyed by number, and the other leaves. The returned tree
+    also holds the reports; its objects are the arguments that the step changed, followed by the objects in the step's
+    output. Unchanged objects are not touched, so that a module of an outer trace can be read.
     """
 
     def __init__(self, nnx: Any, step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -195,7 +195,7 @@ def _by_path(tree: Any) -> dict[Path, Any]:
 
 
 def _in_object(paths: Sequence[Path], path: Path) -> str:
-    """Returns the name of an array, without the `value` under which variables hold theirs."""
+    """Returns the name of an array, without the `value` under which a variable holds its array."""
     inside = path[1:-1] if path[-1] == jax.tree_util.GetAttrKey("value") else path[1:]
     return path_text((*paths[path[0].key][1:], *inside))
 
@@ -203,7 +203,7 @@ def _in_object(paths: Sequence[Path], path: Path) -> str:
 def functional(
     step: Callable[[Any, Any], tuple[Any, Any]], state: Any, batch: Any
 ) -> tuple[Callable[[Any, Any], tuple[Any, Any]], Any, Callable[[Any], Any]]:
-    """Converts a step `(state, batch) -> (state, metrics)` over any state to one over arrays alone."""
+    """Converts a step `(state, batch) -> (state, metrics)` on a state of any kind to one on arrays alone."""
     nnx = sys.modules["flax.nnx"] if holds_objects(state) else None
     changed = _changed_numbers(step, state, batch) if nnx is None else frozenset()
 
@@ -238,7 +238,7 @@ def _pair(out: Any) -> tuple[Any, Any]:
 
 
 def _changed_numbers(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> frozenset[int]:
-    """Returns the leaves, such as step counts, that are Python numbers and that the step changes or makes arrays."""
+    """Returns indices of the leaves that are Python numbers (such as step counts) and that the step does not keep."""
     leaves = jax.tree.leaves(state)
     values = {number: leaf for number, leaf in enumerate(leaves) if is_array(leaf, numbers=True)}
     if not all(isinstance(jax.typeof(leaf), core.ShapedArray) for leaf in values.values()):
@@ -256,7 +256,7 @@ def _changed_numbers(step: Callable[[Any, Any], Any], state: Any, batch: Any) ->
         found.extend(jax.tree.leaves(_pair(step(_merge(made_up, arrays), batch))[0]))
 
     jax.eval_shape(look, arrays, batch)
-    if len(found) != len(leaves):  # a different structure, which raises later
+    if len(found) != len(leaves):  # the structures differ, for which an error is raised later
         return frozenset()
     return frozenset(
         number for number, leaf in numbers.items() if type(found[number]) is not type(leaf) or found[number] != leaf
@@ -264,7 +264,7 @@ def _changed_numbers(step: Callable[[Any, Any], Any], state: Any, batch: Any) ->
 
 
 def _split(tree: Any, changed: Collection[int] = ()) -> tuple[Any, Any]:
-    """Splits a tree into its structure with static leaves, and its arrays in their places."""
+    """Splits a tree into its structure with the static leaves, and a tree of the arrays alone."""
     leaves, structure = jax.tree.flatten(tree)
     chosen = [is_array(leaf) or number in changed for number, leaf in enumerate(leaves)]
     static = [None if array else leaf for leaf, array in zip(leaves, chosen, strict=True)]
@@ -280,7 +280,7 @@ def _merge(made_up: Any, arrays: Any) -> Any:
 
 
 def is_array(leaf: Any, *, numbers: bool = False) -> bool:
-    """Whether a leaf of the arguments becomes an input of the program; Python numbers do only with `numbers`."""
+    """Returns whether a leaf of the arguments becomes an input of the program, as Python numbers do with `numbers`."""
     if not numbers and type(leaf) in NUMBERS:
         return False
     try:
@@ -295,7 +295,7 @@ _ASIDE: set[type[Any]] = set()
 
 
 def aside(kind: Kind) -> Kind:
-    """Declares a type whose values, given before the step's own arguments, are neither part of the step nor sites."""
+    """Declares a type of arguments that precede the step's own and are neither part of the step nor sites."""
     _ASIDE.add(kind)
     return kind
 
@@ -305,13 +305,13 @@ class Traced(NamedTuple):
 
     closed: Any  # its jaxpr, with a site at every input and output array
     inputs: Values  # its input arrays
-    # Converts the output arrays to the step's result, and updates the objects that the step changed
+    # A function that converts the output arrays to the step's result, and updates the objects that the step changed
     finish: Callable[[Values], Any]
 
 
 @contextmanager
 def traced(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Traced]:
-    """Traces a step; the objects of its arguments can be updated until the context ends."""
+    """Traces a step; the objects among its arguments can be updated until the context ends."""
     own = next((number for number, one in enumerate(args) if type(one) not in _ASIDE), len(args))
     step, args = functools.partial(step, *args[:own]), args[own:]
     if holds_objects((args, kwargs)):
@@ -323,7 +323,10 @@ def traced(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def taking(step: Callable[..., Any], *before: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates a function with the name and signature of a step, so that static arguments can be given by name."""
+    """Returns a decorator that gives a function the name and signature of a step, so that `static_argnames` works.
+
+    The new signature begins with the parameters `before`.
+    """
     if not callable(step) or isinstance(step, Selector):
         raise TypeError(f"expected a step, not {type(step).__name__}; give the function first, and do not call it")
 
@@ -398,6 +401,6 @@ def _port(call: _Call, direction: Direction, path: Path, leaf: Any) -> Any:
 
 
 def holds_objects(tree: Any) -> bool:
-    """Whether a tree holds Flax NNX objects, which a step can change in place."""
-    nnx = sys.modules.get("flax.nnx")  # if it is not imported, no such objects exist
+    """Returns whether a tree holds Flax NNX objects, which a step can change in place."""
+    nnx = sys.modules.get("flax.nnx")  # unless the module has been imported, no such objects exist
     return nnx is not None and bool(Parts(nnx, tree).objects)

@@ -1,6 +1,6 @@
 """Control flow: a conditional that costs nothing if it is not taken, and parts of rewritten loops and branches.
 
-The computation of a rule is traced once for all sites with equal shapes, for arrays of any sharding.
+The computation of a rule is traced once for all sites with equal shapes, however their arrays are sharded.
 """
 
 import functools
@@ -25,10 +25,11 @@ Tree = TypeVar("Tree")
 def rarely(predicate: Bool[Array, ""], change: Callable[..., Tree], carried: Tree, *operands: Any) -> Tree:
     """Returns `change(carried, *operands)` if the predicate holds, else `carried` without copying it.
 
-    It is a loop of at most one iteration. Values carried through a loop stay in place, while a conditional has its own
-    buffer for its result and copies unchanged values there. If `change` uses arrays other than its arguments, XLA may
-    hoist these computations out of the loop, so that they always run. Around collectives the predicate must be the same
-    on all devices; results of `change` may vary over no more mesh axes than `carried` and the operands.
+    The conditional is a loop of at most one iteration. Values carried through a loop stay in place, whereas a
+    `lax.cond` has a separate buffer for its result and copies unchanged values into it. If `change` uses arrays other
+    than its arguments, XLA may hoist computations on them out of the loop, so that these always run. If `change`
+    contains collectives, the predicate must be the same on all devices; its results may vary over no more mesh axes
+    than `carried` and the operands.
     """
     carried, predicate = varying((carried, predicate), like=operands)
 
@@ -44,20 +45,20 @@ def rarely(predicate: Bool[Array, ""], change: Callable[..., Tree], carried: Tre
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Values, platforms: Any = None) -> Any:
-    """Like `lax.switch`, but without clamping the index, which would add sites."""
+    """Applies one of the branches, as `lax.switch` does, but without clamping the index, which would add sites."""
     return _switch_internal(index, branches, operands, branches_platforms=platforms)
 
 
 @jax.named_scope(Tags.HIDDEN)
 def zeros(shapes: Any) -> Any:
-    """Returns the reports of operations that did not run."""
+    """Returns zeros of the given shapes: the reports of operations that did not run."""
     return varying(jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes))
 
 
 def traced_here(function: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], Any]:
     """Traces a function once; returns a function that evaluates the trace, and the shapes of its results.
 
-    JAX traces bodies of control flow several times; nested ones multiply that number at each level.
+    JAX traces bodies of control flow several times, and nesting multiplies the number of traces at each level.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
     structure = jax.tree.structure(shapes)
@@ -69,7 +70,7 @@ def traced_here(function: Callable[..., Any], *args: Any) -> tuple[Callable[...,
 
 
 def while_any(check: Callable[..., Any], work: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns condition and body of a loop under `vmap`: it runs while any row continues; other rows do not change."""
+    """Returns condition and body of a loop under `vmap`: it runs until every row has ended, and keeps ended rows."""
 
     def check_any(index: Any, carry: Values) -> tuple[Any, dict[str, Report]]:
         go_on, reports = check(index, carry)
@@ -89,9 +90,9 @@ def while_any(check: Callable[..., Any], work: Callable[..., Any]) -> tuple[Call
 def traced_once(
     function: Callable[..., tuple[Values, Report]], static_argnums: int | Sequence[int] = ()
 ) -> Callable[..., tuple[Values, Report]]:
-    """Decorates the computation of a rule: sites of equal shapes and dtypes share one trace and one XLA function.
+    """Decorates the computation of a rule, so that sites of equal shapes and dtypes share a trace and an XLA function.
 
-    A program of a thousand sites is rewritten in a small multiple of the time that JAX takes to trace it.
+    A program with a thousand sites is rewritten in a small multiple of the time that JAX takes to trace it.
     """
 
     @functools.partial(jax.jit, static_argnums=static_argnums)
@@ -99,7 +100,7 @@ def traced_once(
     def traced(outs: Values, *others: Any) -> tuple[Values, Report]:
         meshes = map(_mesh, jax.tree.leaves((outs, others)))
         mesh = next((each for each in meshes if each is not None and each.explicit_axes), None)
-        if mesh is None:  # XLA chooses how arrays are sharded
+        if mesh is None:  # XLA chooses the shardings
             return function(outs, *others)
         automatic = mesh.update_axis_types(dict.fromkeys(mesh.explicit_axes, AxisType.Auto))
         shardings = [jax.typeof(x).sharding for x in outs]
@@ -107,7 +108,7 @@ def traced_once(
             changed, report = function(*moved((outs, *others), automatic))
         new = list(changed)
         for number, (x, sharding) in enumerate(zip(new, shardings, strict=True)):
-            if jax.typeof(x).sharding != sharding:  # arrays that were on no mesh become replicated
+            if jax.typeof(x).sharding != sharding:  # arrays that were not on a mesh become replicated
                 new[number] = moved(x, mesh) if sharding.mesh.empty else jax.reshard(x, sharding)
         return new, moved(report, mesh)
 
@@ -119,7 +120,7 @@ def _mesh(x: Any) -> Any:
 
 
 def moved(tree: Any, mesh: Any) -> Any:
-    """Moves arrays to a mesh of the same devices with other axis types, not sharded over any explicit axis.
+    """Moves arrays to a mesh of the same devices with other axis types, where they are not sharded over explicit axes.
 
     Arrays without a mesh are unchanged.
     """

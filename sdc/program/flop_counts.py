@@ -1,4 +1,4 @@
-"""Counts of the floating-point operations of an equation, from its shapes alone, and of its matrix products."""
+"""Counts of the floating-point operations of an equation and of its matrix products, from shapes alone."""
 
 import math
 import sys
@@ -28,11 +28,11 @@ LIBRARIES = ("jax.", "jaxlib.", "sdc.")
 
 
 def flops(primitive: str, params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Returns the floating-point operations of one evaluation.
+    """Returns the number of floating-point operations in one evaluation of an equation.
 
-    A multiplication and an addition count as two. Matrix products and convolutions are exact: 2 m n k. A reduction
-    counts one per input element, any other arithmetic one per output element, regardless of its cost (`exp` as much as
-    `add`); moving data and integer arithmetic count as zero.
+    A multiplication and an addition count as two operations. Counts of matrix products and convolutions are exact:
+    2 m n k. A reduction counts as one operation per input element; any other arithmetic counts as one per output
+    element, regardless of its cost (`exp` as much as `add`). Data movement and integer arithmetic count as zero.
     """
     floating = [x for x in outputs if hasattr(x, "shape") and jnp.issubdtype(x.dtype, jnp.inexact)]
     if not floating or primitive in FREE:
@@ -47,10 +47,10 @@ def flops(primitive: str, params: Mapping[str, Any], inputs: Sequence[Any], outp
 def product_flops(
     primitive: Any, params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> int | None:
-    """Returns the operations of the matrix products in an operation, integer ones included; None if unknown.
+    """Returns the number of operations in an equation's matrix products, including integer products; None if unknown.
 
-    Products inside a kernel (`pallas_call`) or another primitive that holds a program are counted. They are unknown for
-    primitives of other libraries and calls of foreign code that return numbers other than integers.
+    Products inside a kernel (`pallas_call`) or another primitive that holds a program are counted. The number is
+    unknown for primitives of other libraries, and for calls of foreign code, that return numbers other than integers.
     """
     name = primitive.name
     if name in FREE:
@@ -74,7 +74,7 @@ def product_flops(
         grid = params["grid_mapping"].grid
         known = all(isinstance(size, int) for size in grid)
         return inside and (inside * math.prod(grid) if known else None)
-    if bodies:  # the number of runs is unknown, except for a custom_partitioning, which runs once
+    if bodies:  # it is unknown how often they run, except for a custom_partitioning, whose body runs once
         return inside if name == "custom_partitioning" else None if inside != 0 else 0
     if primitive not in _registry:
         for module_name, module in list(sys.modules.items()):
@@ -82,7 +82,7 @@ def product_flops(
                 _registry.update(value for value in vars(module).values() if isinstance(value, core.Primitive))
     if primitive in _registry:
         return 0
-    try:  # another library implements it by a function, which may be traceable
+    try:  # another library implements the primitive by a function, which may be traceable
         program = jax.make_jaxpr(lambda *args: primitive.impl(*args, **params))(*inputs).jaxpr
     except Exception:  # foreign code may raise anything; its cost is then unknown
         return None
@@ -90,7 +90,7 @@ def product_flops(
 
 
 def _inside(jaxprs: Sequence[Any]) -> int | None:
-    """Returns the operations of the products in programs that run once."""
+    """Returns the number of operations in the matrix products of programs that run once; None if unknown."""
     total = 0
     for jaxpr in jaxprs:
         for eqn in (jaxpr.jaxpr if hasattr(jaxpr, "consts") else jaxpr).eqns:
@@ -117,9 +117,9 @@ def _of_equation(eqn: Any) -> int | None:
     return product_flops(eqn.primitive, eqn.params, avals, [var.aval for var in eqn.outvars])
 
 
-# Primitives of JAX and of this library. Those without bodies compute no products, except the ones named here.
+# Primitives of JAX and of this library. Those without bodies compute no matrix products, except the ones listed below.
 _registry: set[Any] = set()
-# Arithmetic of `jax.lax` that computes no product and holds no program, for a fast path.
+# Arithmetic of `jax.lax` that computes no matrix product and holds no program, for a fast path.
 _leaves = frozenset(
     primitives.__dict__[f"{name}_p"]
     for name in (
@@ -142,7 +142,7 @@ def _convolution(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequ
 
 
 def _ragged(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Every row belongs to one group; if contracted axes are split into groups, so does every term."""
+    """Counts each row once, since it belongs to one group; if groups split a contracted axis, counts each term once."""
     numbers = params["ragged_dot_dimension_numbers"]
     whole = {"dimension_numbers": numbers.dot_dimension_numbers}
     contracted = numbers.dot_dimension_numbers[0][0]
@@ -155,7 +155,7 @@ def _scaled(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[
 
 
 def _sparse(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Every stored number is multiplied with each column of the other factor."""
+    """Counts the product of each stored number with each column of the other factor."""
     (_, contracted), (_, batch) = params["dimension_numbers"]
     columns = (size for axis, size in enumerate(inputs[-1].shape) if axis not in (*contracted, *batch))
     return 2 * math.prod(inputs[0].shape) * math.prod(columns)
@@ -171,5 +171,5 @@ _FORMULAS = {
     "bcsr_dot_general": _sparse,
     "bcoo_dot_general_sampled": _dot,
 }
-# Products of other sparse arrays.
+# Matrix products of other sparse arrays.
 _SPARSE = ("bcoo_spdot_general", "coo_matmat", "coo_matvec", "csr_matmat", "csr_matvec")

@@ -1,11 +1,12 @@
-"""Identity primitives that identify sites of a step: probes, ports, marks and guards. All of them lower to nothing.
+"""Identity primitives that mark places in a step: probes, ports, marks and guards. All of them lower to nothing.
 
-The author of a model puts a *probe* on a tensor, and its derivative probes the cotangent. A *port* is the site of an
-array that enters or leaves the step. A *mark* represents an equation that a rule replaced: the rule's own computation
-is bound below the scope `Tags.HIDDEN`, where no transformation looks for sites, and its outputs are bound to a mark
-with the primitive, parameters and inputs of the equation. An outer transformation that selects the equation sees the
-values with which the step continues, such as corrupted ones. A *guard* raises when it is differentiated: a step must be
-rewritten after differentiation, since a call with a custom derivative is inlined as its body, whose derivative differs.
+The author of a model puts a *probe* on a tensor; the derivative of the probe is a probe of the cotangent. A *port* is
+the site of an array that enters or leaves the step. A *mark* represents an equation that a rule replaced: the rule's
+own computation is bound in the scope `Tags.HIDDEN`, where no transformation looks for sites, and the outputs of this
+computation are bound to a mark that has the primitive, parameters and inputs of the equation. An outer transformation
+that selects the equation therefore sees the values with which the step continues, such as corrupted ones. A *guard*
+raises an error when it is differentiated: a step must be differentiated before it is rewritten, since a call with a
+custom derivative is inlined as its body, whose derivative differs.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ Tree = TypeVar("Tree")
 
 
 def _identity(name: str) -> Primitive:
-    """Creates a primitive that returns its one array unchanged, also under `vmap`."""
+    """Creates a primitive that returns its single argument unchanged, also under `vmap`."""
     primitive = Primitive(name)
     primitive.def_impl(lambda x, **_: x)
     primitive.def_abstract_eval(lambda x, **_: x)
@@ -36,11 +37,11 @@ mark_p.multiple_results = True
 
 
 def probe(x: Tree, name: str, *, directions: Sequence[Literal["fwd", "bwd"]] = ("fwd", "bwd")) -> Tree:
-    """Names the values of `x` as a site; returns `x`.
+    """Makes the value of `x` a named site; returns `x`.
 
     Args:
-        x: an array, or a pytree of arrays; each leaf becomes a site (`name/path` if `x` is a pytree).
-        name: the site's name, without `#` and without glob characters.
+        x: an array, or a pytree of arrays, each leaf of which becomes a site (`name/path`).
+        name: name of the site, without `#` and without glob characters.
         directions: `("fwd",)` probes only the value, `("bwd",)` only its cotangent.
 
     Returns:
@@ -113,7 +114,7 @@ batching.primitive_batchers[mark_p] = _mark_batch
 
 
 def underived(arrays: Sequence[Any], why: str, instead: str = "") -> list[Any]:
-    """Returns arrays that raise ValueError with a reason when differentiated; `instead` is a further remedy."""
+    """Returns the arrays; differentiating them raises ValueError with the reason `why` and the remedy `instead`."""
     remedy = (
         "transform the function that differentiates, as in sdc.abft(jax.grad(loss)), and not jax.grad(sdc.abft(loss))"
     )

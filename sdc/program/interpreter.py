@@ -1,4 +1,4 @@
-"""The interpreter behind every transformation: it applies a rule to selected equations of a step.
+"""The interpreter behind every transformation, which applies a rule to selected equations of a step.
 
 `rewrite(step, where, rule)` traces `step` to a jaxpr, walks it, and calls `rule` in place of each selected equation.
 The rule returns the equation's outputs, possibly changed, and a *report*: a pytree of arrays. Reports leave control
@@ -10,15 +10,17 @@ flow as follows:
 `cond`, `switch`       zeros from the branches that were not taken
 `shard_map`, `pmap`    one new leading axis per mesh axis, one row per device
 `jit`, `remat`         passed through; donation and shardings of an inner `jit` are kept
-custom derivatives     the call is inlined: a step is rewritten after differentiation. So are the calls of
-                       `custom_vmap`, `linear_call`, `composite`, and the solver of `custom_linear_solve`
+custom derivatives     the call is inlined, since a step is rewritten after differentiation; calls of
+                       `custom_vmap`, `linear_call`, `composite` and the solver of `custom_linear_solve`
+                       are inlined as well
 =====================  ================================================================================
 
-All zeros must therefore mean "nothing happened" in a report. Parts of the step without a selected equation are bound
-unchanged, so that a step without any becomes the identical program. A rule's outputs are marked as those of the
-equation (`identities.py`), so that transformations compose: the outer one sees the values that the inner one returns.
+A report of zeros must therefore mean "nothing happened". Parts of the step without a selected equation are bound
+unchanged, so that a step without any selected equation becomes the identical program. A rule's outputs are marked as
+those of the equation (`identities.py`), so that transformations compose: the outer one sees the values that the inner
+one returns.
 
-Only this package uses the internals of JAX's programs; it runs on jax 0.10 and 0.12.
+Only this package uses the internals of JAX's programs; the package runs on jax 0.10 and 0.12.
 """
 
 import functools
@@ -58,7 +60,8 @@ from .regions import Around, Region, region_p, with_region
 from .reports import Place, Report, Reports, Rule, Values
 from .selectors import Selector, Site, Tags, Where, as_selector, everything, no_hits
 
-# Takes an equation's primitive, parameters and inputs; returns replacements of its outputs, or None to keep it.
+# A function that takes an equation's primitive, parameters and inputs, and returns replacements for the equation's
+# outputs, or None to keep the equation.
 Replace: TypeAlias = Callable[[Any, Mapping[str, Any], Values], Values | None]
 
 
@@ -78,20 +81,21 @@ def rewrite(
         step: any function that JAX can trace; for its arguments see `arguments.py`.
         where: selects sites.
         rule: see `Rule`.
-        required: whether a selector that hits nothing is an error, for tools that must not silently do nothing.
-        reason: returns why the rule cannot handle a site, or None; such sites are unchanged, and listed in
-            `Reports.skipped`.
-        first: arguments of a `substitute` to apply beforehand; if it replaces anything, arrays that enter and leave the
-            step are no longer sites.
-        around: runs the part of the step that holds all sites; for lock-step.
+        required: whether a selector that matches no site is an error, for tools that must not silently do nothing.
+        reason: a function that returns why the rule cannot handle a site, or None if the rule can. Sites that the rule
+            cannot handle are unchanged, and listed in `Reports.skipped`.
+        first: arguments of a `substitute` to apply beforehand; if it replaces anything, the arrays that enter and leave
+            the step are no longer sites.
+        around: a function that runs the part of the step that holds all sites; for lock-step.
 
     Returns:
-        A function of the same arguments that returns `(step's output, Reports)`. Wrap it in `jax.jit`: it is traced
-        again in each call.
+        A function of the same arguments that returns `(step's output, Reports)`. Wrap it in `jax.jit`, since otherwise
+        every call traces it again.
 
     Raises:
-        ValueError: a selected probe is inside a primitive that cannot be entered (it would go unchecked); or nothing is
-            selected although `required`: the message lists near misses, or says why the rule cannot handle the sites.
+        ValueError: a selected probe is inside a primitive that cannot be entered (the probe would go unchecked); or
+            `required` is set and nothing is selected, in which case the message lists near misses, or says why the rule
+            cannot handle the sites.
     """
 
     selector = as_selector(where)
@@ -114,7 +118,7 @@ def rewrite(
             outs, reports = evaluate(plan, jaxpr, (), _Applied(selector, rule, around), program.inputs)
             values = [reports[site.name] for site in plan.sites]
             here = jax.sharding.get_abstract_mesh()
-            if not here.empty:  # parts of a step may have other explicit axes
+            if not here.empty:  # parts of a step may have different explicit axes
                 with jax.named_scope(Tags.HIDDEN):
                     values = moved(values, here)
             out, found = program.finish(outs), Reports(plan.sites, values, survey.shares())
@@ -134,8 +138,9 @@ def substitute(step: Callable[..., Any], where: Where, replace: Replace) -> Call
     Args:
         step: any function that JAX can trace.
         where: selects sites.
-        replace: takes an equation's primitive, parameters and inputs; returns replacements of its outputs, or None to
-            keep it. Equations that another transformation has rewritten are kept.
+        replace: a function that takes an equation's primitive, parameters and inputs, and returns replacements for the
+            equation's outputs, or None to keep the equation. Equations that another transformation has rewritten are
+            always kept.
 
     Returns:
         A function of the same arguments.
@@ -151,7 +156,7 @@ def substitute(step: Callable[..., Any], where: Where, replace: Replace) -> Call
 
 
 def _substituted(closed: Any, where: Where, replace: Replace) -> tuple[Callable[..., Values], Plan]:
-    """Returns a program in which `replace` replaces selected operations, and the plan of these."""
+    """Returns a program in which `replace` replaces the selected operations, and the plan of these operations."""
     live = live_program(closed)
     plan = plan_sites(live, as_selector(where))
     return lambda *inputs: evaluate(plan, live, (), _Substitute(replace), inputs)[0], plan
@@ -170,17 +175,17 @@ class _Substitute:
 
 
 def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwargs: Any) -> list[Site]:
-    """Lists the sites of a step that a selector hits, in program order, without running the step.
+    """Lists the sites of a step that a selector matches, in program order, without running the step.
 
     `for site in sdc.sites(step, *args): print(site)` prints them with shapes, dtypes, operations and source lines.
 
     Args:
         step: any function that JAX can trace.
         args, kwargs: arguments of the step, arrays or `jax.ShapeDtypeStruct` objects.
-        where: selects sites; by default all.
+        where: selects sites; by default, all sites.
 
     Raises:
-        ValueError: the selector hits nothing; the message lists near misses.
+        ValueError: the selector matches no site; the message lists near misses.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -206,7 +211,7 @@ def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwa
 
 
 class _Applied:
-    """A rule with features common to all rules: selected iterations, and marks for outer transformations."""
+    """A rule with the features that all rules share: selected iterations, and marks for outer transformations."""
 
     def __init__(self, selector: Selector, rule: Rule, around: Around | None = None) -> None:
         self.selector, self.rule, self.around = selector, rule, around
@@ -218,7 +223,7 @@ class _Applied:
             outputs, primitive, params = params["outputs"], params["of"], dict(params["params"])
             known, operands = operands[:outputs], operands[outputs:]
         elif not all(isinstance(jax.typeof(x), core.ShapedArray) for x in operands):
-            # Arrays that are changed in place are changed here, once, and not shown to the rule.
+            # An equation that changes arrays in place is evaluated here, once, and the rule does not see these arrays.
             with jax.named_scope(Tags.HIDDEN):
                 known = bind_equation(eqn, operands)
             operands = [x for x in operands if isinstance(jax.typeof(x), core.ShapedArray)]
@@ -252,8 +257,8 @@ def evaluate(
 ) -> tuple[Values, dict[str, Report]]:
     """Evaluates a jaxpr with the rule in place of the selected equations.
 
-    `caller` is the traceback of the equation whose body is evaluated inline; it is used for equations of the body
-    without a line of the user's code, such as those of `jax.nn.relu` or of a library's layers.
+    `caller` is the traceback of the equation whose body is evaluated inline; this traceback is used for equations of
+    the body that contain no line of the user's code, such as those of `jax.nn.relu` or of a library's layers.
     """
     jaxpr, consts = open_jaxpr(closed)
     environment: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
@@ -262,7 +267,7 @@ def evaluate(
 
     for index, eqn in enumerate(jaxpr.eqns):
         inputs = [atom.val if isinstance(atom, core.Literal) else environment[atom] for atom in eqn.invars]
-        # The equation keeps its source line and scope, so that a further transformation finds the same sites.
+        # The equation keeps its source line and scope, so that another transformation finds the same sites.
         names = source_info_util.current_name_stack() + eqn.source_info.name_stack
         traceback = eqn.source_info.traceback
         if caller is not None:
@@ -295,7 +300,7 @@ def _stage(
 ) -> tuple[Any, Values, Callable[[Values], tuple[Values, dict[str, Report]]]]:
     """Rewrites a body into a new jaxpr.
 
-    Returns the jaxpr without constants, the values that it closes over (its first inputs), and a function that
+    Returns the jaxpr without constants, the values over which it closes (its first inputs), and a function that
     unflattens its outputs.
     """
     closed, shape = jax.make_jaxpr(lambda *args: evaluate(plan, body, iteration, rule, args), return_shape=True)(
@@ -350,14 +355,14 @@ def _region(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, i
 
 
 def _solve(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
-    """Only the solution itself runs; the other bodies are for derivatives."""
+    """Evaluates only the solver; the other bodies are for derivatives."""
     lengths = eqn.params["const_lengths"]
     consts = inputs[lengths.matvec + lengths.vecmat :][: lengths.solve]
     return _inline(eqn, plans, iteration, rule, [*consts, *inputs[sum(lengths) :]])
 
 
 def _run_state(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
-    """The body changes arrays in place; the equation returns their final values."""
+    """Evaluates a body that changes arrays in place; returns the final values of these arrays."""
     with jax.named_scope(Tags.HIDDEN):
         references = [jax.new_ref(x) for x in inputs]
     _, reports = _inline(eqn, plans, iteration, rule, references)
@@ -406,7 +411,7 @@ def _while(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, in
         check, work = while_any(check, work)
 
     def checked_work(index: Any, carry: Values) -> tuple[Any, Values, dict[str, Report]]:
-        """The condition also reports, so it moves into the body, with one more iteration that does no work."""
+        """Evaluates the condition, which also has reports, inside the body; one more iteration does no work."""
         go_on, checked = check(index, carry)
         idle = zeros(worked_shapes)
         with jax.named_scope(Tags.HIDDEN):

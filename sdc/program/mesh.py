@@ -1,4 +1,4 @@
-"""The environment of a program: the bound mapped axes, and the devices that it is compiled for."""
+"""The environment of a program: the mapped axes that are bound, and the devices for which it is compiled."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ core: Any = Lazy("jax._src.core")
 
 
 def bound_axes() -> dict[str, int]:
-    """Returns names and sizes of the axes that collectives can use here: `shard_map`, `pmap` and named `vmap` axes."""
+    """Returns names and sizes of the axes over which collectives can run here: of `shard_map`, `pmap` and `vmap`."""
     return {str(name): size for name, size in core.get_axis_env().axis_sizes.items()}
 
 
 def axis_size(axis_name: str, role: str) -> int:
-    """Returns the size of an axis, which must be at least two; `role` is the name of its members, such as `twin`."""
+    """Returns the size of an axis, which must be at least two; `role` is the noun for its members, such as `twin`."""
     axes = bound_axes()
     if axis_name not in axes:
         other = f"name {' or '.join(map(repr, sorted(axes)))}, or " if axes else ""
@@ -36,8 +36,8 @@ def varying(tree: Any, axes: Collection[str] | None = None, *, like: Any = None)
 
     Args:
         tree: arrays.
-        axes: only over these axes; by default over all.
-        like: arrays; only over axes over which any of these varies.
+        axes: axes over which the arrays are to vary; by default all.
+        like: further arrays; if given, the result varies only over axes over which any of them varies.
     """
     if like is not None:
         axes = {axis for x in jax.tree.leaves(like) for axis in jax.typeof(x).manual_axis_type.varying}
@@ -51,10 +51,10 @@ def varying(tree: Any, axes: Collection[str] | None = None, *, like: Any = None)
 
 
 def manual_in_part() -> tuple[str, ...]:
-    """Returns the manual axes of a partly manual mesh; none if all axes are of one kind.
+    """Returns the manual axes of a partly manual mesh; an empty tuple if all axes are of one kind.
 
-    On such a mesh XLA reshards by collectives over all devices: inside of a branch they hang unless all devices take
-    it.
+    On a partly manual mesh, XLA reshards by collectives over all devices; inside a branch, these collectives hang
+    unless all devices take the branch.
     """
     mesh = jax.sharding.get_abstract_mesh()
     manual = tuple(mesh.manual_axes)
@@ -69,7 +69,7 @@ def agreed(predicate: Any) -> Any:
 
 
 class Platform(NamedTuple):
-    """The devices that a program is traced for, which need not be those of this process."""
+    """The devices for which a program is traced; they need not be those of this process."""
 
     platform: str  # `cpu`, `gpu` or `tpu`
     kind: str  # JAX's `device_kind`, such as `TPU v5 lite`
@@ -80,10 +80,10 @@ _target: ContextVar[Platform | None] = ContextVar("target", default=None)
 
 
 def compiled_for() -> Platform:
-    """Returns the hardware of the mesh if there is one, else that of `compiling_for`, else this process's devices.
+    """Returns the devices of the mesh if there is one, else those of `compiling_for`, else those of this process.
 
-    Arrays are whole inside of a `shard_map` over all axes of the mesh, and with one device and no mesh. Otherwise they
-    do not count as whole, since the compiler may partition them, even over axes of size one.
+    Arrays are whole inside a `shard_map` over all axes of the mesh, and on a single device without a mesh. Otherwise,
+    arrays do not count as whole, since the compiler may partition them, even over axes of size one.
     """
     mesh, found = jax.sharding.get_abstract_mesh(), _target.get()
     if found is None:
@@ -95,9 +95,9 @@ def compiled_for() -> Platform:
 
 @contextmanager
 def compiling_for(platform: str, *, whole: bool, kind: str = "") -> Iterator[None]:
-    """Traces for other devices than those of this process within the block; `compiled_for` returns the arguments.
+    """Traces for devices other than those of this process within the block, where `compiled_for` returns the arguments.
 
-    Earlier traces may have been for other devices, which JAX does not track: its caches are cleared.
+    Clears JAX's caches, because earlier traces may have been for other devices, which JAX does not track.
     """
     jax.clear_caches()
     token = _target.set(Platform(platform, kind, whole))

@@ -1,10 +1,10 @@
-"""Determines which equations of a program are sites, and which of them are selected: the first half of `rewrite`.
+"""Determines which equations of a program are sites, and which sites are selected: the first half of `rewrite`.
 
-Products that are only used transposed become sites in their transposed form. JAX's gradient of a product with respect
-to its second factor is a product that is then transposed. XLA writes such a product in the layout in which it is used,
-so that the transposition costs nothing. If a tool reads the product itself, the transposition copies the tensor. For
-TPUs and GPUs the factors are therefore swapped first, so that the tool reads the product that is used: the axes of such
-a site are in the order of the gradient.
+A matrix product of which only the transpose is used becomes a site in its transposed form. JAX computes the gradient of
+a product with respect to the second factor as a product, followed by a transposition. XLA writes such a product in the
+layout in which it is used, so that the transposition costs nothing; but if a tool reads the product itself, the
+transposition copies the tensor. For TPUs and GPUs, the factors are therefore swapped first, so that the tool reads the
+transposed product: the axes of such a site are in the order of the gradient's.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from .selectors import PRODUCTS, Direction, Predicate, Site, Skipped, Tags, prob
 
 
 def _in_use_order(jaxpr: Any) -> Any:
-    """Returns a program in which products have the layout in which they are used."""
+    """Returns a program in which matrix products have the layout in which they are used."""
     uses = [*(var for eqn in jaxpr.eqns for var in eqn.invars), *jaxpr.outvars]
     count = Counter(var for var in uses if isinstance(var, core.Var))
     transposes = {
@@ -59,7 +59,7 @@ def _in_use_order(jaxpr: Any) -> Any:
 
 
 def _swaps(product: Any, permutation: Any) -> bool:
-    """Whether a transposition puts the axes of the second factor before those of the first."""
+    """Returns whether a transposition puts the axes of the second factor before those of the first."""
     if product.params.get("out_sharding") is not None:
         return False
     (contracted, _), (batched, _) = product.params["dimension_numbers"]
@@ -70,7 +70,7 @@ def _swaps(product: Any, permutation: Any) -> bool:
 
 
 def _inside(value: Any) -> Any:
-    """Applies `_in_use_order` to the programs in a parameter of an equation."""
+    """Returns a parameter of an equation with `_in_use_order` applied to the programs in it."""
     if isinstance(value, tuple):
         parts = tuple(_inside(part) for part in value)
         return parts if any(a is not b for a, b in zip(parts, value, strict=True)) else value
@@ -82,7 +82,7 @@ def _inside(value: Any) -> Any:
     return value.replace(jaxpr=new)
 
 
-# Primitives that call one body, and the parameter that holds it.
+# Primitives that call one body, each with the parameter that holds the body.
 CALLS = {custom_vmap_p: "call", linear_call_p: "callee"}
 # The primitives whose bodies are walked.
 ENTERED = (
@@ -100,19 +100,19 @@ ENTERED = (
     linear_solve_p,
     *CALLS,
 )
-# Primitives whose derivative is not that of their body.
+# Primitives whose derivative differs from that of their body.
 DERIVED = (primitives.custom_jvp_call_p, primitives.custom_vjp_call_p, linear_call_p, linear_solve_p)
 LIBRARY = os.path.dirname(os.path.dirname(__file__))
-# Subpackages whose lines do not count as the user's. Lines of `aggregation` do: steps are written with it.
+# Subpackages whose lines do not count as the user's. Lines of `aggregation` do count, since steps are written with it.
 OWN = tuple(os.path.join(LIBRARY, room) + os.sep for room in ("program", "faults", "twins", "campaigns", "checksums"))
 
-# Folders of installed libraries, whose lines do not count as the user's either.
+# Folders of installed libraries; their lines do not count as the user's either.
 INSTALLED = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The selection in one jaxpr: sites by equation, plans of the jaxprs inside equations, all sites in order."""
+    """The selection in one jaxpr: sites by equation, plans of the jaxprs inside equations, and all sites in order."""
 
     selected: dict[int, Site]
     inner: dict[int, tuple["Plan", ...]]
@@ -131,12 +131,12 @@ class Survey:
     work: int = 0  # floating-point operations of a step
 
     def number(self, name: str) -> str:
-        """Returns the unique name of a new site. All are numbered, so that names do not depend on the selection."""
+        """Returns the unique name of a new site. All sites are numbered, so names do not depend on the selection."""
         self.seen[name] += 1
         return name if self.seen[name] == 1 else f"{name}#{self.seen[name]}"
 
     def chooses(self, site: Site) -> bool:
-        """Whether a site is selected; must be called once for each site."""
+        """Returns whether a site is selected; must be called exactly once for each site."""
         self.work += site.runs * max(site.flops, site.products or 0)
         reason = self.reason(site)
         if reason is not None:
@@ -153,8 +153,8 @@ class Survey:
 class Inside(NamedTuple):
     """Properties that sites inherit from the enclosing equations."""
 
-    names: tuple[str, ...] = ()  # their name stacks
-    dims: tuple[str, ...] = ()  # the report axes that they add
+    names: tuple[str, ...] = ()  # name stacks of the enclosing equations
+    dims: tuple[str, ...] = ()  # the axes that the enclosing equations add to reports
     trips: tuple[int, ...] = ()  # see `Site.trips`
     mesh: tuple[tuple[str, int], ...] = ()  # see `Site.mesh`
     order: tuple[int | str, ...] = ()  # see `Site.order`
@@ -164,17 +164,17 @@ class Inside(NamedTuple):
 
 
 def live_program(closed: Any) -> Any:
-    """Removes dead equations from a program: XLA drops them, but a report would keep them alive."""
+    """Returns a program without its dead equations: XLA drops them, but a report would keep them alive."""
     jaxpr, consts = open_jaxpr(closed)
     jaxpr, _ = partial_eval.dce_jaxpr(
         partial_eval.convert_constvars_jaxpr(jaxpr), [True] * len(jaxpr.outvars), instantiate=True
     )
-    # On CPUs the layout makes no difference.
+    # The layout of matrix products makes no difference on CPUs.
     return Bound(jaxpr if compiled_for().platform == "cpu" else _in_use_order(jaxpr), consts)
 
 
 class Bound(NamedTuple):
-    """A jaxpr whose first inputs are bound to constants."""
+    """A jaxpr, and the constants to which its first inputs are bound."""
 
     jaxpr: Any
     consts: Sequence[Any]
@@ -186,7 +186,7 @@ def plan_sites(live: Bound, where: Predicate | Survey) -> Plan:
 
 
 def out_of_reach(jaxpr: Any, where: Predicate) -> list[str]:
-    """Returns primitives, with source lines, that cannot be entered and hold operations that `where` selects."""
+    """Returns primitives, with source lines, that cannot be entered although `where` selects operations inside them."""
     found: list[str] = []
     for eqn in jaxpr.eqns:
         for body in core.jaxprs_in_params(eqn.params):
@@ -210,7 +210,7 @@ def _plan(jaxpr: Any, inside: Inside, survey: Survey) -> Plan:
     for index, eqn in enumerate(jaxpr.eqns):
         here = inside._replace(names=names[index], order=(*inside.order, index), leaves=leaves[index])
         line, users = user_line(eqn.source_info.traceback)
-        # Functions of JAX itself, such as `jax.nn.silu`, and layers of libraries contain no line of the user's code.
+        # Equations of JAX's functions, such as `jax.nn.silu`, and of library layers have no line of the user's code.
         if users or (line and not inside.users):
             here = here._replace(source=line, users=users)
         if any(Tags.HIDDEN in name for name in here.names) or index in doubled:
@@ -240,11 +240,11 @@ def _plan(jaxpr: Any, inside: Inside, survey: Survey) -> Plan:
 
 
 def is_entered(eqn: Any) -> bool:
-    """Whether the body of an equation is walked; for other libraries' primitives, if they are declared as calls."""
-    if eqn.primitive is run_state_p:  # only kernels have uninitialized values, and cores with their own memory
+    """Returns whether the body of an equation is walked; primitives of other libraries must be declared as calls."""
+    if eqn.primitive is run_state_p:  # only kernels have uninitialized values, or cores with memories of their own
         started = all(eqn.params["is_initialized"])
         return started and not any(inner.primitive.name == "core_map" for inner in eqn.params["jaxpr"].eqns)
-    called = getattr(eqn.primitive, "call_primitive", False) and "call_jaxpr" in eqn.params  # jax 0.12 has none
+    called = getattr(eqn.primitive, "call_primitive", False) and "call_jaxpr" in eqn.params  # not in jax 0.12
     return called or eqn.primitive in ENTERED
 
 
@@ -254,7 +254,7 @@ def _names(stack: Any) -> tuple[str, ...]:
 
 
 def _doubled_ports(jaxpr: Any) -> set[int]:
-    """Returns ports of an outer transformation for arrays that an inner one has marked: the mark is used instead."""
+    """Returns ports of an outer transformation for arrays that an inner one has marked; the marks replace the ports."""
     ports = {
         var: index
         for index, eqn in enumerate(jaxpr.eqns)
@@ -272,7 +272,7 @@ def _doubled_ports(jaxpr: Any) -> set[int]:
 
 
 def _leaves(jaxpr: Any, names: Sequence[tuple[str, ...]], inside: Inside) -> list[int]:
-    """Returns for each equation the smallest depth at which a reader of its outputs is in another scope; see `Site`."""
+    """Returns for each equation the least depth at which a reader of its outputs is in another scope; see `Site`."""
     made_by = {var: index for index, eqn in enumerate(jaxpr.eqns) for var in eqn.outvars}
     depth = [len(own) + 1 for own in names]
 
@@ -280,7 +280,7 @@ def _leaves(jaxpr: Any, names: Sequence[tuple[str, ...]], inside: Inside) -> lis
         if isinstance(var, core.Literal) or var not in made_by:
             return
         index = made_by[var]
-        if reader is None:  # it leaves the body
+        if reader is None:  # the value leaves the body
             depth[index] = min(depth[index], inside.leaves, len(inside.names) + 1)
             return
         own = names[index]
@@ -291,7 +291,7 @@ def _leaves(jaxpr: Any, names: Sequence[tuple[str, ...]], inside: Inside) -> lis
 
     for index, eqn in enumerate(jaxpr.eqns):
         if any(Tags.HIDDEN in name for name in names[index]):
-            continue  # an inner transformation reads it, not the step
+            continue  # the reader is an inner transformation, not the step
         for var in eqn.invars:
             read(var, names[index])
     for var in jaxpr.outvars:
@@ -300,7 +300,7 @@ def _leaves(jaxpr: Any, names: Sequence[tuple[str, ...]], inside: Inside) -> lis
 
 
 def _site(eqn: Any, inside: Inside, number: Callable[[str], str]) -> Site | None:
-    """Returns the site of an equation; None if it has no outputs with values."""
+    """Returns the site of an equation; None if none of the equation's outputs has a value."""
     marked = eqn.primitive is mark_p
     primitive, params = (eqn.params["of"], dict(eqn.params["params"])) if marked else (eqn.primitive, eqn.params)
     operands = eqn.invars[eqn.params["outputs"] :] if marked else eqn.invars
@@ -349,17 +349,17 @@ def _shapes(avals: Sequence[Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def _has_values(aval: Any) -> bool:
-    """Whether an output has bits: tokens, references and the zero tangents of integers have none."""
+    """Returns whether an output has bits; tokens, references and the zero tangents of integers have none."""
     return isinstance(aval, core.ShapedArray) and aval.dtype != jax.dtypes.float0
 
 
 def source_line(eqn: Any) -> str:
-    """Returns the line of the user's code that an equation comes from; for a probe, the line that calls `probe`."""
+    """Returns the line of the user's code from which an equation stems; for a probe, the line that calls `probe`."""
     return user_line(eqn.source_info.traceback)[0]
 
 
 def user_line(traceback: Any) -> tuple[str, bool]:
-    """Returns a line of code, and whether it is in the user's code rather than in an installed library."""
+    """Returns the line of code that best describes a traceback, and whether it is in the user's code, not a library."""
     first = ""
     for frame in source_info_util.user_frames(traceback):
         name = frame.file_name
@@ -373,7 +373,7 @@ def user_line(traceback: Any) -> tuple[str, bool]:
 
 
 def _enter(eqn: Any, number: int, here: Inside) -> Inside:
-    """Returns the properties that sites in body `number` of an equation inherit."""
+    """Returns the properties that the sites in body `number` of an equation inherit."""
     order: tuple[int | str, ...] = (*here.order, number)
     if eqn.primitive is primitives.scan_p:
         order = (*here.order, "reversed" if eqn.params["reverse"] else "scan")
@@ -406,5 +406,5 @@ def bodies(eqn: Any) -> tuple[Any, ...]:
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
-    """Returns jaxpr and constants: jax 0.10 has open and closed jaxprs, jax 0.12 has one class for both."""
+    """Returns the open jaxpr and its constants: jax 0.10 has open and closed jaxprs, whereas jax 0.12 has one class."""
     return (jaxpr.jaxpr, jaxpr.consts) if hasattr(jaxpr, "consts") else (jaxpr, ())

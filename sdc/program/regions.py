@@ -1,8 +1,8 @@
 """The part of a program from its first selected operation to its last, as a region that can run twice.
 
-The region is as deep inside of a step as all selected operations are: in the body of the loop over microsteps if there
-is one, else at the top level. With `whole`, it includes that loop. Loops over layers, which hold the operations of one
-pass each, are always included.
+The region lies at the greatest depth that contains all selected operations: in the body of the loop over microsteps if
+there is such a loop, else at the top level. With `whole`, the region includes that loop. Loops over layers, each of
+which holds the operations of one pass, are always included.
 """
 
 import contextlib
@@ -20,15 +20,15 @@ from .plan import Bound, Plan, open_jaxpr, source_line
 from .reports import Report, Rule, Values
 from .selectors import Site
 
-region_p = Primitive("region")  # represents the region in the program around it; it is evaluated and never bound
+region_p = Primitive("region")  # represents the region in the enclosing program; it is evaluated, and never bound
 
 
 class Region(NamedTuple):
     """A part of a program that holds all selected sites."""
 
-    sites: tuple[Site, ...]  # its sites, in the order of the program
-    outside: int  # number of leading axes in `Site.dims` from control flow around it, which its reports lack
-    # Evaluates it with a rule, given the indices of the enclosing loops and its input arrays
+    sites: tuple[Site, ...]  # sites in the region, in program order
+    outside: int  # number of leading axes in `Site.dims` that stem from enclosing control flow; its reports lack them
+    # A function that evaluates the region with a rule, given the indices of the enclosing loops and the input arrays
     run: Callable[[Rule, Any, Values], tuple[Values, dict[str, Report]]]
 
 
@@ -36,7 +36,7 @@ class Around(Protocol):
     """A function that runs a region, given the indices of the enclosing loops and the region's inputs."""
 
     whole: bool
-    """Whether the region includes a loop over whole steps; else the region is inside one iteration of it."""
+    """Whether the region includes the loop over microsteps; otherwise, the region is inside one iteration of it."""
 
     def __call__(self, region: Region, iteration: Any, inputs: Values) -> tuple[Values, dict[str, Report]]: ...
 
@@ -62,7 +62,7 @@ class _Equation(NamedTuple):
 
 
 def with_region(live: Bound, plan: Plan, *, whole: bool) -> tuple[Bound, Plan]:
-    """Returns a program in which one equation represents the region with all sites, and its plan; see `Around`."""
+    """Returns a program in which one equation represents the region with all sites, and the plan of the program."""
     part, plan = _outlined(live.jaxpr, plan, whole)
     return Bound(part, live.consts), plan
 
@@ -101,7 +101,7 @@ def _outlined(jaxpr: Any, plan: Plan, whole: bool) -> tuple[_Part, Plan]:
 
 
 def _holds_steps(eqn: Any, plans: tuple[Plan, ...], whole: bool) -> bool:
-    """Whether an equation holds whole steps: a call, or a loop with both passes in each iteration."""
+    """Returns whether an equation is a call, or a loop with both passes in each iteration, and so holds whole steps."""
     if eqn.primitive in (primitives.jit_p, shard_map_p):
         return True
     if whole or eqn.primitive is not primitives.scan_p:
@@ -110,7 +110,7 @@ def _holds_steps(eqn: Any, plans: tuple[Plan, ...], whole: bool) -> bool:
 
 
 def _with(eqns: Sequence[Any], first: int, last: int, new: Any) -> list[Any]:
-    """Replaces equations `first` to `last` by one equation with number `first`."""
+    """Returns the equations with `first` to `last` replaced by one new equation."""
     return [*eqns[:first], new, *eqns[last + 1 :]]
 
 

@@ -1,4 +1,4 @@
-"""The interface of rules: places, rules, and reports by site name."""
+"""The interface of rules: places, rules, and reports keyed by site name."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -20,7 +20,7 @@ class Place(NamedTuple):
 
     Attributes:
         site: the site.
-        iteration: index of each enclosing `scan` and `while`, outermost first, each a scalar array.
+        iteration: scalar arrays with the index in each enclosing `scan` and `while`, outermost first.
         params: parameters of the site's primitive.
         marked: whether another transformation has already rewritten the equation.
     """
@@ -37,12 +37,12 @@ class Rule(Protocol):
     def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Report]:
         """Returns the equation's outputs and a report; `bind(*inputs)` evaluates the equation itself.
 
-        A rule changes outputs, not inputs: if another transformation has already rewritten the equation, `bind` returns
-        its outputs for any inputs.
+        A rule may change outputs, but not inputs: if another transformation has already rewritten the equation, `bind`
+        returns the rewritten outputs regardless of its inputs.
         """
 
     def merge(self, total: Report, new: Report) -> Report:
-        """Merges the reports of two iterations of a `while`; zeros are neutral."""
+        """Merges the reports of two iterations of a `while`; merging with zeros changes nothing."""
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -50,8 +50,8 @@ class Reports(Mapping[str, Any]):
     """Reports by site name, in program order; a pytree that passes through `jit` and keeps its sites.
 
     Attributes:
-        sites: the sites, static; `sites[i].dims` names the leading axes of each leaf of report `i`.
-        skipped: sites that the tool could not handle, static, in program order.
+        sites: the sites (static); `sites[i].dims` holds the names of the leading axes of each leaf of report `i`.
+        skipped: sites that the tool could not handle (static), in program order.
     """
 
     def __init__(self, sites: Sequence[Site], values: Sequence[Any], skipped: Sequence[Skipped] = ()) -> None:
@@ -81,7 +81,7 @@ class Reports(Mapping[str, Any]):
 
 
 def apart(out: Any) -> tuple[Any, tuple[Reports, ...]]:
-    """Splits a result into the step's own output and the reports of inner transformations, the outermost first."""
+    """Splits a result into the step's own output and the reports of inner transformations, outermost first."""
     reports = []
     while isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], Reports):
         out, report = out

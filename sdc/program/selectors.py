@@ -1,12 +1,12 @@
-"""Sites: the places of a step that tools observe, and selectors, which choose among them.
+"""Sites, which are the places of a step that tools observe, and selectors, which choose among sites.
 
 A *site* is one operation of a step's program (an equation other than a loop, branch or call), a `probe`, or an array
-that enters or leaves the step. Its direction names the pass to which it belongs:
+that enters or leaves the step. The direction of a site is the pass to which it belongs:
 
 =========  ==========================================================================
 direction  value at the site
 =========  ==========================================================================
-fwd        a value of the forward pass, or outside of any derivative, such as in the optimizer
+fwd        a value of the forward pass, or of a part outside any derivative, such as the optimizer
 bwd        a value of the backward pass; for a probe, the cotangent (the gradient with respect to its value)
 remat      a value of a forward pass that is recomputed for the backward pass
 jvp        a tangent, in a program differentiated in forward mode
@@ -18,7 +18,7 @@ Selectors combine with `&`, `|` and `~`:
 
     primitive("dot_general") & direction("bwd") & scope("*attn*") & iteration(3)
 
-The same line is a selector's text (`as_selector`), which every function that takes a selector also accepts.
+The same line is the text of a selector (`as_selector`); every function that takes a selector also accepts such a text.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Tags:
 
     HIDDEN = "sdc.hidden"  # scope of a rule's own computation
     RARELY = "sdc.rarely"  # scope of operations that run only after a mismatch, which estimates omit
-    KERNEL = "sdc_kernel"  # shared name of all TPU kernels, since the compiler dumps instructions for one name only
-    PRODUCT = "sdc_product"  # kernels that compute a product; the value is the contracted axis of each factor
+    KERNEL = "sdc_kernel"  # common name of all TPU kernels, since the compiler dumps instructions for one name only
+    PRODUCT = "sdc_product"  # kernels that compute a matrix product; the value is the contracted axis of each factor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,13 +72,14 @@ class Site:
         trips: number of iterations of each enclosing loop, outermost first; 0 for a `while`, where it is unknown.
         mesh: names and sizes of the enclosing mesh axes.
         outputs: shapes and dtypes of the values, on one device and for one iteration.
-        inputs: shapes and dtypes of the factors and other inputs of a product; empty for other operations.
-        flops: floating-point operations of one evaluation on one device; see `flop_counts.flops`.
-        products: operations of its matrix products, integer ones included; None if unknown, as in foreign code.
-        order: its place in the program: numbers of the enclosing equations and its own, with `"scan"`, `"reversed"` or
-            `"while"` for each enclosing loop.
-        leaves: the depth at which the value leaves its scope: the smallest number of scopes, from the outermost, that
-            it shares with a reader, plus one.
+        inputs: shapes and dtypes of the factors and other inputs of a matrix product; empty for other operations.
+        flops: number of floating-point operations in one evaluation on one device; see `flop_counts.flops`.
+        products: number of operations in its matrix products, including integer products; None if unknown, as in
+            foreign code.
+        order: place of the site in the program: numbers of the enclosing equations and its own, with `"scan"`,
+            `"reversed"` or `"while"` for each enclosing loop.
+        leaves: the depth at which the value leaves its scope: one more than the smallest number of scopes, counted from
+            the outermost, that it shares with a reader.
     """
 
     name: str
@@ -104,12 +105,12 @@ class Site:
 
     @property
     def runs(self) -> int:
-        """Evaluations in a step, on all devices of its meshes; a `while` counts as one iteration."""
+        """Number of evaluations in a step, on all devices of its meshes; a `while` counts as one iteration."""
         return math.prod(trips or 1 for trips in self.trips) * math.prod(size for _, size in self.mesh)
 
     @property
     def is_product(self) -> bool:
-        """Whether it is a matrix product or a convolution."""
+        """Whether the operation is a matrix product or a convolution."""
         return self.primitive in PRODUCTS
 
     @property
@@ -129,14 +130,14 @@ class Skipped(NamedTuple):
     """A site that a tool could not handle."""
 
     site: Site  # the site
-    reason: str  # why the tool could not handle it
-    # Its products' share of the step's floating-point operations; None if unknown
+    reason: str  # why the tool could not handle the site
+    # Share of the site's matrix products in the step's floating-point operations; None if unknown
     share: float | None = None
 
 
 Predicate: TypeAlias = Callable[[Site], bool]
 Where: TypeAlias = Predicate | str
-"""A choice of sites: a selector, its text, or any predicate of sites."""
+"""A choice of sites: a selector, the text of a selector, or any predicate of sites."""
 
 
 PROBE = "probe"
@@ -150,10 +151,10 @@ Iteration: TypeAlias = tuple[Any, ...]
 
 
 class Selector:
-    """Chooses sites, and iterations of them; combine selectors with `&`, `|` and `~`.
+    """A choice of sites and of their iterations; combine selectors with `&`, `|` and `~`.
 
-    A selector is a predicate of sites. If it selects iterations, the predicate returns whether any iteration is chosen,
-    and `now` whether a given one is.
+    A selector is a predicate of sites. If the selector chooses iterations, the predicate returns whether any iteration
+    is chosen, and `now` returns whether a given one is.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class Selector:
             )
 
     def __call__(self, site: Site) -> bool:
-        """Whether the site is chosen in at least one iteration."""
+        """Returns whether the site is chosen in at least one iteration."""
         return self.chosen(site) is not False
 
     def __and__(self, other: Where) -> Selector:
@@ -205,7 +206,7 @@ class Selector:
 
     @staticmethod
     def is_text(text: str) -> bool:
-        """Whether a text is a selector, rather than a pattern of names such as `fwd/attn` or `*`."""
+        """Returns whether a text is a selector rather than a pattern of names such as `fwd/attn` or `*`."""
         match = re.match(r"[\s~(]*(\w+)\s*(.?)", text)
         return match is not None and (match[2] == "(" or (match[1] in _WORDS and match[2] in ("", "&", "|", ")")))
 
@@ -214,7 +215,7 @@ class Selector:
         return [leaf for term in self._terms for leaf in term.leaves()] if self._terms else [self]
 
     def near(self, sites: Sequence[Site]) -> list[str]:
-        """Returns attributes of the sites that resemble a pattern of this term."""
+        """Returns attributes of the sites that resemble one of this term's patterns."""
         if self._attribute is None:
             return []
         values = list(dict.fromkeys(value for site in sites if (value := self._attribute(site))))
@@ -290,15 +291,15 @@ probes = Selector("probes", lambda site: site.primitive == PROBE)
 """Selects every probe."""
 
 operations = Selector("operations", lambda site: site.direction not in ("arg", "out"))
-"""Selects everything but the arrays that enter and leave the step."""
+"""Selects all sites other than the arrays that enter and leave the step."""
 
 arithmetic = Selector("arithmetic", lambda site: site.flops > 0)
-"""Selects operations that compute floating-point numbers, rather than moving them."""
+"""Selects operations that compute floating-point numbers rather than move them."""
 
 products = Selector(
     "products", lambda site: site.is_product and all(jnp.issubdtype(out.dtype, jnp.inexact) for out in site.outputs)
 )
-"""Selects matrix products and convolutions, except those of integers."""
+"""Selects matrix products and convolutions, except integer ones."""
 
 collectives = Selector("collectives", lambda site: site.primitive in COLLECTIVES)
 """Selects communication between devices: sums, gathers, scatters and permutations over a mesh axis."""
@@ -310,7 +311,7 @@ def primitive(*patterns: str) -> Selector:
 
 
 def scope(*patterns: str) -> Selector:
-    """Selects by the name stack: `scope("*attn*")`. The whole stack must match, so put `*` at both ends."""
+    """Selects by the name stack: `scope("*attn*")`. The pattern must match the whole stack, so put `*` at both ends."""
     return _matches("scope", lambda site: site.scope, patterns)
 
 
@@ -325,7 +326,7 @@ def source(*patterns: str) -> Selector:
 
 
 def argument(*patterns: str) -> Selector:
-    """Selects arrays given to the step, by their path: `argument("0/params/*")` in the first argument."""
+    """Selects arrays given to the step, by their path: `argument("0/params/*")` selects some in the first argument."""
     return _matches("argument", lambda site: site.path if site.direction == "arg" else None, patterns)
 
 
@@ -335,7 +336,7 @@ def result(*patterns: str) -> Selector:
 
 
 def matching(*patterns: str) -> Selector:
-    """Selects by the site's whole name, with or without its number, as in `#2`."""
+    """Selects by the site's whole name, with or without the number at its end, as in `#2`."""
     selector = _matches("matching", lambda site: site.name.partition("#")[0], patterns)
     exact = [pattern for pattern in patterns if "#" in pattern]
 
@@ -364,7 +365,7 @@ def iteration(*numbers: int, loop: int = -1) -> Selector:
 
     Args:
         numbers: the numbers of the iterations, from 0.
-        loop: which of the enclosing loops, 0 being the outermost and -1 the innermost.
+        loop: number of the enclosing loop, where 0 is the outermost and -1 the innermost.
     """
     if not numbers or not all(isinstance(number, int) and number >= 0 for number in numbers):
         raise ValueError(f"iteration{numbers}: expected one or more numbers of at least 0")
@@ -397,10 +398,10 @@ def inside(prefix: str) -> Selector:
 
 
 def boundary(depth: int) -> Selector:
-    """Selects values that leave their scope at this depth or further out, which bisection compares first.
+    """Selects values that leave their scope at this depth or further out; bisection compares these values first.
 
-    At depth 1 these are the values that pass from one outermost scope to another. An error inside a scope is visible
-    outside only through them.
+    At depth 1, these are the values that pass from one outermost scope to another. An error inside a scope is visible
+    outside the scope only through them.
     """
     if depth < 1:
         raise ValueError(f"boundary({depth}): expected a depth of at least 1")
@@ -415,7 +416,7 @@ _CALLS = {term.__name__: term for term in _TERMS}
 
 
 def no_hits(selector: Selector, sites: Sequence[Site]) -> str:
-    """Returns the error message for a selector that hits none of a step's sites, with near misses."""
+    """Returns the error message, with near misses, for a selector that matches none of a step's sites."""
     hints = []
     for leaf in selector.leaves():
         count = sum(map(leaf, sites))

@@ -1,7 +1,7 @@
-"""Two runs of a step: side by side, or one after the other.
+"""Comparison of two runs of a step, side by side or one after the other.
 
-- `digests`: 64-bit digests of tensors and of the values of a step (`fingerprint`); `digest_kernel`: the same for TPUs.
-- `_lockstep`: twins that are compared and repaired at every probe; `mismatch`: their differences, in numbers.
+- `digests`: 64-bit digests of tensors and of the values of a step (`fingerprint`); `digest_kernel`: a kernel for TPUs.
+- `_lockstep`: twins that are compared and repaired at every probe; `mismatch`: measures of their differences.
 - `first_differences`: the first difference of two fingerprints, and bisection.
 - `traces`: fingerprints of a run on disk.
 """

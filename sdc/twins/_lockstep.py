@@ -1,19 +1,19 @@
 """Lock-step twins: one step on a healthy and a suspect device, compared and repaired at every probe.
 
-At each site the twins exchange 64-bit digests over the twin axis. Tensors move only if a digest differs anywhere on the
-mesh: the reference compares each twin's tensor with its own, and all twins continue with the reference's, bit for bit.
-A suspect's errors are therefore counted where they arise and never spread. Ma et al. 2025 (arXiv:2502.12340, section
-3.2) call this computation synchronization.
+At each site, the twins exchange 64-bit digests over the twin axis. Tensors move only if a digest differs anywhere on
+the mesh: each twin's tensor is then compared with the reference's, and all twins continue with the reference's tensor,
+bit for bit. A suspect's errors are therefore counted where they arise and never spread. Ma et al. 2025
+(arXiv:2502.12340, section 3.2) call this computation synchronization.
 
-In most steps all twins agree. Optimistic lock-step (`exchange="step"` or `"call"`) therefore runs a (micro)step without
-communication between twins and keeps the digest of each probe; after the last probe all digests are exchanged at once.
-If none differs, one exchange has replaced one per probe, each of which waits for the slowest host. Otherwise the
-(micro)step is repeated from its start with a gated comparison at every probe, and the results of the repetition count.
-A fault that does not recur leaves no mismatch in the repetition: the first digest that differed, in program order,
-locates it, but its size stays unknown.
+In most steps, all twins agree. Optimistic lock-step (`exchange="step"` or `"call"`) therefore runs a (micro)step
+without communication between twins and keeps the digest of each probe; after the last probe, all digests are exchanged
+at once. If no digest differs, a single exchange has replaced one exchange per probe, each of which would wait for the
+slowest host. Otherwise, the (micro)step is repeated from its start with a gated comparison at every probe, and the
+results of the repetition are used. A fault that does not recur leaves no mismatch in the repetition; the first digest
+that differed, in program order, then locates the error, but the size of the error stays unknown.
 
-Under a bound axis name (`shard_map`, `pmap` or `vmap`) twins exchange bits and never floats: a masked sum of floats
-would turn -0.0 into 0.0 and mix the payloads of NaNs.
+Along a bound axis (`shard_map`, `pmap` or `vmap`), twins exchange bits and never floats: a masked sum of floats would
+turn -0.0 into 0.0 and mix the payloads of NaNs.
 """
 
 import functools
@@ -40,9 +40,9 @@ class Agreement(NamedTuple):
     """The result of comparing the digests of all twins.
 
     Attributes:
-        reference: index of the reference: twin 0 of two; of three or more, a twin of the largest group that agrees.
+        reference: index of the reference: twin 0 of two twins; a twin in the largest agreeing group of three or more.
         undecided: 1 if at most half of three or more twins agree, so that the reference is a guess; else 0.
-        differs: whether any twin differs from its reference anywhere on the mesh; the same on every device.
+        differs: whether any twin differs from its reference anywhere on the mesh; equal on all devices.
     """
 
     reference: Int32[Array, ""]
@@ -51,7 +51,7 @@ class Agreement(NamedTuple):
 
 
 def agreement(leaves: list[Shaped[Array, "..."]], axis_name: str) -> Agreement:
-    """Compares digests of arrays over the twin axis; each twin sends 8 bytes."""
+    """Compares the twins' digests of arrays along the twin axis; each twin sends 8 bytes."""
     digests = exchanged(digest(leaves[0]) if len(leaves) == 1 else tree_digest(leaves), axis_name)
     same = jnp.all(digests[:, None] == digests[None, :], axis=-1)
     if len(digests) == 2:
@@ -64,9 +64,10 @@ def agreement(leaves: list[Shaped[Array, "..."]], axis_name: str) -> Agreement:
 
 
 def anywhere(differs: Bool[Array, ""], axis_name: str) -> Bool[Array, ""]:
-    """Whether `differs` is true on any device: a conditional around a collective must take the same branch on all.
+    """Returns whether `differs` is true on any device, since a branch with a collective must be taken on all or none.
 
-    The reduction omits the twin axis: each twin has the digests of all twins, and the network along it may be slow.
+    The reduction omits the twin axis, because each twin has the digests of all twins and the network along this axis
+    may be slow.
     """
     others = other_axes(differs, axis_name)
     return lax.pmax(program.varying(differs.astype(jnp.int32), others), others) > 0 if others else differs
@@ -75,7 +76,7 @@ def anywhere(differs: Bool[Array, ""], axis_name: str) -> Bool[Array, ""]:
 def other_axes(x: Shaped[Array, "..."], axis_name: str) -> tuple[str, ...]:
     """Returns the axes other than the twin axis over which a value may vary.
 
-    Nothing varies over axes of size one, but `shard_map` may type a value as varying over them.
+    No value varies over an axis of size one, but `shard_map` may type a value as varying over it.
     """
     typed = jax.typeof(x).manual_axis_type.varying
     return tuple(
@@ -84,7 +85,7 @@ def other_axes(x: Shaped[Array, "..."], axis_name: str) -> tuple[str, ...]:
 
 
 def wrong(digests: UInt32[Array, "twins rows 2"]) -> Bool[Array, "twins rows"]:
-    """Returns which twins differ from the reference, row by row."""
+    """Returns, for each row, which twins differ from the reference."""
     same = jnp.all(digests[:, None] == digests[None, :], axis=-1)
     if len(digests) == 2:
         return ~same[0]
@@ -112,7 +113,7 @@ def from_reference(tree: Tree, axis_name: str, reference: Int32[Array, ""]) -> T
 def measure(
     leaves: list[Shaped[Array, "..."]], axis_name: str, reference: Int32[Array, ""]
 ) -> tuple[list[Shaped[Array, "..."]], Difference]:
-    """Compares every twin with the reference, element by element."""
+    """Compares the arrays of every twin with those of the reference, element by element."""
     size = lax.axis_size(axis_name)
     total: Difference | None = None
     chosen = []
@@ -129,7 +130,7 @@ def measure(
 
 
 def nothing_found(leaves: list[Shaped[Array, "..."]], axis_name: str, reference: Int32[Array, ""]) -> Difference:
-    """Returns the result of `measure` for twins that all agree."""
+    """Returns what `measure` would return for twins that all agree."""
     elements = jnp.uint32(sum(leaf.size for leaf in leaves))
     return no_difference(jnp.where(jnp.arange(lax.axis_size(axis_name)) != reference, elements, jnp.uint32(0)))
 
@@ -140,9 +141,9 @@ def squared_distance(
     """Returns the squared L2 distance of every twin from the reference, over arrays sharded on the other axes.
 
     Args:
-        leaves: the local shards.
+        leaves: local shards of the arrays.
         axis_name: the twin axis.
-        replicas: for each array, the number of devices of a twin that hold the same shard.
+        replicas: for each array, the number of one twin's devices that hold the same shard.
         reference: index of the reference.
     """
     others = tuple(axis for axis in program.bound_axes() if axis != axis_name)
@@ -156,10 +157,11 @@ def squared_distance(
 
 
 def axis_place(axis_name: str) -> Int32[Array, ""]:
-    """Returns this device's index along a bound axis, like `lax.axis_index`, but also on a partly manual mesh.
+    """Returns this device's index along a bound axis, as `lax.axis_index` does, but also on a partly manual mesh.
 
-    There XLA's compiler for TPUs rejects programs that read the device index at several places, because it moves the
-    operation out of the region in which it is valid. A reduce-scatter gives each device its index instead.
+    On such a mesh, XLA's compiler for TPUs rejects programs that read the device index at several places, because the
+    compiler moves the operation out of the region in which it is valid. A reduce-scatter gives each device its index
+    instead.
     """
     if not program.manual_in_part():
         return lax.axis_index(axis_name)
@@ -169,7 +171,7 @@ def axis_place(axis_name: str) -> Int32[Array, ""]:
 
 
 def exchanged(mine: UInt[Array, "*shape"], axis_name: str) -> UInt[Array, "twins *shape"]:
-    """Returns all twins' values, one row each, which `shard_map` also types as equal on every device."""
+    """Returns the values of all twins, one row each, typed by `shard_map` as equal on all devices."""
     row = jnp.arange(lax.axis_size(axis_name)) == axis_place(axis_name)
     rows = jnp.where(lax.expand_dims(row, range(1, mine.ndim + 1)), mine[None], jnp.zeros_like(mine)[None])
     return lax.psum(rows, axis_name)
@@ -189,26 +191,26 @@ def lockstep(
 ) -> Callable[..., tuple[Any, program.Reports]]:
     """Transforms a step into lock-step twins along a mapped axis.
 
-    Call the result where `axis_name` is bound: under `shard_map` (twins on several devices or hosts), `pmap`, or
-    `vmap` (all twins on one device).
+    Call the transformed step where `axis_name` is bound: under `shard_map` (twins on several devices or hosts), `pmap`,
+    or `vmap` (all twins on one device).
 
     Args:
-        step: the step of one twin, unaware of the others.
-        axis_name: the twin axis. With two twins index 0 is the reference; with three or more the majority is.
-        where: selects the sites to compare and repair; by default every probe.
-        compare: `"gated"` moves tensors only if digests differ; `"always"` moves and compares them every time.
-        exchange: `"probe"` exchanges digests at every site. `"step"` exchanges those of all sites once per (micro)step
-            and, only if any differs, repeats the (micro)step with a gated comparison at every site. A fault that does
-            not recur is located but not measured (`Mismatch.unrepeated`). `"call"` exchanges once per call of the step,
-            for all microsteps of a loop together.
+        step: the step of one twin; it does not refer to the other twins.
+        axis_name: the twin axis. The reference is twin 0 of two twins, and the majority of three or more.
+        where: selects the sites to compare and repair; by default, every probe.
+        compare: `"gated"` moves tensors only if digests differ; `"always"` moves and compares tensors every time.
+        exchange: `"probe"` exchanges digests at every site. `"step"` exchanges the digests of all sites once per
+            (micro)step and, only if any digest differs, repeats the (micro)step with a gated comparison at every site;
+            a fault that does not recur is located but not measured (`Mismatch.unrepeated`). `"call"` exchanges digests
+            once per call of the step, for all microsteps of a loop together.
 
     Returns:
         A function that returns `(out, mismatches)`, where `mismatches` holds a `Mismatch` for each site.
 
     Raises:
-        ValueError: `axis_name` is not bound or has fewer than two twins, `compare` or `exchange` is unknown, or no site
-            is selected (a probe whose value the step does not use is not a site); or `exchange` is not `"probe"` and
-            the step cannot be repeated (arrays changed in place, ordered effects), or `compare="always"`.
+        ValueError: `axis_name` is not bound or has fewer than two twins; `compare` or `exchange` is unknown; no site is
+            selected (a probe whose value the step does not use is not a site); or `exchange` is not `"probe"`, while
+            the step cannot be repeated (it changes arrays in place or has ordered effects) or `compare` is `"always"`.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -239,16 +241,17 @@ def lockstep(
 def synchronize(
     tree: Tree, axis_name: str, *, repair: bool = True, compare: Compare = "gated", agreed: Agreement | None = None
 ) -> tuple[Tree, Mismatch]:
-    """Compares a pytree between twins and overwrites it with the reference's, bit for bit.
+    """Compares a pytree between twins and overwrites it with the reference's pytree, bit for bit.
 
-    Applied to the parameters and the optimizer's state after each step, this is parameter synchronization.
+    If it is applied to the parameters and the optimizer's state after each step, this function implements parameter
+    synchronization.
 
     Args:
-        tree: arrays, for instance a training state. Other leaves pass through.
+        tree: arrays, for instance a training state; other leaves pass through.
         axis_name: the twin axis, which must be bound.
-        repair: whether to overwrite; otherwise the tree is only compared.
+        repair: whether to overwrite the tree; otherwise, it is only compared.
         compare: see `lockstep`.
-        agreed: the result of `twins.agreement` for the tree's leaves, if it is already known.
+        agreed: the result of `twins.agreement` for the tree's leaves, if already known.
 
     Returns:
         The tree, and one `Mismatch` over all its leaves.
@@ -311,7 +314,7 @@ def _check_compare(compare: str) -> None:
 
 
 class _Seen(NamedTuple):
-    """Results of the first pass at a site: the digest of its outputs, and the report in case all twins agree."""
+    """Results of the first pass at a site: the digest of its outputs, and the report to return if all twins agree."""
 
     digest: UInt32[Array, "*rows 2"]
     nothing: Mismatch
@@ -332,7 +335,7 @@ class _Optimistic:
         def repeat(
             before: Any, mine: Any, iteration: Any, inputs: program.Values
         ) -> tuple[program.Values, dict[str, Mismatch]]:
-            rows = exchanged(mine, self.axis_name)  # all digests are exchanged only if any differs
+            rows = exchanged(mine, self.axis_name)  # this exchanges all digests, only if any differs
             outs, found = region.run(self.gated, iteration, inputs)
             return outs, _with_unrepeated(found, order, rows, self.axis_name)
 
@@ -364,7 +367,7 @@ def _watched(outs: program.Values, axis_name: str) -> tuple[program.Values, _See
 
 @functools.partial(program.traced_once, static_argnums=1)
 def _compared(digests: program.Values, axis_name: str) -> tuple[program.Values, Any]:
-    """Compares one digest of all digests over the twin axis: 8 bytes, regardless of the number of sites."""
+    """Compares one digest of all digests along the twin axis: 8 bytes, regardless of the number of sites."""
     mine = jnp.concatenate(digests)
     whole = exchanged(tree_digest(mine), axis_name)
     return digests, (mine, anywhere(jnp.any(whole != whole[:1]), axis_name))
@@ -373,7 +376,7 @@ def _compared(digests: program.Values, axis_name: str) -> tuple[program.Values, 
 def _with_unrepeated(
     found: dict[str, Mismatch], order: "dict[str, _Order]", rows: Any, axis_name: str
 ) -> dict[str, Mismatch]:
-    """Adds to the mismatches of the repetition the first differences that did not recur in it."""
+    """Adds the first differences that did not recur in the repetition to the mismatches of the repetition."""
     rank, loop = (
         jnp.asarray(np.concatenate([getattr(one, name).ravel() for one in order.values()])) for name in ("rank", "loop")
     )
@@ -394,11 +397,11 @@ def _with_unrepeated(
 
 
 class _Order(NamedTuple):
-    """Order of a site's digests among those of the region; the same on all devices."""
+    """Order of a site's digests among all digests of the region; equal on all devices."""
 
-    rank: Int[np.ndarray, "*rows"]  # smaller is earlier
-    # Sites in the same `while` loop have equal numbers: its iterations share one digest, so it is unknown which of its
-    # sites was the first to differ. All others have distinct numbers.
+    rank: Int[np.ndarray, "*rows"]  # position in the order, the earliest first
+    # Sites in the same `while` loop have equal numbers: the iterations of the loop share one digest, so it is unknown
+    # which of these sites was the first to differ. All other sites have distinct numbers.
     loop: Int[np.ndarray, "*rows"]
 
 

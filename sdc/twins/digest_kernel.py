@@ -1,8 +1,8 @@
-"""The digest as a kernel for TPUs: reads the tensor once and writes only sums.
+"""The digest as a kernel for TPUs, which reads the tensor once and writes only sums.
 
-XLA compiles the digest into one fusion, which also reads the tensor once. Counting the compiled instructions of both,
-the kernel takes 43,000 cycles for 16 Mi elements of bfloat16 on a v5p, and the fusion 51,000 (which the compiler
-estimates at 99,000); reading alone takes 21,000.
+XLA compiles the digest into one fusion, which also reads the tensor once. By their compiled instructions, the kernel
+takes 43,000 cycles for 16 Mi elements of bfloat16 on a v5p, and the fusion takes 51,000; the compiler's own estimate of
+the fusion is 99,000. Reading the tensor alone takes 21,000 cycles.
 """
 
 import functools
@@ -20,18 +20,18 @@ from sdc.bits import as_bits
 
 from ..program import Tags, compiled_for
 
-# Possible sizes of a block: larger blocks have less overhead.
+# Possible sizes of a block, the largest first, since larger blocks have less overhead.
 ROWS, COLUMNS = (1024, 512, 256, 128, 64, 32, 16), (512, 256, 128)
-LEAST = 1 << 16  # elements below which a separate kernel costs more than it saves
+LEAST = 1 << 16  # number of elements below which a separate kernel costs more than it saves
 SUBLANES, LANES = 8, 128  # shape of a register of 32-bit words
 
 
 def fits(x: Shaped[Array, "*shape"]) -> bool:
-    """Whether the kernel can compute this digest: it needs a whole tensor on one device, divisible into blocks."""
+    """Returns whether the kernel can compute a tensor's digest: it must be on one device and divisible into blocks."""
     if x.ndim < 2 or x.size < LEAST or x.dtype.itemsize not in (2, 4) or jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return False
     rows = math.prod(x.shape[:-1])
-    # Leading axes are flattened, which moves no data if the second-to-last axis fills whole registers.
+    # The kernel flattens leading axes, which moves no data if the second-to-last axis fills whole registers.
     blocks = x.shape[-1] % COLUMNS[-1] == 0 and rows % ROWS[-1] == 0 and x.shape[-2] % (32 // x.dtype.itemsize) == 0
     return blocks and compiled_for().whole
 
@@ -70,7 +70,7 @@ def _kernel(x_ref: Any, sums_ref: Any, *, width: int, golden: int, mix: int) -> 
     rows, columns = x_ref.shape
     narrow = x_ref.dtype.itemsize == 2
     each = 2 if narrow else 1  # rows of the tensor in a row of registers
-    # The factor on the index: narrow elements skip the shift between the two multipliers, which therefore combine.
+    # The factor on the index. Narrow elements have no shift between the two multipliers, which therefore combine.
     step = golden * (mix if narrow else 1)
     lane = lax.broadcasted_iota(jnp.uint32, (SUBLANES, columns), 1)
     first = lax.broadcasted_iota(jnp.uint32, (SUBLANES, columns), 0) * _word(each * width) + lane
@@ -86,7 +86,7 @@ def _kernel(x_ref: Any, sums_ref: Any, *, width: int, golden: int, mix: int) -> 
 
     def add(number: Any, state: Any) -> Any:
         spread, sums, squares = state
-        # A register packs two narrow rows: the upper row is in the lower half of its words.
+        # A register packs two narrow rows: the lower halves of its words hold the upper row.
         packed = pltpu.bitcast(x_ref[pl.ds(number * SUBLANES * each, SUBLANES * each), :], jnp.uint32)
         found = [(packed, spread)]
         if narrow:

@@ -1,20 +1,20 @@
 """Fingerprints: 64-bit digests of tensors and of every selected value of a step.
 
 The digest of a tensor is computed from the 32-bit words w_i of its elements (see `bits.element_words`). With n words
-per element, i is n times the element's index in the whole tensor, plus the number of the word in it:
+per element, i is n times the element's index in the whole tensor, plus the number of the word within the element:
 
     v_i = w_i + i * 0x9E3779B1;    for elements of more than 16 bits: v_i ^= v_i >> 16
     p_i = v_i * 0x85EBCA6B;   h_i = p_i ^ (p_i >> 15);   digest = (sum_i h_i, sum_i h_i**2)   mod 2**32
 
-Integer sums wrap and are associative, so the digest does not depend on sharding or on the order of the reduction, and
-the digests of shards add up to that of the whole. Every step up to h_i is a bijection of the word, so that a change
-inside one word is never missed. Two changes that preserve the sum (by d and -d, of h_i and h_j) also preserve the sum
-of squares only if d * (h_i - h_j + d) is a multiple of 2**31. Sums, index-weighted sums and XOR, which are cheaper,
-each miss whole classes of changes.
+Integer sums wrap and are associative, so the digest depends neither on the sharding nor on the order of the reduction,
+and the digest of a tensor is the sum of the digests of its shards. Every step up to h_i is a bijection of the word, so
+that a change inside one word is never missed. If h_i and h_j change by d and -d, their sum is preserved; the sum of
+squares is also preserved only if d * (h_i - h_j + d) is a multiple of 2**31. Sums, index-weighted sums and XOR are
+cheaper, but each misses whole classes of changes.
 
-The multiplier 0x9E3779B1 is 2**32 over the golden ratio: its multiples are well spread, so that the words of narrow
-elements collide only if the elements are more than 29,000 apart (Knuth, The Art of Computer Programming, volume 3,
-section 6.4). The other one is from the finalizer of MurmurHash3 (Appleby, 2008).
+The multiplier 0x9E3779B1 is 2**32 divided by the golden ratio. Its multiples are well spread, so that the words of
+narrow elements collide only if the elements are more than 29,000 apart (Knuth, The Art of Computer Programming, volume
+3, section 6.4). The multiplier 0x85EBCA6B is from the finalizer of MurmurHash3 (Appleby, 2008).
 """
 
 import math
@@ -30,11 +30,11 @@ from sdc.bits import element_words
 
 from ..program import Place, Reports, Values, Where, compiled_for, probes, rewrite, traced_once
 
-# Name of the algorithm above, which records store. Records without a name used an older one, with MurmurHash3's
-# finalizer on packed words. Digests of different algorithms are never compared.
+# Name of the algorithm above, which records store. Records without a name used an older algorithm, which applied the
+# finalizer of MurmurHash3 to packed words. Digests of different algorithms are never compared.
 ALGORITHM = "sum-and-squares"
 GOLDEN, MIX = 0x9E3779B1, 0x85EBCA6B
-ROW = 256  # words that are summed together
+ROW = 256  # number of words that are summed together
 
 
 def fmix32(h: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
@@ -55,10 +55,10 @@ def digest(
     Args:
         x: a tensor of any type that `bits.as_bits` accepts, or a shard of one.
         shape: shape of the whole tensor, if `x` is a shard.
-        offset: index of the shard's first element in the whole, one number per dimension.
+        offset: index of the shard's first element in the whole tensor, one number per dimension.
 
     Returns:
-        Two words. The words of all shards of a tensor, added with wrap-around, are those of the whole.
+        Two 32-bit words. The words of all shards of a tensor, added modulo 2**32, are those of the whole tensor.
     """
     if shape is None and offset is None and compiled_for().platform == "tpu":
         from . import digest_kernel  # needed on TPUs only
@@ -75,7 +75,7 @@ def digest(
 def row_digests(
     x: Shaped[Array, "rows *rest"], *, shape: Sequence[int], offset: Sequence[int | Int[Array, ""]]
 ) -> UInt32[Array, "rows 2"]:
-    """Computes the contribution of each index of the first axis to the digest of a tensor; they add up to it."""
+    """Computes the contribution of each row along the first axis to a tensor's digest, which is their sum."""
     parts = _mixed(x, shape, offset)
     if not parts[0].size:
         return jnp.zeros((x.shape[0], 2), jnp.uint32)
@@ -84,7 +84,7 @@ def row_digests(
 
 
 def _inner(words: UInt32[Array, "*words"]) -> int:
-    """Returns the first of the trailing axes that are summed first, in a short loop that vectorizes on CPUs."""
+    """Returns the first of the trailing axes that are summed first, in a short loop that CPUs can vectorize."""
     axis = words.ndim - 1
     while axis > 1 and math.prod(words.shape[axis:]) < ROW:
         axis -= 1
@@ -94,11 +94,11 @@ def _inner(words: UInt32[Array, "*words"]) -> int:
 def _mixed(
     x: Shaped[Array, "*shard"], shape: Sequence[int], offset: Sequence[int | Int[Array, ""]]
 ) -> tuple[UInt32[Array, "*words"], UInt32[Array, "*words"]]:
-    """Computes the sum of h, and of its squares, over the words of each element."""
+    """Computes, for each element, the sums of h and of its squares over the element's words."""
     words = element_words(x)
-    trailing = words[0].shape[x.ndim :]  # key data
+    trailing = words[0].shape[x.ndim :]  # the axes of key data
     extent, start = [*shape, *trailing], [*offset, *[0] * len(trailing)]
-    # i * GOLDEN, summed over the axes, with one multiplication by a constant for each.
+    # Computes i * GOLDEN as a sum over the axes, with one multiplication by a constant per axis.
     spread = jnp.zeros(words[0].shape, jnp.uint32)
     stride = GOLDEN * len(words)
     for axis in reversed(range(len(extent))):
@@ -120,7 +120,7 @@ def _sums(
 ) -> tuple[UInt32[Array, "*rest"], UInt32[Array, "*rest"]]:
     if not len(axes):
         return parts
-    # Variadic reductions fuse with the hash; two sums would write the hash to memory.
+    # A variadic reduction fuses with the hash, whereas two sums would write the hash to memory.
     zero = jnp.uint32(0)
     h, g = lax.reduce(parts, (zero, zero), lambda a, b: (a[0] + b[0], a[1] + b[1]), tuple(axes))
     return h, g
@@ -139,12 +139,12 @@ def fingerprint(step: Callable[..., Any], where: Where = probes) -> Callable[...
 
     Args:
         step: any function that JAX can trace.
-        where: selects sites; by default the probes.
+        where: selects sites; by default, the probes.
 
     Returns:
-        A function that returns `(out, digests)`: for each site the digests of the equation's outputs,
-        `uint32[..., n, 2]`, after the axes named in `site.dims`. Iterations of a `while` are mixed into one digest, in
-        order.
+        A function that returns `(out, digests)`; `digests` holds, for each site, the digests of the equation's n
+        outputs as `uint32[..., n, 2]`, where the leading axes are those of `site.dims`. The iterations of a `while` are
+        mixed into one digest, in order.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc

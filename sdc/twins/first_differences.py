@@ -1,14 +1,15 @@
 """The first difference between the fingerprints of two runs of one program, and bisection.
 
-Digests are compared in the order in which the program computes the values: equations in program order, iterations of a
-loop in sequence, those of a backward loop from the last to the first. Program order respects dependencies, so no
-digested value before the first difference is wrong: with every operation selected, the first difference is the
-operation that computed a different result from the same inputs.
+Digests are compared in the order in which the program computes the values: equations in program order, and iterations
+of a loop in sequence (from the last to the first for a backward loop). Program order respects dependencies, so no
+digested value before the first difference is wrong. If every operation is selected, the first difference is therefore
+the operation that computed a different result from the same inputs.
 
-Bisection finds the first operation that differs without a digest for every operation. A round digests the few values
-that leave their scope at some depth. An error inside a scope becomes visible outside only through these values, so the
-first that differs names the guilty scope; the next round digests values inside it. Each round is a different program,
-which both sides must run: a fault that does not recur cannot be narrowed down.
+Bisection identifies the first operation that differs, without a digest for every operation. Each round digests the few
+values that leave their scope at some depth. An error inside a scope becomes visible outside the scope only through
+these values, so the first value that differs identifies the faulty scope; the next round digests values inside that
+scope. Each round is a different program, which both sides must run, so a fault that does not recur cannot be narrowed
+down.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ from ..program import Reports, Selector, Site, boundary, inside
 from ..schema import DifferencePlace, OperationPlace
 
 Iteration: TypeAlias = tuple[int, ...]
-FEW = 24  # up to this number of operations, each is digested
+FEW = 24  # the largest number of operations of which each one is digested
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +33,11 @@ class FirstDifference:
 
     Attributes:
         site: the operation, with its source line.
-        iteration: index in each enclosing `scan`, outermost first; the last is the layer of a scanned model.
-        devices: coordinates on the mesh of every device that differs there; one empty mapping without a mesh.
+        iteration: index in each enclosing `scan`, outermost first; the last index is the layer of a scanned model.
+        devices: mesh coordinates of every device on which the operation differs; one empty mapping without a mesh.
         outputs: numbers of the operation's outputs that differ.
-        agreeing: number of digests before it, all of which agree.
-        before: the last compared values before it, nearest last.
+        agreeing: number of digests before the difference, all of which agree.
+        before: the last values that were compared before the difference, in order.
     """
 
     site: Site
@@ -47,7 +48,7 @@ class FirstDifference:
     before: tuple[tuple[Site, Iteration], ...] = ()
 
     def describe(self, step: int) -> DifferencePlace:
-        """Returns the place in the form used by records, for traces that first differ in this step."""
+        """Returns the place of the difference in the form that records use, for traces that first differ in `step`."""
         place = msgspec.structs.asdict(describe_place(self.site, self.iteration))
         return DifferencePlace(**place, step=step, devices=list(self.devices), outputs=list(self.outputs))
 
@@ -66,7 +67,7 @@ class FirstDifference:
 
 
 def describe_place(site: Site, iteration: Iteration) -> OperationPlace:
-    """Returns an operation in the form used by records."""
+    """Returns the place of an operation in the form that records use."""
     return OperationPlace(
         site=site.name, operation=site.primitive, direction=site.direction, scope=site.scope, source=site.source,
         iteration=list(iteration), layer=iteration[-1] if iteration else None,
@@ -77,16 +78,17 @@ def first_difference(a: Reports, b: Reports, *, nearest: int = 5) -> FirstDiffer
     """Compares two fingerprints of one program.
 
     Args:
-        a: digests, as `fingerprint` returns them.
-        b: digests of another run, of the same program.
+        a: digests of one run, as `fingerprint` returns them.
+        b: digests of another run of the same program.
         nearest: number of values before the difference to list.
 
     Returns:
-        The first difference, or None if they agree. Iterations of a `while` loop share one digest, so inside of one the
-        result is the first operation that differs in any iteration, which need not be the faulty one; its text says so.
+        The first difference, or None if the fingerprints agree. The iterations of a `while` loop share one digest, so
+        inside such a loop the result is the first operation that differs in any iteration. This need not be the faulty
+        operation, as the text of the result says.
 
     Raises:
-        ValueError: the sites or shapes differ, so these are not fingerprints of the same program.
+        ValueError: the sites or shapes differ, so that the fingerprints are not of the same program.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -132,7 +134,7 @@ def _check_same(a: Reports, b: Reports) -> None:
 
 
 def _unlike(a: Reports, b: Reports) -> str:
-    """Describes how the programs of two fingerprints differ; empty if they do not."""
+    """Returns a description of how the programs of two fingerprints differ; empty if they are equal."""
     if [site.name for site in a.sites] != [site.name for site in b.sites]:
         only = sorted({site.name for site in a.sites} ^ {site.name for site in b.sites})
         return f"only one of them has {only[0]!r}" if only else "their sites are in different order"
@@ -147,19 +149,19 @@ def _unlike(a: Reports, b: Reports) -> str:
 
 
 def _axes(site: Site, ndim: int) -> tuple[str, ...]:
-    """Returns names for the axes of a site's digests; axes added outside of the transformation come first."""
+    """Returns names for the axes of a site's digests; axes added outside the transformation come first."""
     return (*(f"axis{number}" for number in range(ndim - len(site.dims))), *site.dims)
 
 
 def place_of(site: Site, iteration: Iteration) -> tuple[int, ...]:
-    """Returns a sort key for the order of evaluation. Iterations of a `while` share one digest, and so one key."""
+    """Returns a sort key for the order of evaluation; iterations of a `while` share one digest, and hence one key."""
     indices = iter(iteration)
     number = {"scan": lambda: next(indices), "reversed": lambda: -next(indices), "while": lambda: 0}
     return tuple(part if isinstance(part, int) else number[part]() for part in site.order)
 
 
 def _before(reports: Reports, place: tuple[int, ...], nearest: int) -> tuple[int, tuple[tuple[Site, Iteration], ...]]:
-    """Returns the number of digests before a place, and the nearest places among them."""
+    """Returns the number of digests before a place, and the places of the nearest of these digests."""
     count = 0
     places: list[tuple[tuple[int, ...], Site, Iteration]] = []
     for site, value in zip(reports.sites, reports.values(), strict=True):
@@ -180,7 +182,7 @@ class Round(NamedTuple):
 
     Attributes:
         where: selector of the digested sites.
-        sites: number of these sites.
+        sites: number of digested sites.
         first: the first difference between the two sides, or None.
     """
 
@@ -193,8 +195,8 @@ class Bisection(NamedTuple):
     """The result of a bisection.
 
     Attributes:
-        first: the first difference of the last round that showed one; None if no round did.
-        exact: whether every operation that could be the first was digested.
+        first: the first difference in the last round that had one; None if no round had one.
+        exact: whether every operation that could be the first difference was digested.
         rounds: all rounds, in order.
     """
 
@@ -236,8 +238,9 @@ def bisect(sites: Sequence[Site], run: Callable[[Selector], tuple[Reports, Repor
     """Narrows a difference between two sides down to one operation.
 
     Args:
-        sites: all sites of the step, see `sdc.sites`.
-        run: runs `fingerprint(step, where)` on both sides, from the same state, and returns both digests.
+        sites: all sites of the step, as `sdc.sites` lists them.
+        run: a function that runs `fingerprint(step, where)` on both sides, from the same state, and returns the digests
+            of both.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -267,10 +270,10 @@ def bisect(sites: Sequence[Site], run: Callable[[Selector], tuple[Reports, Repor
 
 
 def guilty_scope(where: Selector, first: FirstDifference) -> tuple[str, int] | None:
-    """Returns the scope that contains the error, and its depth; None if every operation there was digested.
+    """Returns the scope that contains the error, and its depth; None if every operation in the scope was digested.
 
     Args:
-        where: selector of the round, a `boundary` of some depth or not.
+        where: selector of the round, which may contain a `boundary` of some depth.
         first: the first difference in that round.
     """
     depths = [int(leaf.text[len("boundary(") : -1]) for leaf in where.leaves() if leaf.text.startswith("boundary(")]

@@ -1,8 +1,8 @@
-"""Differences between two tensors, and between twins at a site; and the metrics of the study.
+"""Differences between two tensors and between twins at a site, and the metrics of the study.
 
 The study (Ma et al. 2025, arXiv:2502.12340, sections 4 and 5) does not define the severity (3) of elements whose
-reference is zero, or that are not finite on either side. Here such elements count as mismatched, are also counted
-separately, and are excluded from the relative difference.
+reference is zero, or of elements that are not finite on either side. Here, such elements count as mismatched, are also
+counted separately, and are excluded from the relative difference.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,17 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class Difference(NamedTuple):
-    """How a suspect tensor differs from its reference. Zeros mean that nothing was checked.
+    """Measures of how a suspect tensor differs from its reference; all zeros if nothing was checked.
 
     Attributes:
-        checked: elements compared.
-        mismatched: elements whose bits differ (so NaN equals NaN of the same payload, and 0.0 differs from -0.0).
-        zero_reference: mismatched elements whose reference is zero and whose suspect is finite.
-        nonfinite: mismatched elements that are NaN or infinite on either side.
-        relative_sum: sum of `|suspect - reference| / |reference|` over the other mismatched elements, in float32; it
-            saturates at the largest float32, as does each term.
-        relative_max: the largest of these terms.
+        checked: number of elements compared.
+        mismatched: number of elements whose bits differ (NaN equals NaN with the same payload, and 0.0 differs from
+            -0.0).
+        zero_reference: number of mismatched elements whose reference is zero and whose suspect is finite.
+        nonfinite: number of mismatched elements that are NaN or infinite on either side.
+        relative_sum: sum of `|suspect - reference| / |reference|` over the other mismatched elements, in float32; the
+            sum and each of its terms saturate at the largest float32.
+        relative_max: largest term of this sum.
     """
 
     checked: UInt32[Array, "*rows"]
@@ -40,7 +41,7 @@ class Difference(NamedTuple):
 
 
 def difference(reference: Shaped[Array, "*shape"], suspect: Shaped[Array, "*shape"]) -> Difference:
-    """Compares two tensors of equal shape and dtype bit for bit, and by relative difference where it is defined."""
+    """Compares two tensors of equal shape and dtype, bit for bit and by relative difference where that is defined."""
     differs = as_bits(reference) != as_bits(suspect)
     differs = jnp.any(differs, axis=tuple(range(reference.ndim, differs.ndim)))  # key data, parts of complex numbers
     ref, sus = _as_numbers(reference), _as_numbers(suspect)
@@ -64,13 +65,13 @@ def difference(reference: Shaped[Array, "*shape"], suspect: Shaped[Array, "*shap
 
 
 def no_difference(checked: UInt32[Array, "*rows"]) -> Difference:
-    """Returns the result of `difference` for a number of elements without any differing bit."""
+    """Returns what `difference` would return for this number of elements without a differing bit."""
     counts, sums = jnp.zeros(checked.shape, jnp.uint32), jnp.zeros(checked.shape, jnp.float32)
     return Difference(checked, counts, counts, counts, sums, sums)
 
 
 def _as_numbers(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
-    """Converts to float32 or wider; PRNG keys have no magnitude, so they become zeros."""
+    """Converts an array to float32 or wider; PRNG keys, which have no magnitude, become zeros."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jnp.zeros(x.shape, jnp.float32)
     if x.dtype == jnp.float64 or jnp.issubdtype(x.dtype, jnp.complexfloating):
@@ -94,11 +95,12 @@ class Mismatch(NamedTuple):
     """The differences between twins at one site.
 
     Attributes:
-        difference: one row per twin, compared with the reference (whose own row is zero); the same on every twin.
+        difference: one row per twin, with its difference from the reference (whose own row is zero); equal on all
+            twins.
         undecided: how often three or more twins had no majority, so that the reference was a guess.
-        unrepeated: only for optimistic lock-step (`exchange="step"` or `"call"`), else None. One number per twin: how
-            often its digest was the first to differ although the repetition found no mismatch. Such a difference was
-            real; its size is unknown, and `difference` does not count it.
+        unrepeated: for each twin, how often its digest was the first to differ although the repetition found no
+            mismatch; None except in optimistic lock-step (`exchange="step"` or `"call"`). Such a difference was real;
+            its size is unknown, and `difference` does not count it.
     """
 
     difference: Difference
@@ -107,7 +109,7 @@ class Mismatch(NamedTuple):
 
 
 def merge_mismatches(total: Mismatch, new: Mismatch) -> Mismatch:
-    """Combines the mismatches of two iterations."""
+    """Combines the mismatches in two iterations."""
     unrepeated = None
     if total.unrepeated is not None and new.unrepeated is not None:
         unrepeated = total.unrepeated + new.unrepeated
@@ -115,33 +117,33 @@ def merge_mismatches(total: Mismatch, new: Mismatch) -> Mismatch:
 
 
 def mismatch_frequency(mismatched: Any, checked: Any) -> float:
-    """Equation (1): mismatched elements over all tensor-parallel ranks, per element checked.
+    """Computes equation (1): mismatched elements per element checked, over all tensor-parallel ranks.
 
     Args:
-        mismatched: mismatched elements of a submodule in a microstep, one entry per rank.
-        checked: elements compared, one entry per rank (all ranks: TP * MBS * L * H).
+        mismatched: number of a submodule's mismatched elements in a microstep, one entry per rank.
+        checked: number of elements compared, one entry per rank (TP * MBS * L * H over all ranks).
 
     Returns:
-        A share of elements; NaN if nothing was checked.
+        The share of elements that are mismatched; NaN if nothing was checked.
     """
     total = float(np.sum(np.asarray(checked, np.float64)))
     return float(np.sum(np.asarray(mismatched, np.float64))) / total if total else float("nan")
 
 
 def mean_frequency(frequencies: Sequence[float]) -> float:
-    """Equation (2): the mean of equation (1) over the decoder layers."""
+    """Computes equation (2): the mean of equation (1) over the decoder layers."""
     return float(np.mean(frequencies))
 
 
 def mismatch_severity(relative_sum: Any, counted: Any) -> float:
-    """Equation (3): the largest, over tensor-parallel ranks, of the mean relative difference `|f' - f| / |f|`.
+    """Computes equation (3): the maximum, over tensor-parallel ranks, of the mean relative difference `|f' - f| / |f|`.
 
     Args:
-        relative_sum: sum of the relative differences of a submodule in a microstep, one entry per rank.
-        counted: number of terms in each sum: mismatched minus zero references and non-finite values.
+        relative_sum: sum of a submodule's relative differences in a microstep, one entry per rank.
+        counted: number of terms in each sum: mismatched elements minus zero references and non-finite values.
 
     Returns:
-        The severity; NaN if no rank has a term.
+        The severity; NaN if the sums of all ranks are empty.
     """
     sums, counts = np.asarray(relative_sum, np.float64), np.asarray(counted, np.float64)
     means = sums[counts > 0] / counts[counts > 0]
@@ -149,20 +151,21 @@ def mismatch_severity(relative_sum: Any, counted: Any) -> float:
 
 
 def largest_severity(severities: Sequence[float]) -> float:
-    """Equation (4): the maximum of equation (3) over the decoder layers; NaN if it is defined for no layer."""
+    """Computes equation (4): the maximum of equation (3) over the decoder layers; NaN if it is defined for no layer."""
     known = [severity for severity in severities if not np.isnan(severity)]
     return max(known, default=float("nan"))
 
 
 def noise_to_signal(difference_norm: Any, reference_norm: Any) -> float:
-    """Equation (5): WCNTS, the largest ||g' - g||_2 / ||g||_2 over the optimizer steps.
+    """Computes equation (5): the worst-case noise-to-signal ||g' - g||_2 / ||g||_2, the maximum over optimizer steps.
 
     Args:
-        difference_norm: L2 norm of the gradient's difference at each step.
+        difference_norm: L2 norm of the difference between the gradients at each step.
         reference_norm: L2 norm of the reference's gradient at each step.
 
     Returns:
-        The ratio: 0/0 counts as 0 (nothing differs), any other division by zero as infinity. NaN without steps.
+        The ratio, where 0/0 counts as 0 (nothing differs) and any other division by zero as infinity; NaN without
+        steps.
     """
     noise, signal = np.atleast_1d(np.asarray(difference_norm, np.float64)), np.atleast_1d(np.asarray(reference_norm))
     ratios = np.where(noise == 0, 0.0, noise / np.where(signal == 0, 1.0, signal))

@@ -3,11 +3,11 @@
 A trace is a run folder with two additional files:
 
     sites.json    the sites, in program order, with shapes and source lines
-    trace.jsonl   one line per step: digests of all sites in hexadecimal, and their CRC-32
+    trace.jsonl   one line per step: digests of all sites in hexadecimal, and the CRC-32 of these digests
 
 The checksum distinguishes a damaged trace from a difference. A trace belongs to its program: the manifest holds the
 program's fingerprint, and traces of different programs are not compared, since instrumentation alone changes last bits.
-Traces with different digest algorithms are not compared either.
+Traces with digests of different algorithms are not compared either.
 """
 
 import dataclasses
@@ -28,12 +28,12 @@ from .digests import ALGORITHM
 from .first_differences import FirstDifference, first_difference
 
 SITES = "sites.json"
-# Fields that must be equal in the manifests of two traces.
+# Fields of the manifest that must be equal for two traces to be compared.
 COMPARABLE = ("program", "digests", "environment", "data", "seed", "config", "mesh", "compiler_options")
 
 
 class NotComparable(ValueError):
-    """Raised for two traces whose comparison would be meaningless."""
+    """An error for two traces whose comparison would be meaningless."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Trace:
         path: the run folder.
         manifest: contents of `manifest.json`.
         sites: the sites, in program order.
-        shapes: shape of the digests of each site.
-        lines: digests by step, encoded.
+        shapes: shape of each site's digests.
+        lines: encoded digests by step.
         ended: whether the run that wrote it ended.
     """
 
@@ -74,7 +74,7 @@ class TraceDifference:
     """The result of comparing two traces.
 
     Attributes:
-        steps: the steps that both have, in order, up to the first that differs.
+        steps: the steps that both traces have, in order, up to the first one that differs.
         step: the first step that differs, or None.
         first: the first difference in that step, or None.
     """
@@ -92,13 +92,13 @@ class TraceWriter:
 
         Args:
             path: folder, which must not hold a run unless `at` is given.
-            manifest: description of the run. Traces can be compared only if `program` (the program's fingerprint) is
-                equal, and `environment`, `data`, `seed`, `config` and `mesh` if given.
-            at: resume the trace in that folder at this step; later steps are dropped.
+            manifest: description of the run. Two traces can be compared only if their `program` (the program's
+                fingerprint) is equal, as well as their `environment`, `data`, `seed`, `config` and `mesh`, if given.
+            at: step at which to resume the trace in that folder, where later steps are dropped.
 
         Raises:
-            RecordError: the folder holds a run or, with `at`, does not; or it cannot be written.
-            ValueError: the manifest names no program.
+            RecordError: the folder holds a run, or holds none although `at` is given, or cannot be written.
+            ValueError: the manifest has no `program`.
         """
         if not manifest.get("program"):
             raise ValueError("a trace needs the fingerprint of its program; give {'program': program_fingerprint(...)}")
@@ -107,7 +107,7 @@ class TraceWriter:
         self._listed = False
 
     def add(self, step: int, digests: Reports, **row: Any) -> None:
-        """Appends the digests of a step; `row` is added to the line of `steps.jsonl`, for instance the loss."""
+        """Appends the digests of a step; `row`, such as the loss, is added to the step's line in `steps.jsonl`."""
         if not self._listed:
             self.record.file(SITES, sites_table(digests))
             self._listed = True
@@ -124,7 +124,7 @@ class TraceWriter:
 
 
 def sites_table(digests: Reports) -> dict[str, Any]:
-    """Returns the contents of `sites.json`: the sites of digests, or of their shapes. `Record.file` writes it."""
+    """Returns the contents of `sites.json`, which `Record.file` writes: the sites of digests, or of their shapes."""
     rows = [
         {
             **{name: value for name, value in vars(site).items() if name not in ("outputs", "inputs", "products")},
@@ -149,10 +149,10 @@ def decode(line: Mapping[str, Any], size: int) -> UInt32[np.ndarray, "size"]:
 
 
 def read_trace(path: AnyPath) -> Trace:
-    """Reads the trace of a run folder, whether or not the run ended; digests are decoded on access.
+    """Reads the trace in a run folder, whether or not the run has ended; digests are decoded on access.
 
     Raises:
-        RecordError: the folder holds no trace, or a damaged one.
+        RecordError: the folder holds no trace, or a damaged trace.
     """
     run = read_record(path, "trace")
     if run.summary is not None and run.summary.get("steps") != len(run.lines):
@@ -162,7 +162,7 @@ def read_trace(path: AnyPath) -> Trace:
     if SITES not in names(run.path):
         what = f"lacks {SITES}; trace that run again" if run.lines else "holds no step yet; wait for the first step"
         raise RecordError(f"{run.path} {what}")
-    known = {row["step"] for row in run.lines}  # a crash can leave digests of a step that has no line
+    known = {row["step"] for row in run.lines}  # a crash can leave digests of a step without a line
     lines = {line["step"]: line for line in run.details if line["step"] in known}
     if missing := sorted(known - lines.keys()):
         raise RecordError(f"{run.path / TRACE} lacks step {missing[0]}, which {STEPS} has; trace that run again")
@@ -208,7 +208,7 @@ def diff(a: Trace, b: Trace) -> TraceDifference:
     """Compares two traces step by step, up to the first difference.
 
     Raises:
-        NotComparable: programs, environments, data or seeds differ, the traces have no step in common, or both are the
+        NotComparable: programs, environments, data or seeds differ, the traces have no common step, or both are the
             same trace.
         RecordError: a line is damaged.
     """
