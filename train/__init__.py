@@ -1,4 +1,5 @@
-"""The reference workload, a Llama-style decoder on real text, and runs of it. Parses no flags and prints nothing."""
+"""The reference workload, a Llama-style decoder on real text, and its runs. The package neither parses flags nor
+prints."""
 
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
     )
     from .programs import TrainConfig as TrainConfig, get_config as get_config
 
-    # Running it.
+    # Running a job.
     from .loop import run as run, run_campaign as run_campaign
     from .policy import Decision as Decision, StepPolicy as StepPolicy, Attempt as Attempt, PolicyError as PolicyError
     from .cluster import Incomparable as Incomparable
     from .checkpoints import CheckpointError as CheckpointError, Checkpoints as Checkpoints
 
-    # Estimating its cost on other chips.
+    # Estimating the cost of a step on other chips.
     from .estimates import Subject as Subject, estimate_subject as estimate_subject
 
 if TYPE_CHECKING:  # for the other packages of this project

@@ -15,13 +15,14 @@ from sdc.burnin.workloads import BurninWorkload, FamilyRequest, families, make_f
 
 from .programs import DATA, MODEL, ModelConfig, OptimizerConfig, TrainConfig, TrainState, abstract_state, device_step
 
-BURNIN_STEPS = 4  # optimizer steps of a run; an error in one step spreads over the parameters in later ones
+BURNIN_STEPS = 4  # optimizer steps of a run; an error in one step spreads through the parameters in later steps
 HEAD = 64  # width of an attention head
 FAMILY = "training"
 
 
 def configuration(side: int, dtype: str) -> TrainConfig:
-    """Returns a decoder for a level's sizes, from 8 positions (rehearsals) to 4,096 (320 M parameters)."""
+    """Returns the configuration of a decoder for a level with `side` positions: 8 (rehearsals) to 4,096 (320 M
+    parameters)."""
     width = max(16, side // 2)
     heads = max(2, width // HEAD)
     return TrainConfig(
@@ -44,15 +45,17 @@ def configuration(side: int, dtype: str) -> TrainConfig:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TrainingSteps(BurninWorkload):
-    """Runs a few training steps on one device and returns the loss of each."""
+    """Runs a few training steps on one device and returns the final state and the loss of each step."""
 
     config: TrainConfig
 
     def inputs(self) -> tuple[TrainState, Int[np.ndarray, "steps microsteps batch length"]]:
-        """Returns state and tokens with the same bits on every host, without using any math library."""
+        """Returns the initial state and the tokens, bit-identical on every host because no math library computes
+        them."""
         config = self.config
         state = abstract_state(config)
-        # A power of two scales without rounding; this is the one nearest to the decoder's initial deviation.
+        # Scaling by a power of two does not round. This power is the nearest to the standard deviation of the decoder's
+        # initial weights.
         scale = np.float32(2.0 ** round(math.log2(config.model.width**-0.5)))
         params = [
             make_floats("normal", leaf.shape, "float32", self.seed + number) * scale
@@ -102,6 +105,6 @@ def build(request: FamilyRequest) -> Iterator[BurninWorkload]:
 
 
 def register_training() -> None:
-    """Registers the family with `sdc.burnin` unless it is already registered."""
+    """Registers the family of training workloads with `sdc.burnin` unless it is already registered."""
     if FAMILY not in families():
         register(FAMILY, build)

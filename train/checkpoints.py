@@ -1,4 +1,4 @@
-"""Checkpoints of a run: Orbax's, written in the background and certified by `sdc.certify`.
+"""Orbax checkpoints of a run, written in the background and certified by `sdc.certify`.
 
 FOLDER/STEP/state/, FOLDER/STEP/position/   the arrays and the position of the data iterator, as Orbax trees
 FOLDER/certificates/STEP/                   the expected content, and whether the step is protected
@@ -30,17 +30,20 @@ STATE, POSITION = "state", "position"  # Orbax's names of the two trees
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be written or read; the message names it and the remedy."""
+    """A checkpoint cannot be written or read; the message states which checkpoint, and the remedy."""
 
 
 class NotWritten(CheckpointError):
-    """A checkpoint cannot be written, as on a full disk; the run can resume from the previous one."""
+    """A checkpoint cannot be written, for example because the disk is full; the run can resume from the previous
+    checkpoint."""
 
 
 class Checkpoints:
-    """The checkpoints of one run. In a run with several processes, all call every method, on shared storage.
+    """The checkpoints of one run. If the run has several processes, they share the storage, and every process calls
+    every method.
 
-    Close it, or use it as a context manager: otherwise a checkpoint that is still being written at exit is lost.
+    Call `close`, or use the object as a context manager; otherwise, a checkpoint that is still being written at exit is
+    lost.
 
     Example:
         >>> import tempfile
@@ -62,16 +65,16 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, every: int, keep: int = 2) -> None:
-        """Opens `folder` for reading and writing; it need not exist.
+        """Opens `folder` for reading and writing; the folder need not exist.
 
         Args:
             folder: parent of one folder per checkpoint; may be on `gs://`.
             every: number of steps between checkpoints.
             keep: number of checkpoints to keep, at least 1, in addition to protected ones and the newest restored one;
-                older ones are deleted once a new one is complete.
+                older checkpoints are deleted once a new checkpoint is complete.
 
         Raises:
-            SettingError: a number is below 1, or Orbax cannot write to this kind of folder.
+            SettingError: `every` or `keep` is below 1, or Orbax cannot write to this kind of folder.
         """
         for setting, given in (("every", every), ("keep", keep)):
             if given < 1:
@@ -89,13 +92,13 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """Steps of the complete checkpoints, oldest first. Waits for one that is being written."""
+        """Steps of the complete checkpoints, oldest first. Waits for a pending save."""
         self.wait()
         return certified_steps(self.folder)
 
     @property
     def latest(self) -> int | None:
-        """Step of the newest complete checkpoint, or None. Waits for one that is being written."""
+        """Step of the newest complete checkpoint, or None. Waits for a pending save."""
         return max(self.steps, default=None)
 
     @property
@@ -105,24 +108,24 @@ class Checkpoints:
             return frozenset(step for step in self.steps if orbax.is_protected(step))
 
     def due(self, step: int) -> bool:
-        """Whether `save` saves a checkpoint at this step without `force`."""
+        """Returns whether `save` writes a checkpoint at this step without `force`."""
         return step % self.every == 0
 
     def save(self, step: int, state: Any, position: Mapping[str, Any], *, force: bool = False) -> bool:
-        """Saves a checkpoint if one is due. It is written in the background; `state` may be donated at once.
+        """Saves a checkpoint in the background if one is due. `state` may be donated as soon as this method returns.
 
-        Waits for the save before this one. Checkpoints of later steps, which remain after a rollback, are deleted once
-        this one is complete, unless they are protected.
+        The method first waits for the previous save. Unprotected checkpoints of later steps, which a rollback leaves
+        behind, are deleted once the new checkpoint is complete.
 
         Args:
-            step: steps done.
-            state: pytree of JAX arrays of any sharding and dtype, PRNG keys included. The first of several replicas is
-                saved.
+            step: number of completed steps.
+            state: pytree of JAX arrays of any sharding and dtype, PRNG keys included. Only the first replica of an
+                array is saved.
             position: position of the data iterator, JSON-serializable.
-            force: save even if no checkpoint is due (the last step).
+            force: save even if no checkpoint is due, as after the last step.
 
         Returns:
-            Whether a checkpoint is being saved.
+            True if a checkpoint is being saved, False if none is due.
 
         Raises:
             CheckpointError: this checkpoint or the previous one cannot be written.
@@ -143,7 +146,7 @@ class Checkpoints:
         """Waits until the pending checkpoint is complete and the checkpoints that it replaces are deleted.
 
         Raises:
-            CheckpointError: it cannot be written. The error is raised once.
+            CheckpointError: the pending checkpoint cannot be written. The error is raised only once.
         """
         step, self._saving = self._saving, None
         if step is not None and self._writer is not None:
@@ -167,7 +170,7 @@ class Checkpoints:
             self.close()
 
     def protect(self, step: int) -> None:
-        """Keeps a checkpoint until it is released, also when the run is resumed.
+        """Keeps a checkpoint until `release` is called, even if the run is resumed in between.
 
         Raises:
             CheckpointError: there is no complete checkpoint of that step, or the folder cannot be written.
@@ -175,10 +178,10 @@ class Checkpoints:
         self._protect(step, True)
 
     def release(self, step: int) -> None:
-        """Ends the protection of a checkpoint; the next save deletes it if it is old enough.
+        """Ends the protection of a checkpoint; the next save deletes the checkpoint if enough newer ones exist.
 
         Raises:
-            CheckpointError: as in `protect`.
+            CheckpointError: see `protect`.
         """
         self._protect(step, False)
 
@@ -188,11 +191,11 @@ class Checkpoints:
         """Restores a checkpoint and compares the result with its certificate.
 
         Args:
-            abstract: shapes and types (`jax.ShapeDtypeStruct`) with the shardings to restore into; they may
-                differ from the saved ones.
+            abstract: shapes, types and target shardings (`jax.ShapeDtypeStruct`); the shardings may differ from those
+                of the saved arrays.
             step: step of the checkpoint (default: the newest complete one).
-            only: read only this part of the state. Everything else is returned as in `abstract` and not compared with
-                the checkpoint.
+            only: part of the state to read. Everything else is returned as given in `abstract`, and is not compared
+                with the checkpoint.
 
         Returns:
             The bit-identical state, and the position of the data iterator.
@@ -201,7 +204,8 @@ class Checkpoints:
             CheckpointError: the checkpoint does not exist, is damaged, or differs in structure from `abstract`.
             SettingError: `only` matches nothing in the state.
         """
-        steps = json.loads(everyone(json.dumps(self.steps))[0])  # storage may show the processes different lists
+        # the processes may see different lists on shared storage
+        steps = json.loads(everyone(json.dumps(self.steps))[0])
         if step is None and not steps:
             raise CheckpointError(f"no complete checkpoint in {self.folder}; start a new run")
         step = self._exists(steps, steps[-1] if step is None else step)
@@ -242,19 +246,20 @@ class Checkpoints:
             raise CheckpointError(f"{error}; protect it again") from error
 
     def _opened(self, **options: Any) -> Certified:
-        for path in self.folder.glob("*/_CHECKPOINT_METADATA"):  # of all steps; Orbax reads these files here
+        for path in self.folder.glob("*/_CHECKPOINT_METADATA"):  # Orbax reads the metadata of all steps here
             if what := endless(path):
                 raise CheckpointError(f"{path} is {what}, not a file; delete {path.parent}")
         context = ocp.Context()
-        # By default Orbax takes a slice from each replica, which may differ if memory is faulty; here a single replica
-        # is saved.
+        # By default, Orbax saves a slice of each replica, and replicas may differ if memory is faulty. This option
+        # saves a single replica.
         context.array.saving.use_replica_parallel = False
         orbax = ocp.training.Checkpointer(self.folder, context=context, preservation_policy=self._newest, **options)
-        return Certified(orbax, lock=False)  # the record of the run has its own
+        return Certified(orbax, lock=False)  # the record of the run has a lock of its own
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[Certified]:
-        """Returns the checkpointer that writes; if there is none, one that leaves files of other writers alone."""
+        """Yields the writing checkpointer or, if there is none, a temporary one that does not touch the files of other
+        writers."""
         if self._writer is not None:
             yield self._writer
             return
@@ -282,7 +287,7 @@ class Checkpoints:
 
 
 class Unsaved(Checkpoints):
-    """Stand-in for runs that are never resumed: saves nothing."""
+    """Stand-in that saves nothing, for runs that are never resumed."""
 
     def save(self, step: int, state: Any, position: Mapping[str, Any], *, force: bool = False) -> bool:
         return False
@@ -291,7 +296,8 @@ class Unsaved(Checkpoints):
 class _Newest:
     """Orbax's preservation policy for a run: keeps the newest checkpoints of its current course.
 
-    Steps later than the one being saved belong to an abandoned course; a restarted run would resume from them.
+    Checkpoints of steps after the one being saved belong to an abandoned course. They are not kept, since a restarted
+    run would resume from them.
     """
 
     def __init__(self, folder: epath.Path, keep: int) -> None:
@@ -299,14 +305,15 @@ class _Newest:
         self.saving = 0
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Returns what Orbax keeps; called before it deletes, once the new checkpoint is complete."""
+        """Returns for each checkpoint whether Orbax keeps it. Orbax calls this once the new checkpoint is complete,
+        before it deletes any."""
         past = {step for step in certified_steps(self._folder) if step < self.saving}
         stays = sorted(past | {self.saving})[-self._keep :]
         return [one.step in stays for one in checkpoints]
 
 
 def _chosen(abstract: Any, only: Only | None) -> Any:
-    """Returns for each leaf whether it is selected."""
+    """Returns a pytree that states for each leaf whether it is selected."""
     if only is None:
         return jax.tree.map(lambda _: True, abstract)
     parts = (only,) if isinstance(only, str) else () if callable(only) else tuple(only)

@@ -1,8 +1,8 @@
-"""Runs with several processes: joining them, detecting lost ones, and checking whether they are comparable.
+"""Runs with several processes: connecting the processes, detecting lost peers, and checking comparability.
 
 JAX's runtime transfers the data. A process that waits for a lost peer inside a collective would wait forever, so
-threads monitor heartbeats of the other processes (`Watch`). When a peer is lost, they call `lost`, which must end the
-process.
+threads monitor the heartbeats of the other processes (`Watch`). When a peer is lost, a monitoring thread calls `lost`,
+which must end the process.
 """
 
 import functools
@@ -27,16 +27,17 @@ from .peers import Peers
 from .stopping import PREFIX, Stop
 
 BEAT = 1.0  # seconds between heartbeats
-# Seconds without a heartbeat after which a peer counts as lost. A heartbeat may still arrive when a network is cut in
-# one direction only, and detection adds up to one and a half beats: at most 15 in total.
+# Seconds without a heartbeat after which a peer counts as lost. Detection takes at most 15 seconds in total: one more
+# heartbeat may arrive if the network is cut in only one direction, and the checks add up to one and a half intervals.
 PATIENCE = 12.0
-# Seconds between a peer's failure and the end of this process, which may itself be about to fail with a reason
+# Seconds between a peer's failure and the end of this process, which may meanwhile fail itself and report a better
+# reason
 GRACE = 3.0
 DONE, FAILED = "done", "failed"
 SIGNS = "sdc/alive"
 
-# Receives the reason why a run cannot continue. It is called in a thread while the main thread waits in a collective
-# that nothing else ends, so it must end the process.
+# Callback that receives the reason why a run cannot continue. A monitoring thread calls it while the main thread is
+# blocked in a collective that nothing else ends, so the callback must end the process.
 Lost = Callable[[str], None]
 
 
@@ -45,14 +46,14 @@ _watch: "Watch | None" = None
 
 @contextmanager
 def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop | None = None) -> Iterator[None]:
-    """Connects the processes of a run for the duration of the block."""
+    """Connects the processes of a run for the duration of the `with` block."""
     global _watch
     peers.check()
     stop, timeout = stop or Stop(), peers.timeout
     watch: Watch | None = None
     _watch = None
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # JAX's handler would take SIGTERM away from the command and do nothing.
+    # JAX's handler of SIGTERM would replace that of the command, and do nothing.
     jax.config.update("jax_enable_preemption_service", False)
     late = f"a peer did not connect within {timeout:g} s"
     mend = "start all processes, or increase the timeout"
@@ -60,7 +61,7 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
     guard.daemon = True
     guard.start()
     try:
-        # JAX would abort the process at its own limit, which is therefore longer.
+        # JAX aborts the process at its own time limit, which is therefore set to a longer time.
         count = _initialize(peers, int(timeout) + 60, lambda: lost(unreachable()))
         if count > 1:
             watch = _watch = Watch(distributed.global_state.client, timeout, lost, stop)
@@ -90,7 +91,7 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
         yield
         multihost_utils.sync_global_devices("end")
     except jax.errors.JaxRuntimeError as error:
-        # Most likely a peer was lost: wait until it is known which, and end.
+        # Most likely a peer was lost: give `Watch` time to identify the peer and end the process.
         time.sleep(watch.patience + 2 * BEAT)
         watch.end(FAILED)
         raise Unreachable(
@@ -107,8 +108,8 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
 
 
 def announce(doing: str) -> None:
-    """Publishes the current activity of this process, which its peers report if it is lost. Does nothing without
-    peers."""
+    """Publishes the current activity of this process, which the peers report if this process is lost. Does nothing
+    without peers."""
     if _watch is not None:
         _watch.doing = doing
 
@@ -143,9 +144,9 @@ def _initialize(peers: Peers, patience: int, gave_up: Callable[[], None]) -> int
 class Watch:
     """Sends heartbeats and monitors those of the other processes, through the runtime's key-value store.
 
-    `doing` is the current activity of this process, which its peers report if it is lost. The store is in process 0. A
-    request can hang if that process is stopped or the network is cut, so one thread sends requests and another checks
-    how long ago the last one was answered.
+    `doing` is the current activity of this process, which the peers report if this process is lost. The store is in
+    process 0. A request to the store can hang if process 0 is stopped or the network is cut, so one thread sends
+    requests and another checks how long ago the store last answered.
     """
 
     def __init__(self, client: Any, timeout: float, lost: Lost, stop: Stop) -> None:
@@ -169,12 +170,13 @@ class Watch:
             return  # process 0 is gone, so no process reads the store
 
     def end_early(self) -> None:
-        """Announces to the others that this process ends early, and gives them time to read it."""
+        """Announces to the others that this process ends early, and gives them time to read the announcement."""
         self.end(FAILED)
         self.wait_for_the_others(GRACE + 2 * BEAT)
 
     def wait_for_the_others(self, seconds: float) -> None:
-        """Waits in process 0, which runs the service: if it left first, the others would consider it lost."""
+        """Makes process 0, which runs the service, wait for the others: they would consider it lost if it ended
+        first."""
         deadline = time.monotonic() + seconds
         while distributed.global_state.process_id == 0 and time.monotonic() < deadline:
             words = self._signs(SIGNS).values()
@@ -184,8 +186,8 @@ class Watch:
             time.sleep(0.1)
 
     def missing(self) -> str:
-        """Returns the peer that has been silent for the longest time; process 0 if none is, since it relays all
-        heartbeats."""
+        """Returns the peer that has been silent for the longest time, or process 0 if no peer is silent, since process
+        0 relays all heartbeats."""
         now = time.monotonic()
         silent = {process: now - since for process, (_, word, since) in self._seen.items() if word != DONE}
         late = [process for process, seconds in silent.items() if seconds > 3 * BEAT]
@@ -221,12 +223,13 @@ class Watch:
             for process, (value, doing, since) in list(self._seen.items()):
                 if value == FAILED and now - since > GRACE:
                     self._give_up(process)
-                # silent while the store answered; if the store does not answer, process 0 is lost
+                # A peer is lost if it is silent while the store answers; if the store does not answer, process 0 is
+                # lost.
                 if value not in (DONE, FAILED) and self._contact - since > self.patience:
                     self._give_up(process, doing)
 
     def _give_up(self, process: str, doing: str | None = None) -> None:
-        """Calls `lost`; a silent peer has a last activity, a failed one has none."""
+        """Calls `lost`; `doing` is the last activity of a silent peer, and None for a peer that failed."""
         why = f"process {process} ended early, and its output says why"
         if doing is not None:
             last = f", last heard {doing}" if doing else ""
@@ -258,7 +261,7 @@ def changes(
 def check_resumed(
     folder: Path, noun: str, then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]
 ) -> None:
-    """Raises Incomparable if the record to resume has other settings."""
+    """Raises Incomparable if the record to resume was written with other settings."""
     if changed := changes(then, now, keys, (f"the {noun} had", "now")):
         raise RecordError(
             f"{folder} is another {noun} ({'; '.join(changed[:5])}); resume it with the same settings on the same "
@@ -267,7 +270,7 @@ def check_resumed(
 
 
 def rows_in_order(folder: Path, kind: str, key: str) -> list[Any]:
-    """Returns the lines of a record that may be written out of order, sorted by number, up to the first gap."""
+    """Returns the lines of a record, which may be out of order in the file, sorted by number up to the first gap."""
     rows = {getattr(row, key): row for row in read_record(folder, kind).lines.typed}
     return [rows[number] for number in itertools.takewhile(rows.__contains__, itertools.count())]
 

@@ -1,9 +1,9 @@
-"""Training text: documents, tokens, chunks in a fixed order, and batches from a position that can be saved.
+"""Training text: documents, tokens, chunks in a fixed order, and batches whose position can be saved.
 
 Twins on two hosts must train on the same text. The order of documents therefore depends only on the file names, and
-bytes are decoded without translating line ends; the digest of the data set covers their contents. As in the SDC study
-(appendix B.1), text is tokenized, joined, cut into chunks of the sequence length, and shuffled once with a fixed seed.
-Every epoch has the same order, so the batch of a step depends only on the data set and the step number.
+bytes are decoded without translating line ends; the digest of the data set covers the text itself. As in the SDC study
+(appendix B.1), the text is tokenized, joined and cut into chunks of the sequence length, which are shuffled once with a
+fixed seed. Every epoch has the same order, so the batch of a step depends only on the data set and the step number.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ PYTHON = "python"  # name of the default corpus, the standard library
 # Suffixes of the files that are read from a folder; a file given explicitly may have any suffix.
 TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst", ".py", ".jsonl"})
 
-# Distributions package these separately (Debian: python3-tk, python3-venv, idle, ...), so one of two twins might lack
-# them. sys.stdlib_module_names already excludes files that a build or a host generates (_sysconfigdata,
+# Linux distributions package these modules separately (Debian: python3-tk, python3-venv, idle, ...), so the host of one
+# twin might lack them. sys.stdlib_module_names already excludes files that a build or a host generates (_sysconfigdata,
 # sitecustomize).
 _OPTIONAL_MODULES = frozenset(
     {"distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtle", "turtledemo", "venv"}
@@ -39,7 +39,7 @@ _OPTIONAL_MODULES = frozenset(
 
 
 class DataError(SettingError):
-    """Data are missing or damaged; the message names them and the remedy."""
+    """Data are missing or damaged; the message identifies them and states the remedy."""
 
     of: ClassVar[str] = "data"
 
@@ -48,7 +48,7 @@ class DataError(SettingError):
 
     @classmethod
     def unreadable(cls, path: str | Path, error: OSError) -> "DataError":
-        """Makes the error for a file that the operating system cannot read."""
+        """Returns the error for a file that the operating system cannot read."""
         return cls(path, f"cannot be read ({error.strerror}); check the path and its permissions")
 
 
@@ -69,12 +69,13 @@ class Corpus:
     """Text to train on."""
 
     documents: tuple[str, ...]  # the nonempty texts in a fixed order
-    source: str  # where they come from, for the run record
+    source: str  # origin of the documents, for the run record
 
 
 def read_corpus(source: str | Path | Sequence[str | Path] = PYTHON) -> Corpus:
-    """Reads `python` (the standard library without its tests and optional parts, 10 MB), files of UTF-8 text, `.jsonl`
-    files with a document in the field `text` of every line, and folders of such files, in the given order."""
+    """Reads the parts of a corpus in the given order: `python` (the standard library without its tests and optional
+    parts, 10 MB), UTF-8 text files, `.jsonl` files with a document in the field `text` of every line, and folders of
+    such files."""
     items = [source] if isinstance(source, str | Path) else list(source)
     documents: list[str] = []
     names: list[str] = []
@@ -90,9 +91,10 @@ def read_corpus(source: str | Path | Sequence[str | Path] = PYTHON) -> Corpus:
 
 
 def files_below(folder: Path, error_of: type[DataError]) -> list[Path]:
-    """Returns all files below a folder that are not hidden; does not follow symbolic links to folders.
+    """Returns all files below a folder except hidden ones; symbolic links to folders are not followed.
 
-    They are sorted by relative path, compared as strings of code points: the same on every host, whatever its locale.
+    The files are sorted by relative path in the order of code points, which is the same on every host whatever its
+    locale.
     """
 
     def fail(error: OSError) -> None:
@@ -165,7 +167,7 @@ def _documents(path: Path) -> Iterator[str]:
     if path.suffix.lower() != ".jsonl":
         yield text
         return
-    # JSON strings may hold U+2028 and the like, where splitlines() would split.
+    # JSON strings may contain U+2028 and similar characters, at which splitlines() would split.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield _text_field(line, f"{path} line {number}")
@@ -211,11 +213,11 @@ class Tokenizer(Protocol):
         """Returns the tokens of a text, without special tokens at its ends."""
 
     def decode(self, tokens: Sequence[int] | Int32[np.ndarray, "tokens"]) -> str:
-        """Returns the text of tokens; `end_of_text` has no text."""
+        """Returns the text that tokens represent; `end_of_text` represents none."""
 
 
 class ByteTokenizer:
-    """UTF-8 bytes as tokens 0 to 255, and 256 as the end of text.
+    """Tokenizer of UTF-8 bytes: tokens 0 to 255 are bytes, and 256 is the end of text.
 
     Example:
         >>> from sdc.train.data import ByteTokenizer
@@ -230,15 +232,17 @@ class ByteTokenizer:
         return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32)
 
     def decode(self, tokens: Sequence[int] | Int32[np.ndarray, "tokens"]) -> str:
-        """Returns the text of bytes; bytes that are not valid UTF-8, which a model may generate, become U+FFFD."""
+        """Returns the text that the bytes encode; invalid UTF-8, which a model may generate, becomes U+FFFD."""
         return bytes(int(token) for token in tokens if token < self.end_of_text).decode("utf-8", errors="replace")
 
 
 class HuggingFaceTokenizer:
-    """A `tokenizers.Tokenizer`; the end-of-text token in a text counts as one, so files keep separators."""
+    """A `tokenizers.Tokenizer`. An end-of-text token written in a text is encoded as one token, so separators in files
+    are kept."""
 
     def __init__(self, tokenizer: Any, source: Path) -> None:
-        # Files often keep settings of their original model; a document must be neither truncated nor extended.
+        # Tokenizer files often keep these settings of their original model, but documents must be neither truncated nor
+        # padded.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
@@ -249,7 +253,7 @@ class HuggingFaceTokenizer:
             )
         self._tokenizer, self._source = tokenizer, source
         self.end_of_text = known[0]
-        self.vocab_size = max(vocabulary.values()) + 1  # not the number of tokens, since identifiers may have gaps
+        self.vocab_size = max(vocabulary.values()) + 1  # not the number of tokens, since token numbers may have gaps
 
     def encode(self, text: str) -> Int32[np.ndarray, "tokens"]:
         try:
@@ -260,13 +264,13 @@ class HuggingFaceTokenizer:
             ) from error
 
     def decode(self, tokens: Sequence[int] | Int32[np.ndarray, "tokens"]) -> str:
-        """Returns the text of tokens without special tokens."""
+        """Returns the text of the tokens; special tokens are omitted."""
         text: str = self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=True)
         return text
 
 
 def load_tokenizer(spec: str | Path = BYTES) -> Tokenizer:
-    """Loads a tokenizer."""
+    """Loads the tokenizer `bytes`, or that of a Hugging Face `tokenizer.json` file."""
     if spec == BYTES:
         return ByteTokenizer()
     path = Path(spec)
@@ -303,7 +307,8 @@ def load_tokenizer(spec: str | Path = BYTES) -> Tokenizer:
 
 
 def padded_vocab(tokenizer: Tokenizer) -> int:
-    """Returns the number of embedding rows for a tokenizer: a multiple of 64, so that it divides over a mesh."""
+    """Returns the number of embedding rows for a tokenizer: a multiple of 64, so that the rows divide evenly over a
+    mesh."""
     return -(-tokenizer.vocab_size // 64) * 64
 
 
@@ -316,13 +321,13 @@ class Dataset:
     """A tokenized, chunked and shuffled corpus."""
 
     # int32 [chunks, length + 1], read-only, in training order. Inputs are `chunk[:-1]`, targets `chunk[1:]`: each chunk
-    # begins with the last token of the one before it in the text, so that every token is predicted once. A remainder
-    # shorter than a chunk is dropped at the end of the text.
+    # begins with the last token of the previous chunk of the text, so that every token is predicted once. A remainder
+    # at the end of the text that is shorter than a chunk is dropped.
     chunks: Int32[np.ndarray, "chunks length+1"]
     # SHA-256 (hexadecimal) of the chunks in order, which depends on text, tokenizer, length and seed: twins with equal
     # digests train on the same data
     digest: str
-    tokens: int  # number of tokens in the corpus, with an end of text after each document
+    tokens: int  # number of tokens in the corpus, including an end-of-text token after each document
     documents: int  # number of documents in the corpus
     source: str  # description of the text's origin
 
@@ -345,10 +350,10 @@ class Dataset:
 
 
 def make_dataset(corpus: Corpus, tokenizer: Tokenizer, sequence_length: int, *, seed: int) -> Dataset:
-    """Tokenizes a corpus, joins its documents, cuts them into chunks and shuffles these once.
+    """Tokenizes and joins the documents of a corpus, cuts the tokens into chunks, and shuffles the chunks once.
 
     Each document is followed by the end-of-text token. A corpus shorter than a chunk gives a data set without chunks,
-    which `batches` reports.
+    for which `batches` raises CorpusError.
     """
     assert sequence_length >= 1, sequence_length
     if seed < 0:
@@ -361,7 +366,7 @@ def make_dataset(corpus: Corpus, tokenizer: Tokenizer, sequence_length: int, *, 
         windows = np.lib.stride_tricks.sliding_window_view(tokens, sequence_length + 1)[::sequence_length]
     else:
         windows = np.zeros((0, sequence_length + 1), np.int32)
-    # NumPy guarantees the same draw only within one version; another order gives another digest.
+    # NumPy guarantees the same permutation only within one version; a different order gives a different digest.
     chunks = windows[np.random.default_rng(seed).permutation(len(windows))]
     chunks.flags.writeable = False
     digest = hashlib.sha256(f"int32 {chunks.shape}".encode())
@@ -373,14 +378,15 @@ def batches(dataset: Dataset, *, batch_size: int, microsteps: int) -> "grain.Dat
     """Returns an endless iterator over global batches, the same in every process: int32 [microsteps, batch_size, length
     + 1].
 
-    Chunks left over at the end of an epoch are dropped; the next one has the same order. The state of the iterator is
-    the number of batches returned; `set_state()` moves to any position, also backwards, at no cost.
+    Chunks left over at the end of an epoch are dropped; every epoch has the same order. The state of the iterator is
+    the number of batches returned; `set_state()` moves to any position, even backwards, at no cost.
     """
     assert min(batch_size, microsteps) >= 1, (batch_size, microsteps)
     dataset.require(batch_size=batch_size, microsteps=microsteps)
-    import grain  # Imported here since it imports JAX, which is not needed to make and check a data set.
+    import grain  # Imported here since grain imports JAX, which is not needed to make and check a data set.
 
-    # Batches are made in the caller's thread: worker processes would fork a process in which JAX runs threads.
+    # Batches are made in the caller's thread, since worker processes would be forked from a process in which JAX runs
+    # threads.
     return iter(
         grain.MapDataset.source(dataset.chunks)
         .batch(batch_size, drop_remainder=True)

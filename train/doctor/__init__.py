@@ -1,9 +1,10 @@
-"""Checks whether an environment suits bitwise comparison: repeats operations in other processes, caches and orders.
+"""Checks of whether an environment is suitable for bitwise comparison, by repeating operations in other processes, with
+other caches and in other device orders.
 
 diagnosis        all checks, explanations of differences, comparison with another host, and the verdict
 operations       the operations that are run
-laboratory       child processes that measure, each in its own environment
-surroundings     checks that run nothing
+laboratory       child processes that run them, each in its own environment
+surroundings     checks that run no operation
 results          the format of the results
 """
 

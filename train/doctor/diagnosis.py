@@ -1,5 +1,5 @@
-"""All checks: the same operations in other processes, caches, orders and thread pools; explanations of differences;
-comparison with another host; and the verdict."""
+"""All checks of the doctor: the same operations in other processes and with other caches, device orders and thread
+pools; explanations of differences; comparison with another host; and the verdict."""
 
 import dataclasses
 import datetime
@@ -41,7 +41,7 @@ class Examination:
     prepared: bool = False
     """Examine the environment as the commands of sdc set it up (GPU flags, NPROC) instead of as it is."""
     against: Path | None = None
-    """Output of sdc doctor --json on another host, to compare with, operation by operation."""
+    """Output of sdc doctor --json on another host, to compare operation by operation."""
     seconds: Annotated[float, Within(0, 86_400, above=True)] = 300.0
     """Time limit in seconds; checks that are not complete by then are reported as such."""
 
@@ -68,7 +68,8 @@ def examine(
     command: Sequence[str] = CHILD,
     report: Callable[[str], None] = lambda text: None,
 ) -> Examined:
-    """Determines whether an environment suits bitwise comparison. Everything runs in separate processes."""
+    """Determines whether an environment is suitable for bitwise comparison. All operations run in separate
+    processes."""
     other = asked.check()
     began, created = time.monotonic(), datetime.datetime.now(datetime.UTC)
     machine = describe_host()
@@ -100,7 +101,8 @@ def examine(
 
 
 def decide(checks: Sequence[Check]) -> tuple[Verdict, str]:
-    """Returns the verdict: a difference outweighs failed checks, which outweigh equal bits."""
+    """Returns the verdict and its reason. Differences take precedence over failed checks and risks, and these over
+    equal bits."""
 
     def named(outcome: str) -> str:
         return ", ".join(check.name for check in checks if check.outcome == outcome)
@@ -121,7 +123,8 @@ def decide(checks: Sequence[Check]) -> tuple[Verdict, str]:
 
 
 def examine_runs(lab: Laboratory, machine: HostPart) -> tuple[list[Check], Answer | None]:
-    """Runs everything and narrows down the causes of differences."""
+    """Runs all operations and narrows down the causes of differences. Also returns the answer of the first process, or
+    None if it failed."""
     with tempfile.TemporaryDirectory(prefix="sdc-doctor-") as folder:
         try:
             first = lab.ask("first process, empty cache", {}, cache=folder)
@@ -194,7 +197,7 @@ def examine_runs(lab: Laboratory, machine: HostPart) -> tuple[list[Check], Answe
 
 
 def _pool(first: Answer, answer: Answer | ChildFailed | None, size: int, other: int) -> Check:
-    """Checks whether another size of the thread pool gives different bits."""
+    """Checks whether a different size of the thread pool changes bits."""
     if answer is None:
         return Check(THREAD_POOL, "run", "not applicable", "the devices are not CPUs")
     if isinstance(answer, ChildFailed):
@@ -208,7 +211,7 @@ def _pool(first: Answer, answer: Answer | ChildFailed | None, size: int, other: 
 
 
 def _deciding(lab: Laboratory, first: Answer, names: Sequence[str]) -> Check:
-    """Finds the settings that change bits on this host, by removing them."""
+    """Finds the settings that change bits on this host, by running operations without them."""
     values = settings_of(lab.environ)
     given = [name for name in values if name not in PLACES and name != THREADS]
     if not given or not names:
@@ -234,18 +237,18 @@ def _deciding(lab: Laboratory, first: Answer, names: Sequence[str]) -> Check:
     return Check(DECIDING, "run", "information", sentence, operations, causes)
 
 
-# Maximum number of settings to try one by one first: mostly one setting is the cause, and a trial tests all operations
+# Maximum number of settings that are first tried one by one: usually a single setting is the cause, and each trial
+# tests all operations
 FEW = 8
-# Returns the operations for which a property holds with some of the settings
+# Function that returns the operations for which a property holds under a given subset of the settings
 Holding: TypeAlias = Callable[[frozenset[str]], frozenset[str]]
 
 
 def minimal(names: Sequence[str], holds: Callable[[frozenset[str]], bool]) -> list[str]:
     """Returns a minimal subset of settings for which a property holds: no setting can be omitted.
 
-    The property holds for all settings, and is assumed to be monotonic. The method is bisection: U. Junker,
-    QuickXplain:
-    Preferred explanations and relaxations for over-constrained problems, AAAI 2004.
+    The property must hold for the full set, and is assumed to be monotonic. The method is the bisection of U. Junker,
+    *QuickXplain: Preferred explanations and relaxations for over-constrained problems*, AAAI 2004.
 
     Example:
         >>> from sdc.train.doctor.diagnosis import minimal
@@ -266,7 +269,7 @@ def minimal(names: Sequence[str], holds: Callable[[frozenset[str]], bool]) -> li
 
 
 def explanations(names: Sequence[str], operations: Sequence[str], holding: Holding) -> dict[str, list[str]]:
-    """Returns the settings that explain each operation."""
+    """Returns, for each operation that some of the settings explain, a minimal set of such settings."""
     ask = functools.cache(holding)
     alone = [[name] for name in names] if len(names) <= FEW else []
     found: dict[str, list[str]] = {}
@@ -286,7 +289,8 @@ def narrow_down(
 ) -> Callable[[Sequence[str]], tuple[str, list[str], list[str]]]:
     """Reruns operations that differed, two processes at a time, with settings that may make them deterministic.
 
-    Returns sentences about the operations, the settings that matter, and the lines to set.
+    The returned function takes operations and returns sentences about them, the settings that matter, and shell lines
+    that set these.
     """
     tried = candidates(scene)
     again: list[str] = []
@@ -335,7 +339,7 @@ def narrow_down(
 
 
 WORDS = ("here", "there")
-# Properties that no setting changes
+# Properties that no setting can change
 FIXED = ("python", "packages", "platform_version", "device_kind", "machine", "processor", "features")
 
 
@@ -366,7 +370,7 @@ def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machin
         said = f"{len(comparable)} operations gave the same bits on {other.host.name}{aside}"
         return [environments, Check(BITS, "host", "ok", said)]
 
-    # Settings of the other host that differ from those here and can be tried.
+    # Settings of the other host that differ from those of this host and can be tried here.
     adopt = {
         name: other.settings.get(name)
         for name in sorted({*own, *other.settings} - {*PLACES, THREADS})
@@ -391,7 +395,7 @@ def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machin
     whole = f"{', '.join(operations)} gave different bits on {other.host.name}{aside}"
     check = Check(BITS, "host", "differs", whole, operations)
     try:
-        # The training step takes longest, so it is only tried with settings that affect other operations.
+        # The training step takes longest, so it is rerun only with settings that affect other operations.
         reasons = reasons_of([name for name in operations if name != TRAINING], list(adopt))
         if TRAINING in operations:
             found = [name for name in adopt if any(name in each for each in reasons.values())]

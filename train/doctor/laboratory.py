@@ -1,7 +1,7 @@
-"""Child processes that measure, each in its own environment and within a time limit.
+"""Child processes that run operations, each in its own environment and within a time limit.
 
 A child (`python -m sdc.train.doctor.laboratory`) reads a request as JSON from standard input, and writes one line of
-JSON to standard output. Other output to it, such as from Gloo or an operation, is redirected to standard error.
+JSON to standard output. Any other output, for example of Gloo or an operation, is redirected to standard error.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ from .surroundings import changed
 
 CHILD = (sys.executable, "-m", "sdc.train.doctor.laboratory")
 SUITE = "sdc.train.doctor.operations:standard"
-LAST = 300  # characters of a child's last output
+LAST = 300  # maximum number of characters quoted from a child's last output
 
 
 class ChildFailed(RuntimeError):
-    """A child gave no answer. `unknown` lists flags that its XLA rejected."""
+    """A child process gave no answer. `unknown` lists the flags that its XLA rejected."""
 
     def __init__(self, reason: str, unknown: Sequence[str] = ()) -> None:
         super().__init__(reason)
@@ -50,7 +50,7 @@ class Request:
 
 
 def ask(request: Request, environ: Mapping[str, str], *, limit: float, command: Sequence[str] = CHILD) -> Answer:
-    """Starts a process that measures, and waits for its answer."""
+    """Starts a child process, and returns its answer."""
     with tempfile.TemporaryFile() as said:
         try:
             process = subprocess.Popen(
@@ -59,7 +59,7 @@ def ask(request: Request, environ: Mapping[str, str], *, limit: float, command: 
                 stdout=subprocess.PIPE,
                 stderr=said,
                 env=dict(environ),
-                start_new_session=True,  # so that its children are killed with it
+                start_new_session=True,  # so that the child's own children can be killed with it
             )
         except OSError as error:
             raise ChildFailed(f"a process could not be started ({error.strerror})") from error
@@ -91,13 +91,14 @@ def ask(request: Request, environ: Mapping[str, str], *, limit: float, command: 
 
 
 def unknown_flags(words: str) -> tuple[str, ...]:
-    """Returns the flags that XLA rejected, from a process's last output."""
+    """Returns the flags that XLA rejected, according to a process's last output."""
     found = re.search(r"Unknown flags? in XLA_FLAGS: (.*)", words)
     return tuple(word.partition("=")[0] for word in found[1].split() if word.startswith("--")) if found else ()
 
 
 def _last_words(said: Any) -> str:
-    """Returns the last informative line; a crash of the runtime states its reason above the addresses."""
+    """Returns the last informative line of an output; if the runtime crashes, it prints the reason above the stack
+    addresses."""
     size = said.seek(0, os.SEEK_END)
     said.seek(max(0, size - 20_000))
     lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
@@ -120,7 +121,7 @@ class Laboratory:
 
     environ: Mapping[str, str]  # the examined environment
     request: Request
-    seconds: float  # time limit in total, from construction
+    seconds: float  # total time limit, counted from construction
     workers: int = 1  # processes at a time: one if devices cannot be shared
     report: Callable[[str], None] = lambda text: None  # receives a description of the next measurement
     command: Sequence[str] = CHILD  # command of the child process
@@ -136,7 +137,8 @@ class Laboratory:
         only: Sequence[str] | None = None,
         cache: str | None = None,
     ) -> Answer:
-        """Measures in a separate process; `cache` is a folder that keeps every compiled program."""
+        """Measures in a separate process, and returns its answer; `cache` is a folder that keeps every compiled
+        program."""
         asked = dict(changes)
         compiling = UNCACHED if cache is None else {**CACHED, "JAX_COMPILATION_CACHE_DIR": cache}
         while True:
@@ -155,7 +157,7 @@ class Laboratory:
                 asked = {name: value for name, value in asked.items() if name not in unknown}
 
     def together(self, jobs: Sequence[Callable[[], Answer]]) -> list[Answer | ChildFailed]:
-        """Returns answers or failures of several processes, run concurrently as far as devices allow."""
+        """Runs several jobs, concurrently as far as devices allow, and returns the answer or failure of each."""
 
         def run(job: Callable[[], Answer]) -> Answer | ChildFailed:
             try:
@@ -168,7 +170,7 @@ class Laboratory:
 
 
 def main() -> None:
-    """Runs a child: measures what the request asks for."""
+    """Serves as the child process: carries out the request, and prints the answer."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     # End if the parent is killed, since then no process reads the result (PR_SET_PDEATHSIG).

@@ -1,4 +1,5 @@
-"""The doctor's operations and their digests: a small training step, and operations known to give different bits."""
+"""The doctor's operations and their digests: a small training step, and operations known to give different bits in
+different environments."""
 
 import dataclasses
 import functools
@@ -34,7 +35,7 @@ class Operation:
     """An operation to run."""
 
     name: str
-    # makes the function and its arguments for devices in a given order; a single-device operation uses the first
+    # makes the function and its arguments for devices in a given order; a single-device operation uses the first device
     build: Callable[[Sequence[jax.Device]], Built]
     several: bool = False  # whether it runs on all devices
 
@@ -44,7 +45,8 @@ def single(name: str, fn: Callable[..., Any], *inputs: Callable[[], np.ndarray])
 
 
 def collective(name: str, fn: Callable[..., Any], elements: int) -> Operation:
-    """Makes an operation over all devices, each with a row of `width` numbers; `fn` receives a row, bound to `AXIS`."""
+    """Returns an operation over all devices, each with a row of `elements` numbers; `fn` receives a row, under the axis
+    `AXIS`."""
 
     def build(devices: Sequence[jax.Device]) -> Built:
         mesh = Mesh(np.asarray(devices), (AXIS,), axis_types=(AxisType.Auto,))
@@ -70,8 +72,8 @@ SMALL = TrainConfig(
 
 
 def training(config: TrainConfig) -> Operation:
-    """Makes a few steps of the reference trainer from its initial state, data-parallel over as many devices as divide
-    it."""
+    """Returns an operation that runs a few steps of the reference workload from its initial state, data-parallel over
+    the largest number of devices that divides it evenly."""
 
     def build(devices: Sequence[jax.Device]) -> Built:
         ranks = math.gcd(len(devices), config.batch_size, config.model.width)
@@ -138,7 +140,7 @@ def _scatter_add(x: Any, at: Any) -> Any:
 
 
 def _sorted(x: Any) -> Any:
-    """Sorts with equal keys, which an unstable sort may order differently."""
+    """Sorts values with equal keys, which an unstable sort may order differently."""
     return {"order": jnp.argsort(x, stable=False), "largest": lax.top_k(x, 16)}
 
 
@@ -148,7 +150,7 @@ def _attention(q: Any, k: Any, v: Any) -> Any:
 
 
 def _convolution(x: Any, w: Any) -> Any:
-    """Computes a convolution and the gradient of its weights, for which libraries have the most algorithms."""
+    """Computes a convolution and the gradient of its weights, for which libraries offer the most algorithms."""
 
     def convolve(w: Any) -> Any:
         return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -177,14 +179,14 @@ def _chain(x: Any) -> Any:
 
 
 def _associations(x: Any, y: Any) -> Any:
-    """Computes expressions that compilers simplify if they assume associativity or exclude NaN."""
+    """Computes expressions that compilers simplify if they assume associativity or the absence of NaN."""
     far = x * np.float32(1e3)
     return [(far + y) - far, x * np.float32(0.1) * np.float32(0.3) / np.float32(7), jnp.isnan(y / (x - x))]
 
 
 def _random(words: Any) -> Any:
     key = jax.random.wrap_key_data(words, impl="threefry2x32")
-    own = jax.random.key(0)  # of the kind that JAX's options select
+    own = jax.random.key(0)  # a key of the implementation that JAX's options select
     return {
         "bits": jax.random.bits(key, (1001,)),
         "normal": jax.random.normal(key, (1001,), np.float32),
@@ -198,7 +200,7 @@ def _types(x: Any) -> Any:
 
 
 def _scattered(row: Any) -> Any:
-    """Returns a device's share of the sum; a remainder of the row that does not divide is cut off."""
+    """Returns a device's share of the sum; the remainder of a row that does not divide evenly is cut off."""
     count = lax.axis_size(AXIS)
     return lax.psum_scatter(row[: row.shape[0] // count * count], AXIS, tiled=True)
 
@@ -207,7 +209,7 @@ DIGITS = 16
 
 
 def measure(operations: Sequence[Operation], devices: Sequence[jax.Device], *, runs: int) -> list[Measured]:
-    """Runs each operation several times, and once with the devices in reverse order."""
+    """Returns the digests of each operation from several runs, and from one with the devices in reverse order."""
     rows = []
     for operation in operations:
         row = Measured(operation=operation.name, devices=len(devices) if operation.several else 1)
@@ -222,13 +224,13 @@ def measure(operations: Sequence[Operation], devices: Sequence[jax.Device], *, r
             if row.devices > 1:
                 turned, placed = operation.build(devices[::-1])
                 row.permuted = digest_of(jax.jit(turned)(*placed))
-        except Exception as error:  # report any exception of an operation and run the others
+        except Exception as error:  # any exception of an operation is reported, and the other operations still run
             row.problem = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
     return rows
 
 
 def digest_of(tree: Any) -> str:
-    """Returns the first digits of a SHA-256 over types, shapes and bytes, computed by the host."""
+    """Returns the first digits of the SHA-256 over the types, shapes and bytes of all leaves, computed on the host."""
     total = hashlib.sha256()
     for leaf in jax.tree.leaves(tree):
         array = np.ascontiguousarray(jax.device_get(leaf))

@@ -15,23 +15,23 @@ Outcome: TypeAlias = Literal["ok", "differs", "risk", "information", "not applic
 
 
 class Measured(Fields, kw_only=True):
-    """An operation in one process."""
+    """Measurement of an operation in one process."""
 
-    operation: Annotated[str, about("its name")]
+    operation: Annotated[str, about("name of the operation")]
     program: Annotated[str, about("first 16 digits of the SHA-256 of its StableHLO text")] = ""
-    inputs: Annotated[str, about("the same of its arguments")] = ""
-    digests: Annotated[list[str], about("the same of its outputs, a digest for each run")] = msgspec.field(
+    inputs: Annotated[str, about("first 16 digits of the SHA-256 of its arguments")] = ""
+    digests: Annotated[list[str], about("first 16 digits of the SHA-256 of its outputs, for each run")] = msgspec.field(
         default_factory=list
     )
-    devices: Annotated[int, about("devices that it ran on")] = 1
+    devices: Annotated[int, about("number of devices that it ran on")] = 1
     permuted: Annotated[
-        str | None, about("digest with the devices in the opposite order; `null` where it runs on one")
+        str | None, about("digest with the devices in reverse order; `null` for an operation on one device")
     ] = None
-    problem: Annotated[str | None, about("why it could not be run")] = None
+    problem: Annotated[str | None, about("reason why it could not be run, or `null`")] = None
 
 
 class Answer(Fields, kw_only=True):
-    """What a child process measured."""
+    """Measurements of a child process."""
 
     format: Literal["jax-sdc doctor child"]
     environment: Environment
@@ -45,10 +45,10 @@ class HostPart(Fields, kw_only=True):
     """Properties of the host, apart from libraries, that may affect bits."""
 
     cores: Annotated[int, about("logical processors")]
-    allowed: Annotated[int, about("those that this process may use (affinity)")]
-    quota: Annotated[float | None, about("processors' worth of time that its control group may use; `null`: all")] = (
-        None
-    )
+    allowed: Annotated[int, about("logical processors that this process may use (affinity)")]
+    quota: Annotated[
+        float | None, about("number of processors whose time the control group may use; `null`: no limit")
+    ] = None
     features: Annotated[
         list[str], about("features of the processor that compiled programs may use, as the kernel names them")
     ]
@@ -56,52 +56,54 @@ class HostPart(Fields, kw_only=True):
 
 
 class Check(Fields):
-    """One question and its answer."""
+    """A check and its result."""
 
     name: Annotated[str, about("name of the check")]
     kind: Annotated[
-        Literal["run", "environment", "host"], about("programs were run, settings looked at, hosts compared")
+        Literal["run", "environment", "host"], about("programs were run, settings inspected, or hosts compared")
     ]
     outcome: Annotated[
         Outcome,
         about(
-            "`ok`; `differs`: bits did; `risk`: they may, between runs or hosts; `information`: something to keep "
-            "equal; `not applicable`; `could not be run`"
+            "`ok`; `differs`: bits differed; `risk`: bits may differ between runs or hosts; `information`: a property "
+            "to keep equal; `not applicable`; `could not be run`"
         ),
     ]
-    sentence: Annotated[str, about("what was found")]
+    sentence: Annotated[str, about("result, as a sentence")]
     operations: Annotated[list[str], about("operations that differ")] = msgspec.field(default_factory=list)
-    causes: Annotated[list[str], about("settings, or parts, that were found to decide it")] = msgspec.field(
+    causes: Annotated[list[str], about("settings or components that were found to cause the result")] = msgspec.field(
         default_factory=list
     )
-    lines: Annotated[list[str], about("what to set, line by line, for a shell")] = msgspec.field(default_factory=list)
+    lines: Annotated[list[str], about("shell lines that set the remedy")] = msgspec.field(default_factory=list)
 
 
 class Asked(Fields, kw_only=True):
     config: Annotated[
-        str | None, about("configuration of the training step; `null` for the doctor's own, a tiny one")
+        str | None, about("configuration of the training step; `null` for the doctor's own tiny configuration")
     ] = None
-    devices: Annotated[int | None, about("simulated CPU devices; `null` for what there is")] = None
-    runs: Annotated[int, about("runs of each operation in a process")]
-    prepared: Annotated[bool, about("whether what the commands of sdc set was added to the environment")] = False
-    against: Annotated[str | None, about("the other host's file")] = None
+    devices: Annotated[int | None, about("number of simulated CPU devices; `null` for the existing devices")] = None
+    runs: Annotated[int, about("number of runs of each operation in a process")]
+    prepared: Annotated[bool, about("whether the settings of the commands of sdc were added to the environment")] = (
+        False
+    )
+    against: Annotated[str | None, about("path of the other host's results")] = None
 
 
 class Examined(Header, kw_only=True, tag="jax-sdc doctor"):
     """The doctor's results for a host."""
 
-    created: Annotated[str, about("when, UTC")]
-    seconds: Annotated[float, about("how long it took")]
+    created: Annotated[str, about("time of the examination, UTC")]
+    seconds: Annotated[float, about("duration in seconds")]
     verdict: Annotated[Verdict, about("`clean` (fit), `corrupt` (not fit) or `inconclusive`")]
-    sentence: Annotated[str, about("why")]
-    asked: Annotated[Asked, about("what was asked for")]
-    checks: Annotated[list[Check], about("question by question")]
-    operations: Annotated[list[Measured], about("what the first process measured; empty if it failed")]
-    environment: Annotated[Environment | None, about("what that process computed with; `null` if it failed")] = None
+    sentence: Annotated[str, about("reason for the verdict")]
+    asked: Annotated[Asked, about("settings of the examination")]
+    checks: Annotated[list[Check], about("all checks")]
+    operations: Annotated[list[Measured], about("measurements of the first process; empty if it failed")]
+    environment: Annotated[Environment | None, about("environment of that process; `null` if it failed")] = None
     settings: Annotated[
-        dict[str, str], about("environment variables that may decide bits, and each flag of `XLA_FLAGS` by itself")
+        dict[str, str], about("environment variables that may affect bits, and each flag of `XLA_FLAGS` separately")
     ]
-    machine: Annotated[HostPart, about("of the host what may decide bits")]
+    machine: Annotated[HostPart, about("properties of the host that may affect bits")]
 
 
 DOCTOR = Format(
@@ -123,13 +125,14 @@ def by_name(answer: Answer | Examined) -> dict[str, Measured]:
 
 
 def different(one: Answer, other: Answer | Examined) -> list[str]:
-    """Returns the operations that both ran and whose first runs differ."""
+    """Returns the operations that ran in both processes and whose first runs differ."""
     here, there = by_name(one), by_name(other)
     return [name for name in here if name in there and here[name].digests[0] != there[name].digests[0]]
 
 
 def steady(answers: Sequence[Answer], *, order: bool) -> frozenset[str]:
-    """Returns the operations with equal digests in all runs of all answers, with `order` also in reverse order."""
+    """Returns the operations with equal digests in all runs of all answers and, with `order`, in reverse device order
+    as well."""
     digests: dict[str, set[str]] = {}
     for row in (row for each in answers for row in by_name(each).values()):
         digests.setdefault(row.operation, set()).update(

@@ -1,4 +1,4 @@
-"""Properties of an environment that may affect bits: processors, settings, libraries; checks that run nothing."""
+"""Checks that run no operation: properties of an environment that may affect bits (processors, settings, libraries)."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from sdc.schema import Environment
 
 from .results import Check, HostPart, Outcome
 
-# Properties by which compilers choose instructions
+# Processor features by which compilers choose instructions
 _FEATURES = re.compile(r"sse4_[12]|ssse3|avx\w*|fma|f16c|bmi[12]|amx_\w+|asimd\w*|sve\w*|sme\w*|bf16|i8mm|fphp")
 CPUINFO, SIBLINGS = "/proc/cpuinfo", "/sys/devices/system/cpu/smt/active"
 QUOTAS = (
@@ -30,7 +30,8 @@ def _read(path: str) -> str | None:
 
 
 def describe_host(read: Callable[[str], str | None] = _read) -> HostPart:
-    """Describes the host's processors; reads the control group's time limit from either version of the interface."""
+    """Describes the host's processors. The time limit of the control group is read from either version of its
+    interface."""
     found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", read(CPUINFO) or "", re.MULTILINE)
     times = (read(QUOTAS[0]) or "").split()
     if len(times) != 2 or not all(map(str.isdecimal, times)):
@@ -57,14 +58,14 @@ _ASIDE = re.compile(
     r"JAX_(COORDINATOR|COMPILATION_CACHE|PERSISTENT_CACHE|ENABLE_COMPILATION_CACHE|LOG|DUMP|TRACEBACK)\w*|XLA_PYTHON_CLIENT_\w+|"
     r"CUDA_(VERSION|PKG)\w*|NCCL_VERSION|TF_(ENABLE_ONEDNN_OPTS)|JAX_SDC_\w+"
 )
-# Variables that select devices: changing them would change the question
+# Variables that select devices, which must stay the same in a comparison
 PLACES = frozenset(
     {"--xla_force_host_platform_device_count", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS", "JAX_PLATFORM_NAME"}
 )
 
 
 def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the settings that may affect bits, sorted by name; a flag without a value has an empty one."""
+    """Returns the settings that may affect bits, sorted by name; a flag without a value has an empty string."""
     found = {name: value for name, value in environ.items() if _DECIDE.fullmatch(name) and not _ASIDE.fullmatch(name)}
     return dict(sorted({**found, **_flags(environ)}.items()))
 
@@ -85,7 +86,7 @@ def changed(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> di
 
 
 def lines(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> list[str]:
-    """Returns the changes as shell lines, with the complete `XLA_FLAGS`."""
+    """Returns shell lines that make the changes, with the complete value of `XLA_FLAGS`."""
     found = []
     if any(name.startswith("--") for name in changes):
         text = changed(environ, changes)[FLAGS]
@@ -110,7 +111,7 @@ SET_FOR_GPUS: Mapping[str, str] = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVIDIA_TF32_OVERRIDE": "0",
 }  # fmt: skip
 SET_FOR_SEVERAL_GPUS: Mapping[str, str] = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0"}
-# Flags that let collectives overlap other work, and so run in another order
+# Flags that let collectives overlap with other work, and therefore run in another order
 SCHEDULED = ("--xla_gpu_enable_latency_hiding_scheduler", "--xla_gpu_enable_highest_priority_async_stream")
 # Defaults of JAX's options that change results
 PLAIN = {
@@ -136,7 +137,8 @@ class Scene(NamedTuple):
 
     @property
     def pool(self) -> int:
-        """Number of threads of XLA's pool on a CPU: NPROC, or the available processors; at least one per device."""
+        """Number of threads of XLA's pool on a CPU: NPROC if set, otherwise one per available processor; at least one
+        per device."""
         given = self.environ.get(THREADS, "")
         return max(int(given) if given.isdecimal() and int(given) > 0 else self.machine.allowed, self.devices)
 
@@ -159,7 +161,7 @@ def candidates(scene: Scene) -> dict[str, str | None]:
 
 
 def look(scene: Scene) -> Iterator[Check]:
-    """Returns all checks of an environment that run nothing."""
+    """Yields the results of all checks of an environment that run no operation."""
     environ, environment, machine, platform = scene.environ, scene.environment, scene.machine, scene.platform
     given = settings_of(environ)
 
