@@ -1,4 +1,5 @@
-"""Programs whose cost is estimated for chips that are not present: those of the reference workload, or any step."""
+"""Programs whose cost is estimated for chips that are not present: steps of the reference workload, or any other
+step."""
 
 import dataclasses
 import importlib
@@ -31,7 +32,7 @@ class Compiled:
     dtype: DType | None = None
     """Data type of activations and compute parameters (default: that of the configuration)."""
     where: str | None = None
-    """Selector of sites (default: probes; every product for abft, those of the backward pass for inject)."""
+    """Selector of sites (default: probes; every matrix product for abft, those of the backward pass for inject)."""
     sync: Load = "compute"
     """Synchronization between the twins of a configuration inside a step."""
     compare: Compare = "gated"
@@ -65,7 +66,7 @@ class Subject(Compiled):
 
     @property
     def needed(self) -> int:
-        """Number of devices that the configuration needs."""
+        """Number of devices that the program needs."""
         return self.data * self.model * (self.twins if self.tool == "lockstep" else 1)
 
     def check(self) -> None:
@@ -96,12 +97,12 @@ def estimate_subject(subject: Subject) -> costs.Estimate:
     """Compiles a program and returns its `sdc.costs.Estimate`.
 
     Args:
-        subject: what to estimate.
+        subject: the program, and the target chips.
 
     Raises:
         SettingError: see `Subject.check`, or the step cannot be found, or an option is unknown.
         DoesNotFit: the step needs more memory than the chips have.
-        Uncharged: it has a kernel without a schedule.
+        Uncharged: the step has a kernel without a schedule.
     """
     subject.check()
     tool, devices = subject.tool, costs.devices_of(subject.target)

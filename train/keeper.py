@@ -1,7 +1,7 @@
-"""Running checkpoints of a training run (SCAR), copies on each host, and losses of parts of its state.
+"""Running checkpoints of a training run (SCAR), copies on each host, and losses of parts of the run's state.
 
-A loss is either simulated in a continuing run or real. After a real loss all processes are restarted; each reads its
-state from the last copy on its own host, and blocks that no host has come from the running checkpoint.
+A loss is real, or simulated while the run continues. After a real loss, all processes are restarted: each process reads
+its state from the last copy on its own host, and reads blocks that no host has from the running checkpoint.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("sdc.checkpoints")
 FOLDER = "running"
-LOST = (0.125, 0.5, 1.0)  # fractions of the state whose cost of loss is recorded
-LOGGED = 0.5  # the fraction whose cost of loss is logged
-TIMES = 2.0  # factor of change after which that cost is logged again
+LOST = (0.125, 0.5, 1.0)  # fractions of the state for which the cost of a loss is recorded
+LOGGED = 0.5  # the fraction for which the cost of a loss is logged
+TIMES = 2.0  # factor by which that cost must change to be logged again
 DIGITS = 4  # digits of the speeds in the record
 
 
@@ -35,12 +35,12 @@ class LostShards:
     """`shards`: simulates the loss and recovery of some blocks of the state after a step, before anything is saved."""
 
     step: int  # step number, from 0
-    fraction: float = 0.5  # of the parameters' bytes, in (0, 1]; the blocks are drawn at random
-    # `partial`: reads the lost blocks from the running checkpoint; `full`: reads all blocks
+    fraction: float = 0.5  # lost share of the parameters' bytes, in (0, 1]; the blocks are drawn at random
+    # `partial` reads only the lost blocks from the running checkpoint, `full` reads all blocks
     recover: Literal["partial", "full"] = "partial"
     # State of the optimizer for lost parameters: `saved` restores it, `zeroed` sets it to zero
     optimizer: Literal["saved", "zeroed"] = "saved"
-    seed: int = 0  # of the random draw
+    seed: int = 0  # seed of the random draw
 
     def __post_init__(self) -> None:
         if self.step < 0:
@@ -61,8 +61,8 @@ class Running:
     """Settings of a running checkpoint: frequent saves of the blocks that changed most, instead of full checkpoints."""
 
     fraction: Annotated[float, Flag("checkpoint_fraction")] = 0.125
-    """Fraction of the bytes that each save of --checkpoint scar writes. Saves are this fraction of --checkpoint-every
-    steps apart."""
+    """Fraction of the bytes that each save of --checkpoint scar writes. The interval between saves is this fraction of
+    --checkpoint-every."""
     local_copies: Annotated[str | os.PathLike[str] | None, Flag(type=Path)] = None
     """Local folder for copies of this host's part of the state, taken every --checkpoint-every steps; after the loss of
     a process the run resumes from them (default: the system's temporary folder). Needs --checkpoint scar."""
@@ -91,12 +91,12 @@ class Running:
 
 class Restart(NamedTuple):
     state: Any
-    step: int  # steps done
-    position: Mapping[str, Any]  # of the data
+    step: int  # number of completed steps
+    position: Mapping[str, Any]  # position of the data iterator
 
 
 class Keeper:
-    """The running checkpoint of a run, and the copies on each host. Every process creates one and makes the same
+    """The running checkpoint of a run, and the copies on each host. Every process creates a keeper and makes the same
     calls."""
 
     def __init__(
@@ -109,7 +109,8 @@ class Keeper:
         again: Callable[[], Any],
         checkpoint_every: int,
     ) -> None:
-        """Opens both. `again` recreates the initial state; `run` identifies the run (see `identity`)."""
+        """Opens the running checkpoint and the copies. `again` recreates the initial state; `run` identifies the run
+        (see `identity`)."""
         import jax
 
         from sdc.checkpoints import Copies, RunningCheckpoint
@@ -128,7 +129,7 @@ class Keeper:
         self._cost = math.nan
 
     def due(self, step: int) -> bool:
-        """Whether a save or a copy is due after `steps` steps."""
+        """Returns whether a save or a copy is due after `step` steps."""
         return step % self._every == 0 or step % self._copied == 0
 
     def recovered(self, state: Any, number: int) -> tuple[Any, dict[str, Any]]:
@@ -153,22 +154,23 @@ class Keeper:
             self.copies.save(state, step, position)
 
     def restart(self, state: Any, *, after: int, lines: int) -> Restart | None:
-        """Returns where a restarted run resumes: from copies of survivors, otherwise from the running checkpoint alone.
+        """Returns the state and position from which a restarted run resumes: from the copies of surviving hosts, or
+        else from the running checkpoint alone.
 
         Survivors resume with the exact bits that they had after a step, so that counters and data match the parameters.
         Blocks that no survivor has are read from the running checkpoint, and may be older or newer than that step.
-        `lines` is the number of lines of the record. Returns None if nothing is newer than the full checkpoint of step
+        `lines` is the number of lines in the record. Returns None if nothing is newer than the full checkpoint of step
         `after`.
         """
         from sdc.checkpoints import agree, gather
 
-        self.copies.drop(lines)  # of steps that will be repeated
+        self.copies.drop(lines)  # deletes copies of steps that will be repeated
         reader = self.checkpoint.reader()
         survivors = agree(self.copies, after=after, until=lines)
         if survivors is None:
             if reader.step <= after:
                 return None
-            # The blocks in the checkpoint, which may be of different steps.
+            # The blocks in the checkpoint, which may be from different steps.
             whole = reader.recover([], state, policy="full")
             step, blocks = reader.step, len(self.checkpoint.partition.blocks)
             entry = {"policy": "full", "lost": blocks, "bytes": sum(self.checkpoint.partition.sizes)}
@@ -181,7 +183,7 @@ class Keeper:
         self._report(step, lines, found.recovered, entry)
         self.checkpoint.went_back(found.lost, step)
         self.copies.drop(step)
-        # The running checkpoint may be of a later step, which is about to be removed from the record.
+        # The running checkpoint may be from a later step, whose line is about to be removed from the record.
         state = found.recovered.state
         self.checkpoint.save(state, step, note=position)
         self.checkpoint.wait()
@@ -240,7 +242,7 @@ class Keeper:
         return found.state, entry
 
     def _row(self, outlook: "Outlook") -> dict[str, Any]:
-        """Returns the record fields of an outlook, as plain numbers. Logs it if it has changed enough."""
+        """Returns the record fields of an outlook, as plain numbers. Logs the outlook if it has changed enough."""
         converging, timings = outlook.convergence, self.checkpoint.timings
         moving = bool(outlook.speeds.any())
         found: dict[str, Any] = {
@@ -275,14 +277,14 @@ class Keeper:
 
 
 def _read(found: "Recovered[Any]", step: int) -> dict[str, int]:
-    """Returns the record fields of blocks read from the running checkpoint, for a state after `steps` steps."""
+    """Returns the record fields of blocks read from the running checkpoint, for a state after `step` steps."""
     return {
         "read": found.bytes, "behind": found.age(step), "initial": len(found.initial), "older": len(found.older),
     }  # fmt: skip
 
 
 def saved_step(folder: Path) -> int:
-    """Returns the number of steps done at the last sealed save of a run; 0 without a save."""
+    """Returns the number of steps that a run had completed at its last sealed save; 0 if there is none."""
     from etils import epath
 
     from sdc.checkpoints import last_save

@@ -1,4 +1,4 @@
-"""Runs and campaigns of the reference workload, written to a record that can be resumed.
+"""Runs and campaigns of the reference workload, whose records allow them to be resumed.
 
 `run` is the training loop: for each batch it runs a step, writes a line of the record, saves checkpoints and applies
 policies.
@@ -77,19 +77,21 @@ def run(
     command: Sequence[str] = (),
     stop: Callable[[], bool] = lambda: False,
 ) -> Contents | None:
-    """Executes a job. It neither prints nor ends the process.
+    """Executes a job, without printing or ending the process.
 
-    In a run with several processes, all call this with the same job, after `jax.distributed.initialize`.
+    If a run has several processes, every process calls this function with the same job, after
+    `jax.distributed.initialize`.
 
     Args:
         job: `Training`, `Twins` or `Tracing`, with the folder of its record.
         loaded: the result of `job.load()`, if it was already called.
         policy: called after each step; decides how the run continues.
         on_step: called with each line of `steps.jsonl`.
-        devices: the devices to use (default: as many as needed in one process, all with several processes).
+        devices: the devices to use (default: in a run with one process as many as needed, otherwise all).
         command: the command line of the run, for the record.
-        stop: called after each step; returns whether to end early, alike in all processes (`sdc.train.stopping.Stop`).
-            A run that ends early has saved a checkpoint and an unfinished record, so it can be resumed.
+        stop: called after each step; returns whether to end early, which must be the same in all processes
+            (`sdc.train.stopping.Stop`). A run that ends early has saved a checkpoint and an unfinished record, so it
+            can be resumed.
 
     Returns:
         The record in process 0, from which `sdc.analysis.conclude` derives the verdict; None in other processes.
@@ -160,7 +162,7 @@ def run(
     check_comparable(manifest)
     for golden in goldens:
         golden.check(as_read(manifest))
-    manifest |= evidence  # these may differ between processes
+    manifest |= evidence  # the evidence may differ between processes
     if job.resume and (
         changed := changes(then, manifest, ("program", "environment", "digests"), ("the run had", "now"))
     ):
@@ -176,7 +178,7 @@ def run(
     finished = False
     try:
         if job.keeping is not None and job.resume:
-            # Roll back a running checkpoint of later steps before lines are removed from the record.
+            # Roll back a running checkpoint from a later step before lines are removed from the record.
             keeper, state = _keeper(job, job.keeping, folder, str(then.get("created")), program)
             state, start = _restarted(job, folder, program, checkpoints, source, keeper, state)
         if first:
@@ -277,7 +279,7 @@ def _state(job: Job, program: Program, checkpoints: Checkpoints, source: Any, st
 
 
 def _check_intents(job: Job, folder: Path, start: int) -> None:
-    """Compares what the processes are about to do before any of them waits for another on a device."""
+    """Checks that all processes are about to do the same, before any of them waits for another on a device."""
     intent = {
         "kind": job.kind, "run": str(folder), "resume": job.resume, "from step": start, "steps": job.steps,
         "checkpoint_every": job.checkpoint_every,
@@ -310,15 +312,16 @@ FAILURE = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|CANCELLED|ABORTED|DEADLINE_E
 
 
 class StepFailed(RuntimeError):
-    """A step raised an error that is a fault of the program, not of its input."""
+    """A step raised an error that is due to the program, not to its input."""
 
 
 class Done(NamedTuple):
-    state: Any  # the last one
+    state: Any  # final state
     steps: int  # number of recorded steps, including those before a resumption
     reruns: int  # number of times that a policy repeated a step
-    rollbacks: list[tuple[int, int]]  # pairs: the step after which the run rolled back, and the step to which it did
-    stopped: bool  # whether it was stopped early
+    # pairs: the step after which the run rolled back, and the step to which it returned
+    rollbacks: list[tuple[int, int]]
+    stopped: bool  # whether the run was stopped early
 
 
 def run_steps(
@@ -334,7 +337,7 @@ def run_steps(
     on_step: Callable[[Mapping[str, Any]], None] = lambda row: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Done:
-    """Runs the steps of a run. `batches` is an endless iterator of global batches whose position can be saved."""
+    """Runs the steps of a program. `batches` is an endless iterator of global batches whose position can be saved."""
     number, reruns, impatient, stopped = steps.start, 0, 0, False
     rollbacks: list[tuple[int, int]] = []
     while number < steps.stop:
@@ -374,7 +377,7 @@ def run_steps(
         last = stopped or decision is Decision.STOP or number + 1 == steps.stop
         due = (checkpoints if keeper is None else keeper).due(number + 1)
         if record is not None and (last or due):
-            record.sync()  # a run that resumes from the checkpoint needs the lines before it
+            record.sync()  # a run that resumes from the checkpoint needs the lines of all earlier steps
         if keeper is not None and due:
             keeper.save(state, number + 1, batches.get_state())
         if keeper is None or last:
@@ -395,7 +398,7 @@ def _advance(program: Program, state: Any, tokens: Array, number: int, attempt: 
         row, details = program.rows(number, out, seen)
     except ValueError as error:
         if jax.process_count() > 1 and FAILURE.match(str(error)):
-            # Some runtime calls report a lost peer like this; `joined` finds out which one.
+            # Some runtime calls report a lost peer by this error; `joined` identifies the peer.
             raise jax.errors.JaxRuntimeError(str(error)) from error
         raise StepFailed(f"step {number} failed: {error}") from error
     again = {"attempts": attempt + 1} if attempt else {}
@@ -422,10 +425,10 @@ def run_campaign(
     devices: Sequence[jax.Device] | None = None,
     command: Sequence[str] = (),
 ) -> Contents:
-    """Runs a campaign into its folder. It neither prints nor ends the process.
+    """Runs a campaign and writes its record, without printing or ending the process.
 
     Args:
-        job: what to run.
+        job: the campaign.
         loaded: the result of `job.load()`, if it was already called.
         on_row: called with each line of `injections.jsonl`.
         devices: the devices to use (default: as many as needed).
@@ -435,7 +438,7 @@ def run_campaign(
         The record, from which `sdc.analysis.conclude` derives the verdict.
 
     Raises:
-        ValueError: a setting is invalid, or the record is damaged or of another campaign.
+        ValueError: a setting is invalid, or the record is damaged or belongs to another campaign.
         NotDeterministic: two clean runs give different results.
         Incomparable: the campaign is resumed in an environment where its clean run gives different results.
     """

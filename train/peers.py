@@ -9,9 +9,9 @@ from typing import NamedTuple, TypeAlias
 
 from sdc.settings import SettingError
 
-# Resolves the name of a host to its addresses; raises OSError if it has none
+# Function that resolves the name of a host to its addresses, and raises OSError if the name has none
 Resolver: TypeAlias = Callable[[str], Sequence[str]]
-# Maximum seconds to wait for the others, one week: timers overflow at some point
+# Maximum number of seconds to wait for the other processes: one week, since timers overflow at some larger number
 LONGEST = 7 * 86_400
 REMEDY = "give an address that the other processes can reach, as in --coordinator 10.0.0.1:4321"
 
@@ -28,16 +28,16 @@ def resolved(host: str) -> Sequence[str]:
 class Route(NamedTuple):
     """The route to the coordinator, and a possible problem with it."""
 
-    address: str | None  # the address that is tried, with the port; None if the name has none
+    address: str | None  # the address that is tried, with the port; None if the name has no address
     hint: str | None  # a remedy; None if no problem is known
 
 
 def route(coordinator: str, *, own: str | None = None, resolve: Resolver = resolved) -> Route:
-    """Returns the address that is tried for a coordinator, and a hint for the case that it is unreachable.
+    """Returns the address that is tried for a coordinator, and a hint in case the coordinator is unreachable.
 
-    Debian gives every host's own name an address that leads back to that host (127.0.1.1). If such a name is given as
-    the coordinator, every process looks for it on its own host; and CPU processes advertise the address of their own
-    name to the others. On a single host both are correct, so a hint is not an error.
+    Debian maps the name of every host to an address that leads back to that host (127.0.1.1). If such a name is given
+    as the coordinator, every process looks for the coordinator on its own host. Moreover, CPU processes advertise the
+    address of their own host's name to the others. On a single host both are correct, so a hint is not an error.
     """
     host, _, port = coordinator.rpartition(":")
     bare = _bare(host)
@@ -79,7 +79,7 @@ class Peers:
     """The processes of a run."""
 
     coordinator: str | None = None
-    """HOST:PORT of process 0, for a run with several processes (default: detected by JAX from the cluster)."""
+    """HOST:PORT of process 0, in a run with several processes (default: JAX detects it from the cluster)."""
     processes: int | None = None
     """Number of processes, usually one per host."""
     process: int | None = None
@@ -88,7 +88,7 @@ class Peers:
     """Seconds to wait at the start for the other processes."""
 
     def check(self) -> None:
-        """Checks the settings; raises SettingError if they are invalid."""
+        """Checks the settings; raises SettingError if one is invalid."""
         given = {name: getattr(self, name) for name in ("coordinator", "processes", "process")}
         missing = [name for name, value in given.items() if value is None]
         if 0 < len(missing) < len(given):
@@ -109,11 +109,13 @@ class Peers:
             raise SettingError("coordinator", self.coordinator, _unknown(host, error)) from error
 
     def known(self) -> bool:
-        """Whether the coordinator's name resolves; in a cluster that is just starting it may not yet."""
+        """Returns whether the coordinator's name resolves; in a cluster that is just starting, the name may not resolve
+        yet."""
         return self.coordinator is None or route(self.coordinator).address is not None
 
     def tried(self, *, resolve: Resolver = resolved) -> str:
-        """Describes the coordinator's address and a possible problem with it; empty without a coordinator."""
+        """Describes the coordinator's address and a possible problem with it; returns an empty string without a
+        coordinator."""
         if self.coordinator is None:
             return ""
         found = route(self.coordinator, resolve=resolve)

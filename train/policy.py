@@ -1,7 +1,7 @@
-"""Policies, which decide after each step how a run continues. `Golden` compares it with a recorded trace.
+"""Policies, which decide after each step how a run continues. `Golden` compares the run with a recorded trace.
 
 Only a policy repeats a step or rolls a run back. With a policy, the previous state is kept until the policy has
-decided, which takes the memory of a second state; without a policy the state is donated to the step.
+decided, which takes the memory of a second state; without a policy, the state is donated to the step.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sdc import twins
 
-PATIENCE = 10  # consecutive decisions against continuing after which a run gives up
+PATIENCE = 10  # number of consecutive decisions not to continue after which a run gives up
 
 
 class Decision(enum.Enum):
@@ -35,8 +35,8 @@ class Attempt(NamedTuple):
     Attributes:
         step: number of the step.
         number: number of earlier attempts at the step.
-        row: its line in `steps.jsonl`.
-        details: its lines in the file beside that.
+        row: line of the attempt in `steps.jsonl`.
+        details: lines of the attempt in the accompanying file.
     """
 
     step: int
@@ -45,7 +45,7 @@ class Attempt(NamedTuple):
     details: Sequence[Mapping[str, Any]]
 
 
-# In a run with several processes all policies are called, and the decision of process 0 applies
+# If a run has several processes, the policies are called in every process, and the decision of process 0 applies
 StepPolicy: TypeAlias = Callable[[Attempt], Decision]
 
 
@@ -66,7 +66,7 @@ class Golden:
         twins.check_comparable(self.trace.manifest, manifest)
 
     def recall(self, folder: Path, *, before: int) -> None:
-        """Compares the steps that a resumed run has already recorded."""
+        """Compares the steps that a resumed run has already recorded with the trace."""
         for step, line in twins.read_trace(folder).lines.items():
             if step < before:
                 self(Attempt(step, 0, {}, [line]))

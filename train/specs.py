@@ -1,4 +1,5 @@
-"""Specifications of runs, as frozen dataclasses. Errors that need no device to detect are reported before one starts.
+"""Specifications of runs, as frozen dataclasses. Errors that can be detected without a device are reported before any
+device is started.
 
 `sdc.train.run` executes a job, `run_campaign` a campaign, and `escalate` a comparison of hosts. Jobs differ in the
 program that they build from the reference step, and in the fields that they add to the manifest.
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 LARGEST_COUNT = 2**31 - 1  # compiled programs number steps and injections with 32-bit integers
 Count: TypeAlias = Annotated[int, Within(1, LARGEST_COUNT)]
-# The same as in `sdc.twins`, which imports JAX
+# The same types as in `sdc.twins`, whose import also imports JAX
 Compare: TypeAlias = Literal["gated", "always"]
 Exchange: TypeAlias = Literal["probe", "step", "call"]
 
@@ -82,7 +83,7 @@ class Workload:
         return config
 
     def load(self) -> Loaded:
-        """Reads the corpus and cuts it into chunks."""
+        """Reads the corpus and cuts it into chunks; returns the chunks with the final configuration."""
         from .data import load_tokenizer, make_dataset, padded_vocab, read_corpus
 
         config = self.resolve()
@@ -105,11 +106,11 @@ class Checks:
     )
     """Threshold scheme that decides when a row counts as wrong; docs/abft.md compares the schemes."""
     where: Annotated[Selector | str, Flag("abft_where", str)] = "products"
-    """Selector of the products to check."""
+    """Selector of the matrix products to check."""
     profile: Annotated[str | PathLike[str] | None, Flag("abft_profile", Path)] = None
     """Profile that sdc abft calibrate wrote on this kind of device (default: assumptions about the platform)."""
     least_coverage: Annotated[float, Within(0, 1)] = 0.9
-    """Minimum share of the products' operations that must be checked for a verdict of clean. An opaque kernel of
+    """Minimum share of the matrix products' arithmetic that must be checked for a verdict of clean. An opaque kernel of
     unknown cost counts as all of the work."""
 
     def check(self) -> None:
@@ -174,7 +175,7 @@ class Simulation:
         return write_hit(self.fault, **given, **self.fault.at)
 
     def strike(self, sites: "Sequence[sdc.Site]", step: int) -> "sdc.Strike":
-        """Returns the strike at `step` of a program with these sites."""
+        """Returns the strike at `step` on a program with these sites."""
         axes = sorted({axis for site in sites for axis, _ in site.mesh})
         if self.fault is None:
             return sdc.no_strike(axes=axes)
@@ -196,7 +197,7 @@ def parse_simulation(text: str) -> Simulation:
     """Parses the simulated fault of a trace: `KIND(..., step=N, site=PATTERN)`, or `none`.
 
     Kinds and patterns are those of `as_fault`. The other keys are `step`, `site`, `iteration` (one number for each
-    enclosing loop) and `element` (the first element that is hit); any other key with an integer selects the device
+    enclosing loop) and `element` (the first element that is struck); any other key with an integer selects the device
     along that axis.
     """
     if text == "none":
@@ -208,13 +209,14 @@ def parse_simulation(text: str) -> Simulation:
 
 
 def submodule_products(name: str) -> Selector:
-    """Selects the matrix products of a submodule in the layers; recomputed products belong to the backward pass."""
+    """Returns the selector of a submodule's matrix products in the layers; recomputed products belong to the backward
+    pass."""
     way, _, submodule = name.partition("/")
     passes: tuple[Direction, ...] = ("fwd",) if way == "fwd" else ("bwd", "remat")
     return products & direction(*passes) & scope(f"*/{submodule}/*", f"*/{submodule}")
 
 
-LARGEST_MESH = 1 << 16  # devices of a run; more than any cluster has
+LARGEST_MESH = 1 << 16  # maximum number of devices of a run; more than any cluster has
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -322,7 +324,7 @@ class Job(Planned, abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckedJob(Job):
-    """A run that can simulate faults and check its matrix products."""
+    """A run that can simulate faults and check matrix products."""
 
     suspect: str | None = None
     """Simulated suspect: node1 ... node15 of the published study, silicon:gpu and others, or healthy. node11:uniform is
@@ -333,19 +335,19 @@ class CheckedJob(Job):
     checks: Annotated[
         Checks | None, Flag("abft", bool, without="configures the checks of products, which are off; add --abft")
     ] = None
-    """Check the forward and backward matrix products with checksums; a simulated suspect then strikes in these
-    products."""
+    """Check the forward and backward matrix products with checksums; the faults of a simulated suspect then strike
+    these products."""
 
     @property
     def node_sync(self) -> Load:
-        """Synchronization under which a simulated node is hit; see `sdc.nodes.node_faults`."""
+        """Synchronization level to which the fault rates of a simulated node refer; see `sdc.nodes.node_faults`."""
         return "none"
 
     def simulated(self, layers: int) -> tuple[Fault, ...]:
         """Returns the simulated faults for a model with `layers` layers; with twins, they strike the last twin."""
         at = {} if self.number is None else {"twin": self.number - 1}
         if self.suspect is not None:
-            # With checked products, faults strike the products instead of the outputs of submodules.
+            # If matrix products are checked, faults strike these instead of the outputs of submodules.
             where = str if self.checks is None else submodule_products
             return tuple(node_faults(self.suspect, layers=layers, at=at, where=where, sync=self.node_sync))
         read = (parse_fault(fault) if isinstance(fault, str) else fault for fault in self.faults)
@@ -365,7 +367,8 @@ class CheckedJob(Job):
             self.checks.check()
 
     def tools(self, config: TrainConfig) -> dict[str, Any]:
-        """Returns the faults and product checks of the program. Requires JAX's devices to be started."""
+        """Returns the faults and the checks of matrix products, as arguments of the program. Requires JAX's devices to
+        be started."""
         faults = self.simulated(config.model.layers)
         checks = None if self.checks is None else self.checks.transform()
         return {"faults": faults, "checks": checks, "seed": self.workload.seed}
@@ -393,7 +396,7 @@ def _suspect(name: str | None, faults: Sequence[Any]) -> dict[str, Any]:
 
 
 def _with_faults(manifest: Mapping[str, Any], name: str, more: Sequence[str]) -> dict[str, Any]:
-    """Adds simulated faults to a manifest; `name` becomes the name of the suspect if it has none."""
+    """Adds simulated faults to a manifest; `name` becomes the name of a suspect that has none."""
     suspect = manifest["suspect"]
     faults = [*suspect["faults"], *more]
     return {**manifest, "suspect": _suspect(suspect["name"] or (name if faults else None), faults)}
@@ -401,7 +404,7 @@ def _with_faults(manifest: Mapping[str, Any], name: str, more: Sequence[str]) ->
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training(CheckedJob):
-    """Trains one copy: the plain reference run, or one with checked products or another aggregation method.
+    """A run of one copy: plain, with checked matrix products, or with another method of aggregating gradients.
 
     Example:
         >>> from sdc.train.specs import Training
@@ -417,7 +420,7 @@ class Training(CheckedJob):
         Running | None,
         Flag("checkpoint", Literal["full", "scar"], without="applies to a running checkpoint; add --checkpoint scar"),
     ] = None
-    """Save full checkpoints (full), or save the blocks that changed most, more often (scar, a running checkpoint)."""
+    """Save full checkpoints (full), or more often only the blocks that changed most (scar, a running checkpoint)."""
 
     @property
     def keeping(self) -> Running | None:
@@ -465,7 +468,7 @@ class Training(CheckedJob):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Twins(CheckedJob):
-    """Trains twins side by side and compares them bit for bit. Simulated faults strike the last twin.
+    """A run of twins that are compared bit for bit. Simulated faults strike the last twin.
 
     Example:
         >>> from sdc.train.specs import Twins
@@ -487,8 +490,8 @@ class Twins(CheckedJob):
     placement: Literal["mesh", "vmap"] = "mesh"
     """Give each twin of a rank its own device (mesh), or put all twins of a rank on one device (vmap)."""
     require_processes: Count = 1
-    """Minimum number of distinct hosts, with at least one process each; on fewer, the run exits with 3 before it
-    starts."""
+    """Minimum number of distinct hosts, with at least one process each; with fewer hosts, the run exits with 3 before
+    it starts."""
     least_elements: Annotated[int, Within(0, 10**18)] = 0
     """Minimum number of checked elements for a verdict of clean; with fewer, the verdict is inconclusive."""
 
@@ -547,7 +550,7 @@ class Twins(CheckedJob):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tracing(Job):
-    """Records digests of all selected values at every step.
+    """A run that records digests of all selected values at every step.
 
     Example:
         >>> from sdc.train.specs import Tracing
@@ -606,7 +609,7 @@ class Tracing(Job):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CampaignJob(Planned):
-    """A campaign of single simulated faults in the reference training.
+    """A campaign of single simulated faults in the reference workload.
 
     Example:
         >>> from sdc.train.specs import CampaignJob
@@ -618,9 +621,9 @@ class CampaignJob(Planned):
     injections: Count = 1000
     """Number of injections."""
     steps: Count = 16
-    """Number of steps of the clean run; faults strike any step but the last --follow ones."""
+    """Number of steps of the clean run; faults strike any step except the last --follow steps."""
     follow: int = 5
-    """Number of steps to run after the struck one, unless the outcome is certain earlier."""
+    """Number of steps to run after the struck step, unless the outcome is certain earlier."""
     where: Annotated[Selector | str, Flag(type=str)] = "arithmetic"
     """Selector of the sites to strike: arithmetic, primitive("dot_general"), `argument("0/params/*")`, collectives
     and others."""
@@ -628,8 +631,8 @@ class CampaignJob(Planned):
     """Fault kinds: bitflip, bitflip,field=exponent, bitflip,count=2, stuck1, sign, zero, nan, scale,factor=2,
     swap and others; each may have a pattern such as run=8, tile=4x4 or row."""
     abft: bool = False
-    """Also detect faults with checksums of the matrix products of the struck step; faults in products then hit the
-    sums."""
+    """Also detect faults with checksums of the matrix products of the struck step; faults in matrix products then
+    strike the sums before rounding."""
     batch: Annotated[int | None, Within(1, LARGEST_COUNT)] = None
     """Number of injections that run at once, under vmap (default: 1 on a CPU, 8 on an accelerator)."""
 
@@ -652,17 +655,17 @@ class CampaignJob(Planned):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComparedTwins(Twins):
-    """Twins that cannot be resumed: they save only their record."""
+    """A run of twins that saves only its record, and so cannot be resumed."""
 
     unsaved: ClassVar[bool] = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FullLoad(ComparedTwins):
-    """Twins that exchange digests once per step and do not synchronize in between.
+    """A run of twins that exchange digests once per step and do not synchronize in between.
 
-    A simulated node is hit as often as under parameter synchronization, where the accelerators of the study waited
-    equally little; this is more often than in lock-step.
+    A simulated node is struck as often as under parameter synchronization, during which the study's accelerators also
+    waited little. This is more often than in lock-step.
 
     Example:
         >>> from sdc.train.specs import FullLoad
@@ -679,7 +682,7 @@ class FullLoad(ComparedTwins):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operations(ComparedTwins):
-    """Twins that compare digests of every operation and stop at the first difference."""
+    """A run of twins that compare digests of every operation and stop at the first difference."""
 
     sync: Load = "params"
 

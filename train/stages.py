@@ -1,4 +1,4 @@
-"""The fixed escalation that compares hosts: at full load, then in increasing detail if they differ."""
+"""The fixed stages of a comparison of hosts: first at full load and, if the hosts differ, in increasing detail."""
 
 import contextlib
 import dataclasses
@@ -35,7 +35,7 @@ def escalate(
     stop: Callable[[], bool] = lambda: False,
     watched: Callable[[Stage], AbstractContextManager[OnStep]] = _unwatched,  # context that shows the lines of a stage
 ) -> list[Path]:
-    """Compares twins at full load and, if they differ, at each submodule and operation by operation.
+    """Compares twins at full load and, if the twins differ, at each submodule and then operation by operation.
 
     The later stages run whenever the first one found a difference, even if it does not recur. All processes make the
     same call and follow the decision of process 0. Returns the folders of the stages that ran.
@@ -43,7 +43,7 @@ def escalate(
     if job.folder is None:
         raise SettingError("folder", None, "a comparison needs a folder for its stages; give a new one")
     whole, done = Path(job.folder).absolute(), list[Path]()
-    # Each kind has its own fields that distinguish the stages.
+    # The omitted fields distinguish the stages; each kind of job sets them itself.
     names = {field.name for field in dataclasses.fields(ComparedTwins)} - {"sync", "exchange", "folder"}
     shared = {name: getattr(job, name) for name in names}
     loaded = loaded or job.load()

@@ -1,8 +1,9 @@
-"""Early stopping of all processes of a run after the same step, although only one received the request.
+"""Early end of a run with several processes: all stop after the same step, although only one received the request.
 
 Processes do not communicate between steps, so a single process cannot simply stop: the others would wait for it in the
-next step. It publishes the request in the runtime's store; each process then blocks its main thread at the end of
-its step until all have published their step; and all stop one step after the most advanced one.
+next step. The process that received the request publishes it in the runtime's store; each process then blocks its main
+thread at the end of its current step until all have published their step numbers; and all stop one step after the most
+advanced process.
 """
 
 import threading
@@ -13,9 +14,7 @@ from typing import Any
 from jax._src import distributed
 
 PREFIX = "sdc/stop"
-PATIENCE = (
-    10.0  # seconds after a request to stop at which a run that has not reached the end of a step is ended at once
-)
+PATIENCE = 10.0  # seconds after a request to stop until a run that has not reached the end of a step is ended at once
 
 
 class Stop:
@@ -45,7 +44,7 @@ class Stop:
         self._timer: threading.Timer | None = None
 
     def among(self, several: bool) -> None:
-        """Sets whether there are peers with which to agree on the step."""
+        """Sets whether the run has peers that must agree on the last step."""
         self._several = several
 
     def ask(self, why: str) -> None:
@@ -70,12 +69,12 @@ class Stop:
         return end
 
     def over(self) -> None:
-        """Marks the run as ended by itself, so that requests no longer time out."""
+        """Marks the run as ended, so that a request no longer times out."""
         if self._timer is not None:
             self._timer.cancel()
 
     def agree(self, client: Any, said: dict[str, str], patience: float) -> None:
-        """Agrees with all processes on the last step if any of them has a request to stop."""
+        """Agrees with all processes on the last step if any of them has received a request to stop."""
         if self._agreed or not (said or self.asked):
             return
         me = distributed.global_state.process_id
