@@ -1,6 +1,6 @@
-"""Iterative-convergent trainings with a small common interface, and their data.
+"""Iterative-convergent training algorithms with a small common interface, and their data.
 
-models     the interface, and six trainings
+models     the interface, and six algorithms
 corpora    documents, ratings and tables
 images     small labelled images, and batches of them
 archives   files, archives from a package index, and rows of numbers
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sdc._lazy import facade
 
 if TYPE_CHECKING:
-    # Trainings.
+    # Training algorithms.
     from .models import Iterative as Iterative
     from .models import convolutional_network as convolutional_network, transformer_decoder as transformer_decoder
     from .models import logistic_regression as logistic_regression, topic_model as topic_model

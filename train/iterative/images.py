@@ -1,4 +1,4 @@
-"""Small labelled images: Fashion-MNIST, scikit-learn's digits, or a folder of idx files; and batches of them.
+"""Small labelled images (Fashion-MNIST, scikit-learn's digits, or a folder of idx files), and batches of them.
 
 Replicas on two hosts must train on the same images. Known files are verified by SHA-256, and the digest of the arrays
 covers all training and test data.
@@ -43,18 +43,18 @@ FILES = (
     "t10k-labels-idx1-ubyte",
 )
 
-# Digests of the decompressed contents: recompressing the images changes the .gz files, but not these.
+# Digests of the decompressed contents: recompressing the images changes the .gz files, but not these digests.
 _SHA256 = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
     "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
     "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 }
-_TEST_DIGITS = 360  # a fifth
+_TEST_DIGITS = 360  # a fifth of the images
 
 
 class ImagesError(DataError):
-    """Images are missing or damaged; the message names them and the remedy."""
+    """Images are missing or damaged; the message identifies them and states the remedy."""
 
     of = "images"
 
@@ -65,10 +65,10 @@ class Images:
 
     train_images: Float32[np.ndarray, "N h w 1"]  # float32 in [0, 1], one channel
     train_labels: Int32[np.ndarray, "N"]  # classes of `train_images`, from 0
-    test_images: Float32[np.ndarray, "N h w 1"]  # test images, like `train_images`
+    test_images: Float32[np.ndarray, "N h w 1"]  # images for testing, in the format of `train_images`
     test_labels: Int32[np.ndarray, "N"]  # classes of `test_images`, from 0
     classes: int  # number of classes
-    source: str  # their origin, for the run record
+    source: str  # origin of the images, for the run record
     digest: str  # SHA-256 (hexadecimal) over the four arrays, shapes included
 
     @property
@@ -99,8 +99,8 @@ def read_images(source: str | Path = DIGITS) -> Images:
 
 
 def image_batches(images: Images, *, batch_size: int, seed: int) -> grain.DatasetIterator:
-    """Returns an endless iterator over pairs of training images and labels, with a different order in every epoch, the
-    same on every host; a batch may span two epochs, so that all images are used equally often."""
+    """Returns an endless iterator over batches of training images and labels. The order differs between epochs, but not
+    between hosts; a batch may span two epochs, so that all images are used equally often."""
     assert batch_size >= 1, batch_size
     count = len(images.train_labels)
     if batch_size > count:
@@ -120,7 +120,8 @@ def image_batches(images: Images, *, batch_size: int, seed: int) -> grain.Datase
         chosen_B = np.array([order(place // count)[place % count] for place in places])
         return images.train_images[chosen_B], images.train_labels[chosen_B]
 
-    # Whole batches: grain's own shuffle and batch process single images, which takes longer than a step on digits.
+    # Read whole batches: grain's shuffle and batch operate on single images, which takes longer than a training step on
+    # digits.
     return iter(
         grain.MapDataset.range(sys.maxsize)
         .map(batch)
@@ -138,7 +139,7 @@ def _digits(source: str) -> Images:
         ) from error
     pixels, labels = datasets.load_digits(return_X_y=True)
     order = fixed_order(len(labels), 5, 0)  # a seed that gives 30 to 41 test images of every digit
-    pixels = (pixels[order] / 16).astype(np.float32).reshape(-1, 8, 8, 1)  # integers up to 16: exact
+    pixels = (pixels[order] / 16).astype(np.float32).reshape(-1, 8, 8, 1)  # exact, since pixels are integers up to 16
     labels = labels[order].astype(np.int32)
     train, test = slice(_TEST_DIGITS, None), slice(_TEST_DIGITS)
     return _images(pixels[train], labels[train], pixels[test], labels[test], source)
@@ -153,7 +154,7 @@ def _fashion_mnist() -> Images:
                 if (found := hashlib.sha256(data).hexdigest()) != _SHA256[name]:
                     raise ImagesError(name, f"has SHA-256 {found}, expected {_SHA256[name]}; download it again")
         except DataError as error:
-            # Without the remedy for a user's folder; the one below covers both.
+            # Omit the remedy for a user's folder, since the one below covers both.
             reasons.append(f"not {state} ({error.given}: {error.problem.partition('; ')[0]})")
         else:
             return _from_files(contents, f"Fashion-MNIST (Debian package {PACKAGE}, {state})")

@@ -1,4 +1,4 @@
-"""Iterative-convergent trainings: the common interface for perturbing them, and six trainings."""
+"""Iterative-convergent training algorithms: their common interface for perturbations, and six algorithms."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -23,16 +23,16 @@ State: TypeAlias = dict[str, Array]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Iterative:
-    """A training in the form of Qiao et al. (ICML 2019, section 2): x_{k+1} = f(x_k).
+    """A training algorithm in the form of Qiao et al. (ICML 2019, section 2): x_{k+1} = f(x_k).
 
     Attributes:
         name: name in the record. source: origin of the data. init: makes the initial state from a key.
-        step: `(state, k) -> state`: iteration k, from 0. Pure, and one program for all k.
+        step: `(state, k) -> state`: iteration k, from 0; a pure function, compiled once for all k.
         loss: the loss of a state over fixed data, which determines convergence.
-        blocks: block of each row of an array, from 0, by array name. Rows of several arrays may be in one block: they
-            are lost and saved together.
-        moving: names of the arrays whose movement counts, the parameters.
-        distance: movement of their rows.
+        blocks: block of each row of an array, from 0, by array name. Rows of several arrays may share a block; they are
+            then lost and saved together.
+        moving: names of the arrays whose movement is measured: the parameters.
+        distance: movement of the rows of these arrays.
     """
 
     name: str
@@ -78,11 +78,11 @@ class Iterative:
 
     @property
     def count(self) -> int:
-        """The number of blocks."""
+        """Number of blocks."""
         return 1 + max(int(ids.max()) for ids in self.blocks.values())
 
     def sizes(self, state: State) -> Int[np.ndarray, "blocks"]:
-        """Bytes of the parameters of each block, at most those that a save writes."""
+        """Returns the number of bytes of the parameters in each block, at most the number that a save writes."""
         found = np.zeros(self.count, np.int64)
         for name in self.moving:
             leaf = state[name]
@@ -99,7 +99,8 @@ class Iterative:
 
 
 def rows_of(*counts: int) -> list[Int[np.ndarray, "rows"]]:
-    """Makes each row of several arrays a separate block, numbered consecutively over the arrays."""
+    """Returns block numbers for the rows of several arrays: each row is a separate block, numbered consecutively across
+    arrays."""
     starts = np.cumsum([0, *counts])
     return [np.arange(start, start + count, dtype=np.int32) for start, count in zip(starts, counts, strict=False)]
 
@@ -114,7 +115,8 @@ def logistic_regression(
     decay: float = 1e-3,
     seed: int = 0,
 ) -> Iterative:
-    """Minimizes the multi-logit loss over an M x N matrix, whose rows are the blocks.
+    """Returns an algorithm that minimizes the multinomial logistic loss over an M x N matrix, whose rows are the
+    blocks.
 
     Qiao et al., ICML 2019, section 5.1 and appendix C:
 
@@ -126,15 +128,15 @@ def logistic_regression(
     Args:
         features: one row for each example.
         labels: classes, from 0.
-        source: their origin.
-        batch: examples per iteration; consecutive batches come from one order, and a remainder at its end is omitted,
-            also from the loss.
+        source: origin of the examples.
+        batch: examples per iteration; the batches are consecutive in one fixed order, and a remainder at its end is
+            omitted from training and from the loss.
         rate: learning rate.
         decay: weight decay.
         seed: seed of that order.
 
     Raises:
-        ValueError: a batch has more examples than there are.
+        ValueError: `batch` exceeds the number of examples.
     """
     if not 1 <= batch <= len(labels):
         raise ValueError(f"batch={batch}: expected 1 to {len(labels)}, the number of examples")
@@ -166,19 +168,20 @@ def logistic_regression(
 
 
 def matrix_factorization(ratings: Ratings, *, factors: int = 20, decay: float = 0.1) -> Iterative:
-    """Factors a matrix with some known entries; rows of L and columns of R are the blocks.
+    """Returns an algorithm that factors a matrix with some known entries; the rows of L and the columns of R are the
+    blocks.
 
-    Qiao et al., ICML 2019, section 5.1 and appendix C; both start with uniform numbers in [0, 1]:
+    Qiao et al., ICML 2019, section 5.1 and appendix C; L and R start with uniform random numbers in [0, 1]:
 
         l(L, R) = sum over known (u, i) of (r_ui - L_u . R_i)^2 + decay (||L||^2 + ||R||^2)
 
-    An iteration solves for L with R fixed, and then for R: (sum_i R_i R_i^T + decay 1) L_u = sum_i r_ui R_i. The
-    reported loss is l divided by the number of ratings.
+    An iteration solves for L with R fixed, and then for R with L fixed: (sum_i R_i R_i^T + decay 1) L_u = sum_i r_ui
+    R_i. The reported loss is l divided by the number of ratings.
 
     Args:
         ratings: the known entries.
         factors: p, the number of columns of L.
-        decay: weight of the squares.
+        decay: weight of the squared norms.
     """
     users, items = ratings.shape
     r, mask = np.zeros((users, items), np.float32), np.zeros((users, items), np.float32)
@@ -187,7 +190,8 @@ def matrix_factorization(ratings: Ratings, *, factors: int = 20, decay: float = 
     upper = np.triu_indices(factors)
 
     def half(others: Float32[Array, "m p"], r: Any, mask: Any) -> Array:
-        """Solves least squares for one side: each row from the rows of the other side with a known entry."""
+        """Solves least squares for one factor: each row from those rows of the other factor with which it has a known
+        entry."""
         squares = others[:, upper[0]] * others[:, upper[1]]
         packed = mask @ squares
         normal = jnp.zeros((r.shape[0], factors, factors)).at[:, upper[0], upper[1]].set(packed)
@@ -222,7 +226,8 @@ def matrix_factorization(ratings: Ratings, *, factors: int = 20, decay: float = 
 def solve(a: Float32[Array, "*n p p"], b: Float32[Array, "*n p"]) -> Float32[Array, "*n p"]:
     """Solves many small symmetric positive definite systems at once, by simultaneous Cholesky factorization.
 
-    `jnp.linalg.cholesky` factors matrices sequentially on CPUs, which takes several times as long for thousands.
+    `jnp.linalg.cholesky` factors matrices sequentially on CPUs, which takes several times as long for thousands of
+    systems.
     """
     size = a.shape[-1]
     columns: list[Array] = []
@@ -242,34 +247,36 @@ def solve(a: Float32[Array, "*n p p"], b: Float32[Array, "*n p"]) -> Float32[Arr
     return jnp.stack(found[::-1], axis=-1)
 
 
-# Number of parts of the longest document, sampled sequentially; a shorter one has fewer. Maximum number of topics.
+# Number of parts of the longest document, which are sampled one after another (shorter documents have fewer parts);
+# maximum number of topics.
 PARTS, MOST_TOPICS = 8, 128
 
 
 def topic_model(
     documents: Documents, *, topics: int = 20, alpha: float = 1.0, beta: float = 1.0, seed: int = 0
 ) -> Iterative:
-    """Samples the topic of each token given those of all others; documents are the blocks.
+    """Returns an algorithm that samples the topic of each token given the topics of all other tokens; documents are the
+    blocks.
 
     Griffiths and Steyvers, PNAS 2004, equation 5, with symmetric priors as Qiao et al., ICML 2019, appendix C:
 
         p(z = t | others) ~ (n_dt + alpha) (n_wt + beta) / (n_t + V beta)
 
-    A token's own topic is excluded from all counts. Word counts are those of the start of the iteration, as in
+    A token's own topic is excluded from all counts. Word counts are those at the start of the iteration, as in
     distributed samplers (Newman et al., JMLR 2009); the counts of a document are updated after each of its `PARTS`
-    parts. The random numbers of an iteration depend only on its number. A document's block is its topic counts and its
-    tokens' topics; word counts follow from those and cannot be lost. The distance of documents is the total variation
-    of their topic distributions times their lengths.
+    parts. The random numbers of an iteration depend only on its number. A document's block consists of its topic counts
+    and its tokens' topics; word counts follow from these topics and cannot be lost. The distance between two states of
+    a document is the total variation between their topic distributions, times the document's length.
 
     Args:
         documents: words of each document.
         topics: number of topics.
-        alpha: prior of documents' topics.
-        beta: prior of topics' words.
+        alpha: Dirichlet prior of the topics of a document.
+        beta: Dirichlet prior of the words of a topic.
         seed: seed of the sampling.
 
     Raises:
-        ValueError: there are no topics, or more than 8 bits can represent.
+        ValueError: `topics` is below 1, or above the number that 8 bits can represent.
     """
     if not 1 <= topics <= MOST_TOPICS:
         raise ValueError(f"topics={topics}: expected 1 to {MOST_TOPICS}")
@@ -298,7 +305,7 @@ def topic_model(
         uniform = jax.random.uniform(key, words.shape)
 
         def part(counts: Array, inputs: Any) -> tuple[Array, Array]:
-            """Samples tokens of all documents at the same positions."""
+            """Samples the topics of the tokens at the same positions of all documents."""
             word, weight, old, drawn = inputs
             own = one_hot(old) * weight[..., None]
             document = counts[:, None, :] - own + alpha
@@ -313,7 +320,8 @@ def topic_model(
         return {"counts": counts, "assigned": jnp.moveaxis(found, 0, 1).reshape(words.shape).astype(jnp.int8)}
 
     def loss(state: State) -> Float32[Array, ""]:
-        """Returns the mean negative log-likelihood of a token under the estimates of both distributions, in nats."""
+        """Returns the mean negative log-likelihood of a token under the estimated topic and word distributions, in
+        nats."""
         theta = (state["counts"] + alpha) / (lengths + topics * alpha)[:, None]
         by_word = of_words(state["assigned"].astype(jnp.int32)) + beta
         phi = by_word / jnp.sum(by_word, axis=0)
@@ -355,7 +363,7 @@ def by_adam(
     by: By,
     seed: int,
 ) -> Iterative:
-    """Makes a training with Adam of parameters in a dictionary of arrays."""
+    """Returns an algorithm that trains parameters, in a dictionary of arrays, with Adam."""
     if not 1 <= batch <= len(data[0]):
         raise ValueError(f"batch={batch}: expected 1 to {len(data[0])}, the number of examples")
     shapes = jax.eval_shape(lambda: params_of(jax.random.key(0)))
@@ -365,7 +373,7 @@ def by_adam(
     optimizer = optax.adam(rate)
 
     def step(state: State, k: Any) -> State:
-        """Runs an iteration. Adam's count follows from the iteration number and cannot be lost."""
+        """Runs an iteration. Adam's step count follows from the iteration number and cannot be lost."""
         params, mu, nu = ({name: state[f"{kind}/{name}"] for name in shapes} for kind in KINDS)
 
         def one(number: Any, carry: Any) -> Any:
@@ -419,7 +427,7 @@ def patches(x_BHWC: Float[Array, "B H W C"]) -> Float[Array, "B H W 9*C"]:
 
 
 def pool(x_BHWC: Float[Array, "B H W C"]) -> Float[Array, "B H/2 W/2 C"]:
-    """Returns the maximum of every 2x2 pixels."""
+    """Returns the maximum of every block of 2x2 pixels."""
     batch, height, width, channels = x_BHWC.shape
     return x_BHWC.reshape(batch, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
 
@@ -436,14 +444,14 @@ def pooled_pixels(height: int, width: int) -> int:
 def convolutional_network(
     images: Images, *, by: By = "layers", batch: int = 64, batches: int = 8, samples: int = 256, seed: int = 0
 ) -> Iterative:
-    """Trains two convolutions with max pooling and three dense layers, with ReLU and Adam.
+    """Returns an algorithm that trains a network of two convolutional layers with max pooling and three dense layers.
 
-    Qiao et al., ICML 2019, section 5.1 and appendix C: batches of 64 and Adam as recommended (0.001, 0.9, 0.999, 1e-8).
-    Adam's moments are in the block of their parameters.
+    Qiao et al., ICML 2019, section 5.1 and appendix C: ReLU, batches of 64, and Adam with its recommended settings
+    (0.001, 0.9, 0.999, 1e-8). Adam's moments are in the block of their parameters.
 
     Args:
         images: training images; height and width are multiples of 4.
-        by: `layers`: each weight and each bias is a block; `shards`: each index of their first axis is a block.
+        by: `layers`: each weight matrix and each bias is a block; `shards`: each index of their first axis is a block.
         batch: images per batch.
         batches: batches per iteration; saves and losses happen only between iterations.
         samples: number of images in the loss that determines convergence.
@@ -512,7 +520,8 @@ def decoder_loss(params: Any, tokens_BS: Any) -> Float32[Array, ""]:
 def transformer_decoder(
     corpus: tuple[str, ...] = ("python",), *, batch: int = 8, batches: int = 4, samples: int = 8, seed: int = 0
 ) -> Iterative:
-    """Trains a small byte-level decoder on text with Adam. A block is all slices with the same index on the first axis.
+    """Returns an algorithm that trains a small byte-level decoder on text with Adam. Each index of the first axis of a
+    parameter is a block, together with Adam's moments.
 
     Args:
         corpus: see `sdc.train.data.read_corpus`.

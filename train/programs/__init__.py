@@ -1,10 +1,11 @@
-"""Programs: the computation of a run at each step, and what it records of it.
+"""Programs define the computation of a run at each step, and what the run records.
 
 - `config`: the configuration of a training run, and presets.
-- `model`: the decoder and its collectives. `step`: its optimizer step on one device, sharded by ZeRO-1.
+- `model`: the decoder and its collectives. `step`: the decoder's optimizer step on one device, sharded by ZeRO-1.
 - `replicas`: the step in which each data rank has its own parameters, for the methods of `sdc.aggregation`.
 - `placement`: the layout of twins and ranks over devices.
-- `device`: the base class of programs, and the step of one device. `instrumented`: the programs.
+- `device`: the base class of programs, and the step of one device. `instrumented`: the programs for one copy, traces
+  and twins.
 - `tallies`: the conversion of reports to lines of the record.
 """
 

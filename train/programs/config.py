@@ -14,15 +14,16 @@ DType: TypeAlias = Literal["float32", "bfloat16"]
 # Minimum bytes per parameter: its value, and the means of its gradient and squared gradient, in float32
 STATE_BYTES = 12
 MANY = 1024  # maximum number of ranks for which a message lists the divisors
-# Bytes of state on a device, more than any device has: a larger size is a mistake, and allocation would be attempted
+# Maximum bytes of state on a device, more than any device has: a larger size is a mistake, and is rejected before
+# allocation
 LARGEST_STATE = 1 << 44
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A Llama-3-style decoder."""
+    """Configuration of a Llama-3-style decoder."""
 
-    # rows of the embedding; at least the tokenizer's vocabulary, padded so that it divides over the mesh
+    # rows of the embedding; at least the tokenizer's vocabulary, padded so that it divides evenly over the mesh
     vocab_size: int
     layers: int  # decoder layers
     width: int  # width of the residual stream (d in the paper)
@@ -45,13 +46,13 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW with global-norm clipping, linear warm-up and a cosine."""
+    """AdamW with global-norm clipping, linear warm-up and cosine decay."""
 
     learning_rate: float  # learning rate at the end of the warm-up
     warmup_steps: int  # steps of linear rise; the first step already uses `learning_rate / warmup_steps`
     total_steps: int  # step at which the cosine reaches zero, warm-up included
-    beta1: float = 0.9  # decay of the gradient's mean
-    beta2: float = 0.99  # decay of the gradient's mean square
+    beta1: float = 0.9  # decay rate of the gradient's mean
+    beta2: float = 0.99  # decay rate of the gradient's mean square
     epsilon: float = 1e-8  # added to the root of the mean square
     weight_decay: float = 0.01  # decoupled, on matrices only
     clip: float = 1.0  # largest global norm of the gradient
@@ -66,8 +67,8 @@ class TrainConfig:
         model: the decoder.
         optimizer: the optimizer.
         sequence_length: number of predicted tokens per sequence.
-        batch_size: sequences in one microstep, over all data ranks.
-        microsteps: microsteps whose gradients one step accumulates.
+        batch_size: number of sequences in one microstep, summed over all data ranks.
+        microsteps: number of microsteps whose gradients a step accumulates.
     """
 
     name: str
@@ -83,10 +84,11 @@ class TrainConfig:
 
 
 def tiny() -> TrainConfig:
-    """The default, which demonstrates everything within a minute on two CPU cores. 0.2 M parameters, byte vocabulary.
+    """Returns the default, which runs every demonstration within a minute on two CPU cores; 0.2 M parameters, byte
+    vocabulary.
 
     Command: `sdc train --config tiny --steps 20`
-    Time: about 0.1 s per step on two cores, and as much for each additional twin.
+    Time: about 0.1 s per step on two cores, plus 0.1 s for each additional twin.
     Expected: the loss falls from 6.0, a little above ln(320) = 5.77, to 3.5 or less in 20 steps.
     """
     return TrainConfig(
@@ -100,7 +102,8 @@ def tiny() -> TrainConfig:
 
 
 def bench() -> TrainConfig:
-    """The workload of `sdc bench`: matrices large enough that arithmetic dominates, small enough for a CPU.
+    """Returns the workload of `sdc bench`, whose matrices are large enough that arithmetic dominates and small enough
+    for a CPU.
 
     Command: `sdc bench lockstep`
     Time: about 0.7 s per step on one CPU core, in float32 and in bfloat16. 12.9 M parameters.
@@ -116,7 +119,7 @@ def bench() -> TrainConfig:
 
 
 def smollm2_135m() -> TrainConfig:
-    """The shape of SmolLM2-135M (134,515,008 parameters, tied head), trained from scratch.
+    """Returns the shape of SmolLM2-135M (134,515,008 parameters, tied head), for training from scratch.
 
     Command: `sdc train --config smollm2_135m --tokenizer tokenizer.json --corpus FOLDER`
     Time: meant for an accelerator; 32,768 tokens per step.
@@ -144,25 +147,26 @@ def smollm2_135m() -> TrainConfig:
 
 
 def llama3_8b_16l() -> TrainConfig:
-    """The SDC study's model for the submodule question: the 8B decoder at half its depth, global batch 16 (appendix B).
+    """Returns the SDC study's model for the submodule question: the 8B decoder at half depth, global batch 16 (appendix
+    B).
 
     4,943,122,432 parameters.
 
     Command: `sdc twin --config llama3_8b_16l --sync compute --model 8 --tokenizer tokenizer.json --corpus FOLDER`
     Time: meant for two nodes of eight accelerators (lowered for them in the tests); 65,536 tokens per step.
-    Expected: `clean` on healthy nodes; on corrupting ones the frequencies of the study's table 1.
+    Expected: `clean` on healthy nodes; the frequencies of the study's table 1 on corrupting nodes.
     """
     return _llama3("llama3_8b_16l", layers=16, global_batch=16)
 
 
 def llama3_8b() -> TrainConfig:
-    """The SDC study's model for the gradient and training questions: 32 layers, global batch 256 (appendix B).
+    """Returns the SDC study's model for the gradient and training questions: 32 layers, global batch 256 (appendix B).
 
     8,835,567,616 parameters: more than Llama 3 8B, which has a narrower feed-forward network (14,336).
 
     Command: `sdc twin --config llama3_8b --sync params --model 8 --tokenizer tokenizer.json --corpus FOLDER`
     Time: meant for two nodes of eight accelerators (lowered for them in the tests); 1,048,576 tokens per step.
-    Expected: `clean` on healthy nodes; on corrupting ones noise-to-signal ratios as in the study's figure 5.
+    Expected: `clean` on healthy nodes; noise-to-signal ratios as in the study's figure 5 on corrupting nodes.
     """
     return _llama3("llama3_8b", layers=32, global_batch=256)
 
@@ -180,7 +184,7 @@ def _llama3(name: str, *, layers: int, global_batch: int) -> TrainConfig:
             ffn_width=16_384,
             dtype="bfloat16",
         ),
-        # The study does not state its learning rate; this is the one of Llama 3 8B (Llama Team, 2024, table 3).
+        # The study does not state its learning rate; this is that of Llama 3 8B (Llama Team, 2024, table 3).
         optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=2_000, total_steps=100_000),
         sequence_length=4_096,
         batch_size=1,

@@ -1,4 +1,4 @@
-"""The interface of all programs of a run, the step of one device, and the tools around it."""
+"""The base class of the programs of a run, the step of one device, and functions that apply this step."""
 
 import abc
 import dataclasses
@@ -33,7 +33,7 @@ class StepRows(NamedTuple):
     details: Sequence[Mapping[str, Any]] = ()
 
 
-# A transformation of a step into one that also returns reports, as `(out, reports)`
+# A transformation of a step into a step that also returns reports, as `(out, reports)`
 Transform: TypeAlias = Callable[[Callable[..., Any]], Callable[..., tuple[Any, Reports]]]
 
 
@@ -46,9 +46,9 @@ class DeviceStep:
         fn: `(state, tokens) -> (state, metrics)` on one device; the state has a field `step`.
         state_specs: partition of the state.
         metrics_specs: partition of the metrics.
-        init: makes the state of global shape from a random key; traceable.
-        describe: makes the fields of a step's line from the metrics, besides the scalars common to all runs.
-        conclude: makes the fields that the last state adds to the summary.
+        init: returns the initial state, in global shape, from a random key; traceable.
+        describe: returns the fields that the metrics add to a step's line, besides the scalars common to all runs.
+        conclude: returns the fields that the final state adds to the summary.
     """
 
     config: TrainConfig
@@ -82,7 +82,7 @@ def sharded(config: TrainConfig) -> DeviceStep:
 
 
 def plain(work: DeviceStep, placement: Placement) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """Returns `(state, tokens) -> (state, metrics)` on global arrays, without any tool."""
+    """Returns the step as a function `(state, tokens) -> (state, metrics)` of global arrays, without any tool."""
     specs = work.state_specs
     return placement.map(work.fn, stacked=specs, shared=BATCH_SPEC, out=(specs, work.metrics_specs))
 
@@ -114,7 +114,7 @@ class Program(abc.ABC):
     """The computation of a run. Steps are numbered from 0; every process calls every method.
 
     A program is made for a placement and compiled at its first step. `step` and `observe` consume the state and return
-    the next one.
+    the next state.
 
     Attributes:
         work: the step of one copy.
@@ -130,11 +130,11 @@ class Program(abc.ABC):
     @functools.cached_property
     @abc.abstractmethod
     def compiled(self) -> jax.stages.Wrapped:
-        """Jitted `(state, (tokens, beside)) -> (state, metrics, ...)`."""
+        """Jitted function `(state, (tokens, beside)) -> (state, metrics, ...)`."""
 
     @abc.abstractmethod
     def beside(self) -> Any:
-        """Shapes and types of the inputs of a step besides the tokens."""
+        """Returns the shapes and types of the inputs of a step other than state and tokens."""
 
     @abc.abstractmethod
     def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
@@ -146,13 +146,13 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def rows(self, number: int, out: Any, seen: Any) -> StepRows:
-        """Makes the record of a step from the outputs of `step` and `observe`."""
+        """Returns the record of a step, made from the outputs of `step` and `observe`."""
 
     def init(self, seed: int) -> Any:
         return initial_state(self.work, self.placement, seed)
 
     def abstract(self) -> Any:
-        """Returns the shapes, types and shardings of the state, for restoring one."""
+        """Returns the shapes, types and shardings of the state, for restoring a checkpoint."""
         stacked = jax.eval_shape(self.placement.stack, self.work.abstract())
         return described(stacked, self.placement.sharding(self.placement.spec(self.work.state_specs)))
 
@@ -170,7 +170,7 @@ class Program(abc.ABC):
         return {}
 
     def conclude(self, state: Any) -> Mapping[str, Any]:
-        """Returns the fields that the last state adds to the summary."""
+        """Returns the fields that the final state adds to the summary."""
         return self.work.conclude(state)
 
     @property

@@ -1,4 +1,4 @@
-"""Programs with transformed steps: of one copy, of a trace, and of twins, including their comparison.
+"""Programs with transformed steps: for one copy, for a trace, and for twins and their comparison.
 
 Twins run in lock-step, freely, or with digests of every operation.
 """
@@ -42,15 +42,15 @@ NONE = Reports((), ())  # the reports of an inactive tool
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Instrumented(Program):
-    """A program whose step may have simulated faults and checked products."""
+    """A program whose step may have simulated faults and checked matrix products."""
 
     _: dataclasses.KW_ONLY
     faults: tuple[sdc.Fault, ...] = ()
-    checks: Transform | None = None  # transformation that checks products; None for no checks
-    seed: int = 0  # seed of the run; the faults use the next one
+    checks: Transform | None = None  # transformation that checks matrix products; None for no checks
+    seed: int = 0  # seed of the run; the simulated faults use the next seed
 
     def around(self, step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports]]:
-        """Returns the transformation around the instrumented step (default: None)."""
+        """Returns the instrumented step inside the outer transformation (by default there is none)."""
         return lambda *args: (step(*args), NONE)
 
     @functools.cached_property
@@ -61,7 +61,7 @@ class Instrumented(Program):
         faulty = sdc.inject(wide, self.faults) if self.faults else lambda _, *args: (wide(*args), NONE)
         checked = (lambda *args: (faulty(*args), NONE)) if self.checks is None else self.checks(faulty)
 
-        # Inputs and outputs have sites too, which are named by their positions here.
+        # Inputs and outputs are sites too, named by their positions in this signature.
         def instrumented(moment: sdc.Moment, state: Any, tokens: Any) -> tuple[Any, Reports, Reports]:
             (out, events), flags = checked(moment, state, tokens)
             return out, events, flags
@@ -86,7 +86,7 @@ class Instrumented(Program):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SingleProgram(Instrumented):
-    """Trains one copy; its fields are those of `Instrumented`."""
+    """A program that trains one copy, with the fields of `Instrumented`."""
 
     def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
         state, (metrics, reports) = super().step(state, batch, number)
@@ -94,7 +94,7 @@ class SingleProgram(Instrumented):
 
     def rows(self, number: int, out: Any, seen: Any) -> StepRows:
         metrics, (_, events, flags) = fetch(out)
-        # Adds the twin axis, which a tally expects, to the single copy.
+        # Add the twin axis, which `tally` expects, to the single copy.
         sites, rows = tally(NONE, jax.tree.map(lambda x: x[None], events), step=number)
         row = scalar_row(metrics) | ({"sites": sites} if sites else {}) | dict(self.work.describe(metrics))
         return StepRows(row | ({} if self.checks is None else {"abft": tally_flags(flags, twins=False)}), rows)
@@ -102,7 +102,7 @@ class SingleProgram(Instrumented):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TraceProgram(Program):
-    """Trains one copy and computes digests of selected values at every step.
+    """A program that trains one copy and computes digests of selected values at every step.
 
     Attributes:
         work: the step.
@@ -125,7 +125,7 @@ class TraceProgram(Program):
 
     @functools.cached_property
     def compiled(self) -> jax.stages.Wrapped:
-        """Jitted `(state, (tokens, strike)) -> (state, metrics, digests)`."""
+        """Jitted function `(state, (tokens, strike)) -> (state, metrics, digests)`."""
 
         def fn(state: Any, shared: tuple[Any, Any]) -> Any:
             tokens, strike = shared
@@ -160,14 +160,14 @@ class TraceProgram(Program):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TwinProgram(Instrumented):
-    """Trains twins side by side and compares them.
+    """A program that trains twins side by side and compares them.
 
     Attributes:
         work: the step of one twin, which returns the gradient in its metrics.
         placement: the layout over devices, with twins.
         donate, faults, checks, seed: see `Instrumented`.
-        sync: `compute` compares and repairs at every probe and after the step, `params` after the step, `none` only
-            compares.
+        sync: `compute` compares and repairs at every probe and after the step; `params` does so only after the step;
+            `none` only compares.
         compare, exchange: see `sdc.lockstep`.
     """
 
@@ -183,7 +183,7 @@ class TwinProgram(Instrumented):
 
     @functools.cached_property
     def compiled_observation(self) -> jax.stages.Wrapped:
-        """Jitted `(state, gradient) -> (state, reports)`, which compares twins after the step and repairs the
+        """Jitted function `(state, gradient) -> (state, reports)`, which compares twins after the step and repairs the
         suspect."""
         specs, gradient_specs = self.work.state_specs, self.work.metrics_specs.gradient
         model = self.placement.mesh.shape[MODEL]
@@ -235,7 +235,7 @@ class TwinProgram(Instrumented):
             "state": total(seen["state"]),
             "gradient": total(seen["gradient"]),
             "gradient_difference": difference,
-            # Equation (5) of the study is the maximum of these over the steps.
+            # Equation (5) of the study is the maximum of these ratios over all steps.
             "noise_to_signal": np.where(difference == 0, 0.0, difference / signal if signal else np.inf),
             "parameter_difference": squares["parameter_difference"][0],
             "parameter_norm": squares["parameter_norm"],
@@ -254,10 +254,11 @@ class TwinProgram(Instrumented):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OperationsProgram(TwinProgram):
-    """Trains twins that start each step from the same state, and compares digests of the result of every operation.
+    """A program that trains twins from the same state at each step, and compares digests of the result of every
+    operation.
 
-    Nothing is exchanged inside a step, so devices do not wait; the processes compare the digests after it. `sync` is
-    `params`, since twins are compared and repaired after the step.
+    Nothing is exchanged inside a step, so devices do not wait; the processes compare the digests after the step. `sync`
+    is `params`, since twins are compared and repaired after the step.
     """
 
     _: dataclasses.KW_ONLY
@@ -282,7 +283,7 @@ def first_operation(digests: Reports) -> dict[str, Any] | None:
     groups = Counter(whole)
     if len(groups) == 1:
         return None
-    # The reference: the first of two twins; of more, one of the largest group that agrees.
+    # The reference is the first of two twins; with more twins, it is one of the largest group that agrees.
     largest, size = groups.most_common(1)[0]
     reference = 0 if len(copies) == 2 else whole.index(largest)
     apart = {

@@ -1,15 +1,15 @@
-"""Llama-3-style decoder, written per device with explicit collectives, and these collectives.
+"""Llama-3-style decoder as a per-device function, and the explicit collectives that it uses.
 
-Everything here runs per device with the axes `data` and `model` bound, by `shard_map` or by `vmap` (where they have
-size 1). Gradients are those of `check_vma=False`: the transpose of `psum` is `psum`, and `all_gather` and
-`psum_scatter` are each other's transpose. A rank therefore differentiates its *share* of the loss, such that the shares
-of all ranks add up to the loss, and adds up the gradients of the other ranks afterwards.
+Everything here runs per device with the axes `data` and `model` bound, by `shard_map` or by `vmap` (where both axes
+have size 1). Gradients are those of `check_vma=False`: the transpose of `psum` is `psum`, and `all_gather` and
+`psum_scatter` are each other's transpose. Each rank therefore differentiates its *share* of the loss (the shares of all
+ranks sum to the loss), and the gradients of all ranks are summed afterwards.
 
-The modules define parameters of global shape, each beside its partition over the mesh, and are called on one device
-with that device's parameters: its part of heads, feed-forward and vocabulary, in full width. Between submodules the
-residual stream is sharded over the sequence; a submodule gathers the sequence before and reduce-scatters it after. The
-probes are where the SDC study compares (section 4): at a submodule's output before the reduce-scatter, and at the
-gradient of its input before the reduce-scatter of the backward pass.
+The modules define parameters of global shape, each with its partition over the mesh, and are called on one device with
+that device's parameters: its part of the heads, the feed-forward network and the vocabulary, in full width. Between
+submodules, the residual stream is sharded over the sequence, which is gathered before each submodule and
+reduce-scattered after it. The probes are where the SDC study compares values (section 4): at a submodule's output
+before the reduce-scatter, and at the gradient of its input before the reduce-scatter of the backward pass.
 
 Letters of shapes, sizes on one device:
 
@@ -49,7 +49,8 @@ def gather_sequence(x_BPD: Float[Array, "B P D"]) -> Float[Array, "B S D"]:
 
 
 def scatter_sequence(y_BSD: Float[Array, "B S D"]) -> Float[Array, "B P D"]:
-    """Sums the model ranks' contributions and scatters the parts. Backward: gathers the whole on every rank."""
+    """Sums the model ranks' contributions and scatters the parts. Backward: gathers the whole sequence on every
+    rank."""
     return _reduce_scatter(y_BSD, MODEL, 1)
 
 
@@ -69,7 +70,7 @@ def cross_entropy(logits_BSV: Float[Array, "B S V"], targets_BS: Int[Array, "B S
     largest_BS = lax.pmax(lax.stop_gradient(logits_BSV).max(-1), MODEL)
     logits_BSV = logits_BSV - largest_BS[..., None]
     columns_V = jnp.arange(logits_BSV.shape[-1]) + lax.axis_index(MODEL) * logits_BSV.shape[-1]
-    # A masked sum instead of a gather: its derivative is elementwise, that of a gather is a scatter.
+    # Use a masked sum instead of a gather: the derivative of the sum is elementwise, that of a gather is a scatter.
     target_BS = jnp.where(columns_V == targets_BS[..., None], logits_BSV, 0).sum(-1)
     total_BS, target_BS = lax.psum((jnp.exp(logits_BSV).sum(-1), target_BS), MODEL)
     nll_BS: Array = jnp.log(total_BS) - target_BS
@@ -79,7 +80,7 @@ def cross_entropy(logits_BSV: Float[Array, "B S V"], targets_BS: Int[Array, "B S
 def gather_width(shards: Tree, specs: Tree, dtype: str) -> Tree:
     """Gathers the full-width compute parameters from the shards of the master parameters.
 
-    They are rounded before the transfer, which halves the bytes for bfloat16 and gives the same values.
+    The parameters are rounded before the transfer, which halves the bytes for bfloat16 and gives the same values.
     """
     return jax.tree.map(lambda shard, spec: _all_gather(shard.astype(dtype), DATA, spec.index(DATA)), shards, specs)
 
@@ -88,7 +89,8 @@ def scatter_width(gradient: Tree, specs: Tree) -> Tree:
     """Sums the ranks' gradients of full-width parameters and scatters the shards."""
 
     def scatter(leaf: Array, spec: P) -> Array:
-        if MODEL not in spec:  # every model rank holds the whole and has the gradient of its part of the sequence
+        # every model rank holds the whole parameter and has the gradient of its part of the sequence
+        if MODEL not in spec:
             leaf = lax.psum(leaf, MODEL)
         return _reduce_scatter(leaf, DATA, spec.index(DATA))
 
@@ -105,7 +107,8 @@ def global_norm(shards: Tree, specs: Tree, *, axes: tuple[str, ...] = (DATA,)) -
     return jnp.sqrt(lax.psum(square, axes) if axes else square)
 
 
-# Over one rank both are the identity, but XLA copies nevertheless on a CPU: 15 % of a step of `bench`.
+# Over one rank, both collectives are the identity, but XLA still copies on a CPU, which takes 15 % of a step of
+# `bench`.
 
 
 def _all_gather(x: Array, axis_name: str, dimension: int) -> Array:
@@ -124,14 +127,14 @@ Rotation: TypeAlias = tuple[Float[Array, "S C/2"], Float[Array, "S C/2"]]
 
 
 def matrix(rngs: nnx.Rngs, shape: tuple[int, ...], spec: P, *, inputs: int, outputs: int) -> nnx.Param[Array]:
-    """Initializes a matrix, Xavier uniform: in [-b, b] with b = sqrt(6 / (inputs + outputs)) (the study's appendix
-    B.2)."""
+    """Initializes a matrix from the Xavier uniform distribution: in [-b, b] with b = sqrt(6 / (inputs + outputs)), as
+    in the study's appendix B.2."""
     bound = math.sqrt(6 / (inputs + outputs))
     return nnx.Param(jax.random.uniform(rngs.params(), shape, jnp.float32, -bound, bound), spec=spec)
 
 
 class RMSNorm(nnx.Module):
-    """Divides by the root mean square over the width, in float32."""
+    """Division by the root mean square over the width, in float32."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.epsilon = config.norm_epsilon
@@ -251,7 +254,7 @@ def rotate(x_BSHC: Float[Array, "B S H C"], rotation: Rotation) -> Float[Array, 
 
 
 def init_params(config: ModelConfig, key: Array) -> Params:
-    """Initial master parameters: global shapes, float32; the values do not depend on the sharding."""
+    """Returns initial master parameters in float32, of global shapes; the values do not depend on the sharding."""
     return nnx.to_pure_dict(nnx.state(Decoder(config, nnx.Rngs(key))))
 
 

@@ -1,8 +1,8 @@
 """The layout of twins and ranks: one device each on a mesh, or all twins of a rank on one device under `vmap`.
 
-A per-device function `fn(stacked, shared)` computes for one twin on one rank. `Placement.map` turns it into a function
-of global arrays. Arrays of which each twin has its own (`stacked`, and all outputs) have a leading twin axis; shared
-arrays (the batch) do not. Without twins there is no such axis.
+A per-device function `fn(stacked, shared)` computes for one twin on one rank. `Placement.map` turns `fn` into a
+function of global arrays. Arrays that are separate for each twin (`stacked`, and all outputs) have a leading twin axis;
+shared arrays (the batch) do not. Without twins, there is no such axis.
 """
 
 import dataclasses
@@ -57,8 +57,8 @@ class Placement:
         return jax.tree.map(lambda x: jax.numpy.broadcast_to(x[None], (twins, *x.shape)), tree)
 
     def map(self, fn: Callable[..., Any], *, stacked: Any, shared: Any, out: Any) -> Callable[[Any, Any], Any]:
-        """Places a per-device `fn(stacked, shared)`; partitions refer to one twin, or are `RANKS` for a report per
-        rank."""
+        """Converts a per-device `fn(stacked, shared)` to a function of global arrays. Partitions refer to one twin, or
+        are `RANKS` for a report per rank."""
 
         def expand(outputs: Any, twin_axes: int) -> Any:
             """Adds the axes `data` and `model` to reports, after the axis of the twins."""
@@ -93,11 +93,11 @@ class Placement:
         )
 
     def jit(self, fn: Callable[..., Any], *, donate: bool) -> jax.stages.Wrapped:
-        """Jits a function of global arrays with the options; `donate` donates its first argument."""
+        """Jits a function of global arrays with the compiler options; `donate` donates its first argument."""
         return jax.jit(fn, donate_argnums=0 if donate else (), compiler_options=dict(self.options) or None)
 
 
-RANKS = object()  # in place of a partition: a report with one row per rank
+RANKS = object()  # used instead of a partition for a report with one row per rank
 
 
 def place(

@@ -1,8 +1,8 @@
 """Data parallelism with all parameters on every data rank: the step for all methods of `sdc.aggregation`.
 
-If aggregated gradients are wrong, lost or omitted, ranks no longer agree, so each needs its own parameters; `step`
-(ZeRO-1) has only one copy. Like `step.device_step`, this runs per device with the axes `data` and `model` bound,
-independently of meshes.
+If aggregated gradients are wrong, lost or omitted, ranks no longer agree, so each rank needs its own parameters,
+whereas `step` (ZeRO-1) has only one copy. As `step.device_step` does, this step runs per device with the axes `data`
+and `model` bound, independently of meshes.
 """
 
 import base64
@@ -57,7 +57,7 @@ from .model import DATA, MODEL, Params, cross_entropy, global_norm, init_params,
 from .placement import RANKS, Placement, fetch
 from .step import adamw, learning_rate
 
-GRADIENT = "gradient"  # probe of the aggregated gradients, for faults: `fwd/gradient/...`
+GRADIENT = "gradient"  # name of the probe of the aggregated gradients, for faults: `fwd/gradient/...`
 
 
 class ReplicaState(NamedTuple):
@@ -70,7 +70,7 @@ class ReplicaState(NamedTuple):
 
 class ReplicaMetrics(NamedTuple):
     loss: Float[Array, ""]  # mean over the computed sequences, in nats per token, float32
-    # Euclidean norm of the aggregated gradient before clipping, mean over the data ranks
+    # Euclidean norm of the aggregated gradient before clipping, averaged over the data ranks
     gradient_norm: Float[Array, ""]
     learning_rate: Float[Array, ""]  # learning rate of this step
     gradient: None  # None: ranks may have different gradients
@@ -78,7 +78,7 @@ class ReplicaMetrics(NamedTuple):
 
 
 class Given(NamedTuple):
-    """The sums that a worker accumulated outside the step, on a real clock."""
+    """The sums that a worker accumulated outside the step, with a real clock."""
 
     total: Sum
     completed: Int32[Array, ""]
@@ -91,8 +91,9 @@ class Replicas:
     config: TrainConfig
     aggregation: Aggregation
     seed: int = 0  # seed of simulated noise, latencies and losses
-    threshold: float = float("inf")  # threshold of DropCompute, if simulated
-    completed: np.ndarray | None = None  # micro-batches by step and data rank, if a run of DropCompute is replayed
+    threshold: float = float("inf")  # threshold of DropCompute, if latencies are simulated
+    # completed micro-batches by step and data rank, if a run of DropCompute is replayed
+    completed: np.ndarray | None = None
     # channels of gradients and parameters, if a run with lost packets is replayed
     losses: tuple[Recorded, Recorded] | None = None
 
@@ -229,14 +230,14 @@ class Replicas:
         return total.loss / count, jax.tree.map(lambda leaf: leaf / count, total.gradient)
 
     def _until_threshold(self, state: ReplicaState, tokens: Int[Array, "microsteps batch length"]) -> Given:
-        """Sums over the micro-batches that a simulated or recorded worker completes."""
+        """Returns sums over the micro-batches that a simulated or recorded worker completes."""
         settings = self.aggregation.dropcompute
         if self.completed is not None:
             completed = jnp.asarray(self.completed, jnp.int32)[state.step, lax.axis_index(DATA)]
         else:
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), state.step), lax.axis_index(DATA))
             assert settings is not None
-            assert settings.latency is not None  # otherwise the clock is real, and another program runs
+            assert settings.latency is not None  # `ClockedProgram` runs if the clock is real
             latencies = settings.latency.sample(key, (self.micro_batches,))
             completed = completed_before(latencies, jnp.float32(self.threshold))
         return Given(
@@ -257,7 +258,7 @@ SAMPLED = 100  # iterations whose sampled latencies determine a simulated thresh
 def make_replicas(
     config: TrainConfig, aggregation: Aggregation, placement: Placement, *, seed: int, steps: int
 ) -> Replicas:
-    """Makes the step of a configuration with aggregation methods, for a mesh.
+    """Returns the step of a configuration with aggregation methods, for a mesh.
 
     Args:
         config: the configuration.
@@ -296,8 +297,8 @@ def make_replicas(
 
 
 def replicated(replicas: Replicas, placement: Placement) -> DeviceStep:
-    """Converts the step to the form for programs: parameters have a leading axis of data ranks, and all other arrays
-    one axis for each mesh axis.
+    """Returns the step in the form that programs use: parameters have a leading axis of data ranks, and all other
+    arrays one axis for each mesh axis.
 
     Args:
         replicas: see `make_replicas`.
@@ -341,8 +342,8 @@ def replicated(replicas: Replicas, placement: Placement) -> DeviceStep:
 
 
 def _placed(state: ReplicaState, change: Callable[[Any, int], Any]) -> ReplicaState:
-    """Adds or removes the leading mesh axes of a device's state: one axis for parameters, two for all else but the
-    step."""
+    """Adds or removes the leading mesh axes of a device's state: one axis for parameters, two for everything else
+    except the step."""
     params = jax.tree.map(lambda leaf: change(leaf, 1), state.params)
     rest = jax.tree.map(lambda leaf: change(leaf, 2), (state.optimizer, state.noise, state.roles))
     return ReplicaState(state.step, params, *rest)
@@ -350,12 +351,12 @@ def _placed(state: ReplicaState, change: Callable[[Any, int], Any]) -> ReplicaSt
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClockedProgram(Program):
-    """Trains one copy on several processes, each of which stops at the threshold according to its own clock.
+    """A program that trains one copy on several processes, each of which stops at the threshold by its own clock.
 
     Attributes:
         work: the step, made from `replicas`.
         placement: one device for each process.
-        replicas: the step's parts.
+        replicas: the parts of the step.
         donate: whether a step reuses the memory of its input state.
     """
 
@@ -363,7 +364,7 @@ class ClockedProgram(Program):
 
     @functools.cached_property
     def compiled(self) -> jax.stages.Wrapped:
-        """Jitted `(state, (tokens, given)) -> (state, metrics)`: the step from the sums that real workers
+        """Jitted function `(state, (tokens, given)) -> (state, metrics)`: the step from the sums that real workers
         accumulated."""
         fn: Any = self.work.fn
 
@@ -434,14 +435,14 @@ class _Clock:
         return to_workers(Given(stopped.carry, jnp.int32(stopped.completed)), DATA, self.mesh), stopped
 
     def row(self, stopped: Any, rest: float) -> dict[str, Any]:
-        """Returns the clock's fields of a step's line; after enough steps chooses the threshold, alike on all
-        processes."""
+        """Returns the clock's fields of a step's line; after enough steps, it also chooses the threshold, which is the
+        same in all processes."""
         row: dict[str, Any] = {"threshold": self.watch.threshold}
         if self.measuring:
             mine = np.asarray([*stopped.latencies, rest])
             everyone = multihost_utils.process_allgather(mine)
             row |= {"latencies": everyone[:, :-1], "serial": float(everyone[:, -1].min())}
-            if self.joined:  # the first all-reduce compiles
+            if self.joined:  # the first all-reduce includes compilation
                 self.latencies.append(everyone[:, :-1])
                 self.serial.append(row["serial"])
             self.joined = True

@@ -52,7 +52,8 @@ class Metrics(NamedTuple):
 
 
 def init_state(config: TrainConfig, key: Array) -> TrainState:
-    """Makes the initial state of global shape, equal on any mesh; jit it with `out_shardings` to make it in place."""
+    """Returns the initial state of global shape, which is the same on any mesh. Jit this function with `out_shardings`
+    to create the state in place."""
     params = init_params(config.model, key)
     return TrainState(jnp.zeros((), jnp.int32), params, adamw(config.optimizer, param_specs(config.model)).init(params))
 
@@ -118,7 +119,8 @@ def device_step(
 
 
 def adamw(config: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
-    """Returns the direction of the update, without the learning rate: Adam's, plus the decay of matrices.
+    """Returns a transformation of the gradient into the direction of the update, without the learning rate: Adam's
+    direction, plus the weight decay of matrices.
 
     The update is elementwise, so each rank updates its own shard (ZeRO-1). Parameters sharded over `model` are the
     matrices; the scales of norms are not sharded and do not decay.
@@ -132,7 +134,8 @@ def adamw(config: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
 def learning_rate(config: OptimizerConfig, step: Int[Array, ""]) -> Float[Array, ""]:
     """Returns the learning rate of a step (counted from 0), float32.
 
-    Linear in `step + 1` up to `learning_rate` over the warm-up, then half a cosine down to zero at `total_steps`.
+    The rate is linear in `step + 1` up to `learning_rate` over the warm-up, and then follows half a cosine down to zero
+    at `total_steps`.
     """
     schedule = optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, config.warmup_steps, config.total_steps)
     return jnp.asarray(schedule((step + 1).astype(jnp.float32)), jnp.float32)

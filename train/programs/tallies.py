@@ -1,7 +1,7 @@
 """Converts the reports of a step to lines of its record: counts, frequencies and severities by site.
 
-The leading axes of a report are twin, data rank and model rank, followed by one per enclosing loop: the last is the
-layer, those before it the microstep. In lock-step all twins have the same rows; those of twin 0 are read.
+The leading axes of a report are twin, data rank and model rank, followed by one axis per enclosing loop: the last is
+the layer, those before it are the microstep. In lock-step, all twins have the same rows; those of twin 0 are read.
 """
 
 from collections.abc import Mapping
@@ -42,8 +42,8 @@ def tally(mismatches: Reports, events: Reports, *, step: int) -> tuple[dict[str,
 
 
 def total(mismatch: Mismatch) -> dict[str, Any]:
-    """Returns the elements checked and mismatched outside loops, summed over ranks and twins, and which twins
-    differ."""
+    """Returns the numbers of elements checked and mismatched outside loops, summed over ranks and twins, and the ranks
+    that differ."""
     checked, by_rank = (np.asarray(getattr(mismatch.difference, name)[0]) for name in ("checked", "mismatched"))
     found: dict[str, Any] = {"checked": int(checked.sum()), "mismatched": int(by_rank.sum())}
     if found["mismatched"]:
@@ -119,7 +119,7 @@ AXES = ("twin", "data", "model", "microstep", "layer")
 
 
 def tally_flags(flags: Reports, *, twins: bool) -> dict[str, Any]:
-    """Summarizes the flags of one step for `steps.jsonl`."""
+    """Returns a summary of the flags of one step, for `steps.jsonl`."""
 
     def by_rank(values: Any, trailing: int = 0) -> np.ndarray:
         """Returns values with the axes twin, data, model, microstep and layer, followed by trailing ones."""
