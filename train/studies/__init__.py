@@ -5,7 +5,7 @@ workloads     models, data and training of the aggregation studies
 measurements  results of the experiments
 theory        formulas that results are compared with
 
-Each paper has a module with its experiment. Specs, measurements and theory need no JAX.
+Each paper has a module with its experiment. Specifications, measurements and theory need no JAX.
 """
 
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .workloads import Task as Task, convnet as convnet, linear as linear, transformer as transformer
     from .workloads import Method as Method, Trained as Trained, Trainer as Trainer
 
-    # Failures of iterative-convergent trainings.
+    # Failures of iterative-convergent training algorithms.
     from .settings import ScarStudy as ScarStudy, Sources as Sources
     from ._scar import SUBJECTS as SUBJECTS, Subject as Subject, subjects as subjects
     from ._scar import finish_parts as finish_parts, record_study as record_study

@@ -1,21 +1,22 @@
-"""Compares the simulated nodes with published values of the real ones, after fitting parameters.
+"""Compares the simulated nodes with the published values of the real nodes, after fitting parameters.
 
-Three quantities are fitted, and `sdc study nodes` prints them next to those in `sdc/nodes/data/sdc_fitted.csv`:
+Three quantities are fitted, and `sdc study nodes` prints them next to the values in `sdc/nodes/data/sdc_fitted.csv`:
 
-- `fit_tail`: the index of the severities' tail, from the scatter of the largest severities between layers (tables 8,
-    9);
-- `fit_bursts`: the number of steps that hit a rare node, from the scatter of its counts between layers (tables 6, 7);
+- `fit_tail`: the tail index of the severities, from the spread of the largest severities between layers (tables 8, 9);
+- `fit_bursts`: the number of steps in which a node with few mismatches is struck, from the spread of its counts between
+  layers (tables 6, 7);
 - `NoiseModel`: the share of elements in severe steps, from the worst noise-to-signal ratios (figure 5, equation 5). As
-    a test, it predicts the ratio of each node from those of the others.
+  a test, the model predicts the ratio of each node from the ratios of the others.
 
-The model of noise: in a step, ||g' - g||^2 / ||g||^2 = response sum over sites of (share of elements hit) 4/3 V^2
-+ rounding^2 (share of microsteps hit). The first term is linear: V is the mean relative change, 4/3 V^2 the mean square
-of changes uniform in (0, 2 V]; in the forward pass normalization bounds the effect of one element on its token of
-4,096. The second is the response of bfloat16 arithmetic: after any changed bit, however small the change, the rest of a
-microstep is rounded differently. Both factors are the same for all nodes.
+In the noise model, a step has ||g' - g||^2 / ||g||^2 = response sum over sites of (share of elements struck) 4/3 V^2 +
+rounding^2 (share of microsteps struck). The first term is linear: V is the mean relative change, and 4/3 V^2 is the
+mean square of changes that are uniform in (0, 2 V]; in the forward pass, normalization bounds the effect of one element
+on its token of 4,096 elements. The second term is the response of bfloat16 arithmetic: after any changed bit, however
+small the change, the rest of a microstep is rounded differently. Both factors (response and rounding) are the same for
+all nodes.
 
-`experiment` also trains small models on the nodes, and `find_node` returns the step in which a pair or a pool detects
-one.
+`experiment` also trains small models on the nodes, and `find_node` returns the step in which a pair or a pool detects a
+node.
 """
 
 import dataclasses
@@ -63,14 +64,14 @@ from ..programs import TrainState
 from .measurements import Compared, Drifting, NodesMeasured, Predicted, Quantity, Response
 from .settings import SIZES, WINDOW, NodesStudy
 
-# Elements per step under parameter synchronization, of the two layers that each published one represents.
+# Number of elements per step under parameter synchronization, in the two layers that each published layer represents.
 STEP_ELEMENTS = ELEMENTS * 256 * 2
 CELLS = 32 * MICROSTEPS  # number of means: devices times microsteps
-# Probability that a node does not follow the model, so that one outlier does not dominate: its ratio is then uniform
-# within `DECADES` powers of ten.
+# Probability that a node does not follow the model, so that one outlier does not dominate: the ratio of such a node is
+# uniform within `DECADES` powers of ten.
 ODD = 0.05
 DECADES = 20.0
-CORRELATED = 20_000  # steps over which the frequencies of submodules are correlated
+CORRELATED = 20_000  # number of steps over which the frequencies of submodules are correlated
 
 
 def usual(name: str) -> dict[str, Layers]:
@@ -86,11 +87,12 @@ def usual(name: str) -> dict[str, Layers]:
 
 
 def fit_tail(few: float, *, draws: int = 2000, seed: int = 0) -> FittedValue:
-    """Fits the inverse index of the severities' tail to the scatter of the largest severities between layers.
+    """Fits the inverse tail index of the severities to the spread of the largest severities between layers.
 
-    The largest severity of a layer is the smallest one times u^-tail with the smallest draw u of the steps that hit it
-    (`smallest_draws`), so the variance of its logarithm between identical layers is tail^2 times that of log u. If
-    layers differ, the tail is lighter. The interval is a bootstrap over the groups of layers (submodules of nodes).
+    The largest severity of a layer is the smallest possible severity times u^-tail, where u is the smallest draw of the
+    steps in which the layer is struck (`smallest_draws`). The variance of its logarithm between identical layers is
+    therefore tail^2 times the variance of log u. If layers differ, the tail is lighter. The interval is a bootstrap
+    interval over the groups of layers (submodules of nodes).
 
     """
     groups = []
@@ -102,7 +104,8 @@ def fit_tail(few: float, *, draws: int = 2000, seed: int = 0) -> FittedValue:
                 seen = np.log(figures.severity[known]).var(ddof=1)
                 hits = figures.frequency[known] * ELEMENTS * MICROSTEPS / when.spike
                 u = np.log(smallest_draws(hits, steps=max(1, round(STEPS * when.spike)), few=few))
-                # Layers scatter independently, and layers with fewer hits are milder on average.
+                # Layers vary independently, and layers that are struck in fewer steps have smaller severities on
+                # average.
                 expected = u.var(axis=1).mean() + u.mean(axis=1).var(ddof=1)
                 groups.append((seen * (known.sum() - 1), expected * (known.sum() - 1)))
     seen, expected = np.asarray(groups).T
@@ -112,11 +115,11 @@ def fit_tail(few: float, *, draws: int = 2000, seed: int = 0) -> FittedValue:
 
 
 def fit_bursts(name: str, *, few: float) -> FittedValue | None:
-    """Estimates how many of the 4,500 steps hit a node, from the scatter of its counts between adjacent layers.
+    """Estimates in how many of the 4,500 steps a node is struck, from the spread of its counts between adjacent layers.
 
-    A layer's count is a sum over bursts whose sizes scatter as (1 + few) u^few does, with the squared coefficient of
-    variation few^2 / (2 few + 1); for a sum over n bursts it is divided by n, in addition to the 1/count of independent
-    elements. Differences of adjacent layers exclude trends. The interval is that of a variance (chi-square).
+    A layer's count is a sum over bursts whose sizes are distributed as (1 + few) u^few, with a squared coefficient of
+    variation of few^2 / (2 few + 1). For a sum over n bursts, this is divided by n, and independent elements add
+    1/count. Differences between adjacent layers exclude trends. The interval is that of a variance (chi-square).
     """
     from scipy.special import gammainccinv
 
@@ -143,21 +146,21 @@ def fit_bursts(name: str, *, few: float) -> FittedValue | None:
 
 @dataclasses.dataclass(frozen=True)
 class NoiseModel:
-    """Models the worst noise-to-signal ratios of nodes on a grid of parameters."""
+    """A model of the worst noise-to-signal ratios of nodes, on a grid of parameters."""
 
-    # The severities' tail as a multiple of `fit_tail`'s result, which provides the prior
+    # Inverse tail index of the severities as a multiple of the result of `fit_tail`, which provides the prior
     tails: Sequence[float] = (0.8, 0.9, 1.0, 1.1, 1.2)
-    # Share of elements in severe steps; the prior is uniform, as for the others
+    # Share of elements in severe steps; the prior is uniform, as for the parameters below
     fews: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
     responses: Sequence[float] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
     roundings: Sequence[float] = tuple(10 ** np.linspace(-2.3, -1.3, 11))
-    # Scatter of nodes around the model, in powers of ten
+    # Spread of nodes around the model, in powers of ten
     scatters: Sequence[float] = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
-    runs: int = 20  # simulated trainings for each node, tail and few
+    runs: int = 20  # number of simulated training runs for each node, tail and few
     seed: int = 0  # seed of the draws
 
     def simulate(self, name: str) -> Float64[np.ndarray, "tails fews responses roundings runs"]:
-        """Simulates log10 of the worst noise-to-signal ratio of trainings of 2,500 steps on a node."""
+        """Returns log10 of the worst noise-to-signal ratios of simulated training runs of 2,500 steps on a node."""
         rng = np.random.default_rng([self.seed, NODES.index(name)])
         sites = usual(name) or silent()
         frequency = np.asarray([figures.frequency for figures in sites.values()])
@@ -190,7 +193,7 @@ class NoiseModel:
     def weights(
         self, simulated: Mapping[str, Float64[np.ndarray, "tails fews responses roundings runs"]]
     ) -> Float64[np.ndarray, "tails fews responses roundings scatters"]:
-        """Returns the posterior of the grid points, given the published ratios of the nodes; sums to 1."""
+        """Returns the posterior of the grid points, given the published ratios of the nodes; the weights sum to 1."""
         tail = fit_tail(1.0)
         width = math.log(tail.high / tail.low) / 2 / 1.96
         beforehand = -((np.log(np.asarray(self.tails)) / width) ** 2) / 2
@@ -207,7 +210,8 @@ class NoiseModel:
     def predict(
         self, name: str, simulated: Mapping[str, Float64[np.ndarray, "..."]], *, draws: int = 4000
     ) -> Predicted:
-        """Predicts a node from the others, assuming that it follows the model, as 19 of 20 nodes do by assumption."""
+        """Predicts the ratio of a node from the other nodes, given that the node follows the model (as 19 of 20 nodes
+        do by assumption)."""
         rng = np.random.default_rng([self.seed, 1, NODES.index(name)])
         weights = self.weights({other: found for other, found in simulated.items() if other != name})
         points = np.unravel_index(rng.choice(weights.size, draws, p=weights.reshape(-1)), weights.shape)
@@ -244,7 +248,7 @@ def _rates(
     return np.where(few, drawn, counts) * ONE_ELEMENT
 
 
-ROUNDING = 0.04  # relative difference of the study's own tables of the same value, by which intervals are widened
+ROUNDING = 0.04  # relative difference between the study's own tables for the same value; intervals are widened by it
 
 
 def compare_figure(
@@ -257,11 +261,11 @@ def compare_figure(
 
 
 def compare_tables(name: str, *, runs: int = 100, seed: int = 0) -> list[Compared]:
-    """Compares tables 1, 2 and 6 to 9 of the study with simulated runs of a node, of 4,500 steps at the study's size.
+    """Compares tables 1, 2 and 6 to 9 of the study with simulated runs of a node (4,500 steps at the study's size).
 
-    Simulates the faults that `node_faults` makes for 16 layers: for each step and layer the number of elements hit, and
-    the severity of the step. These quantities do not depend on the values, so no tensors are needed. Also compares
-    a model of a node (`node11:uniform`).
+    The function simulates the faults that `node_faults` returns for 16 layers: the number of elements struck in each
+    step and layer, and the severity of each step. These quantities do not depend on the values of tensors, so no
+    tensors are needed. `name` may also be that of a simpler model of a node (`node11:uniform`).
     """
     base = name.partition(":")[0]
     rng = np.random.default_rng([seed, NODES.index(base)])
@@ -269,7 +273,7 @@ def compare_tables(name: str, *, runs: int = 100, seed: int = 0) -> list[Compare
     for fault in node_faults(name, layers=16):
         faults.setdefault(str(fault.site), []).append(fault)
     tables, found = published_layers(base), []
-    spikes: dict[When, Bool[np.ndarray, "runs steps"]] = {}  # a device's submodules are hit together
+    spikes: dict[When, Bool[np.ndarray, "runs steps"]] = {}  # a device's submodules are struck together
     for site, figures in published(base).items():
         if site not in faults:
             found.append(Compared(base, "frequency", site, 0.0, 0.0, 0.0, 0.0, True, "nothing seen"))
@@ -299,7 +303,7 @@ def compare_tables(name: str, *, runs: int = 100, seed: int = 0) -> list[Compare
 def _layer(
     fault: Fault, layer: int, spikes: Bool[np.ndarray, "runs steps"], rng: np.random.Generator
 ) -> tuple[Float64[np.ndarray, "runs"], Float64[np.ndarray, "runs"]]:
-    """Returns the mean frequency and largest severity of a layer in runs."""
+    """Returns the mean frequency and the largest severity of a layer in each run."""
     when, kind = fault.when, fault.what
     course = np.asarray([when.mean(step) for step in range(spikes.shape[1])])
     rate = float(np.broadcast_to(np.asarray(fault.rate, np.float64), 16)[layer])
@@ -354,7 +358,7 @@ def compare_time(name: str, *, runs: int = 100, seed: int = 0) -> list[Compared]
 
 
 def _steps_hit(name: str, sync: Load, runs: int, rng: np.random.Generator) -> Float64[np.ndarray, "runs"]:
-    """Returns the steps of a run in which anything is hit."""
+    """Returns the number of steps of each run in which any element is struck."""
     larger, steps = (1, STEPS) if sync == "compute" else (16 * 2, PARAMETER_STEPS)  # microsteps times layers
     none = np.ones((runs, steps))
     spikes: dict[When, Bool[np.ndarray, "runs steps"]] = {}
@@ -371,8 +375,8 @@ def _steps_hit(name: str, sync: Load, runs: int, rng: np.random.Generator) -> Fl
 def correlation(name: str, *, seed: int = 0) -> float | None:
     """Returns the correlation of the mismatch frequencies of a node's submodules over the steps.
 
-    The mean of the correlation coefficients over pairs of submodules, of sums over the layers, without the initial
-    burst; None if fewer than two submodules are hit in `steps` steps.
+    The result is the mean correlation coefficient over pairs of submodules, computed from sums over the layers without
+    the initial burst; it is None if fewer than two submodules are struck in `CORRELATED` steps.
     """
     rng = np.random.default_rng([seed, node_number(name)])
     spikes: dict[When, Bool[np.ndarray, "steps"]] = {}
@@ -389,8 +393,8 @@ def correlation(name: str, *, seed: int = 0) -> float | None:
     return float(np.corrcoef(sums)[np.triu_indices(len(sums), 1)].mean())
 
 
-SEVERE = 10.0  # mean relative change of the elements hit when the response to severity is measured
-SHARE = 1e-3  # share of elements hit in that measurement
+SEVERE = 10.0  # mean relative change of the struck elements when the response to severity is measured
+SHARE = 1e-3  # share of elements struck in that measurement
 
 
 def sized(layers: int, width: int, length: int, *, steps: int) -> TrainConfig:
@@ -411,7 +415,8 @@ def sized(layers: int, width: int, length: int, *, steps: int) -> TrainConfig:
 
 
 class SmallModel:
-    """A small model and its healthy training: states before each step and after the last, gradients, losses."""
+    """A small model and its healthy training run: the states before each step and after the last, the gradients and the
+    losses."""
 
     def __init__(self, config: TrainConfig, steps: int, seed: int) -> None:
         self.config, dataset = Workload(config=config, seed=seed).load()
@@ -444,7 +449,8 @@ class SmallModel:
         return jax.jit(run)
 
     def responses(self) -> Response:
-        """Measures the response of gradients to last bits in a few elements, and to severe errors at each submodule."""
+        """Measures the response of gradients to wrong last bits in a few elements, and to severe errors at each
+        submodule."""
         windows = [When(onset=k * WINDOW, end=(k + 1) * WINDOW) for k in range(len(SUBMODULES) + 1)]
         # 64 wrong last bits in a microstep; the response hardly depends on their number.
         few = 64 / (self._elements * len(SUBMODULES))
@@ -459,13 +465,14 @@ class SmallModel:
         return Response(self._name, float(middle[0]), dict(zip(SUBMODULES, linear, strict=True)))
 
     def train(self, node: str) -> Drifting | None:
-        """Trains on a node, with synchronized parameters and without; None if the study provides no rate."""
+        """Trains on a simulated node, with and without synchronized parameters; returns None if the study provides no
+        rate."""
         if not published_layers(node):
             return None
         step = self._compile(self._scaled(node))
         noise = self._noise(step)
         state, distances, losses = self.states[0], [], []
-        if behaviour(node, "none").onset >= self.steps:  # clean for this long without synchronization
+        if behaviour(node, "none").onset >= self.steps:  # the node is clean for the whole run without synchronization
             nothing = np.zeros(self.steps)
             return Drifting(node, self._name, noise, nothing, nothing)
         for number in range(self.steps):
@@ -481,16 +488,16 @@ class SmallModel:
 
     @property
     def _elements(self) -> int:
-        """Returns the number of elements of a submodule's outputs per microstep."""
+        """Number of elements of a submodule's outputs per microstep."""
         return self.config.model.layers * self.config.model.width * self.config.sequence_length
 
     def _scaled(self, node: str) -> list[Fault]:
-        """Returns the node's faults, scaled to hit the same share of microsteps as in the study's model of 32
+        """Returns the node's faults, scaled to strike the same share of microsteps as in the study's model of 32
         layers."""
         faults = node_faults(node, layers=self.config.model.layers, sync="params")
         theirs = sum(2 * figures.frequency.sum() for figures in published_layers(node).values()) * ELEMENTS
         ours = sum(float(np.mean(fault.rate)) for fault in faults if fault.rate is not None) * self._elements
-        times = max(1.0, min(theirs, 3.0) / ours)  # with 3 hits on average, 95 % of microsteps are hit
+        times = max(1.0, min(theirs, 3.0) / ours)  # with 3 strikes on average, 95 % of microsteps are struck
         return [dataclasses.replace(f, rate=tuple(np.minimum(np.asarray(f.rate) * times, 1).tolist())) for f in faults]
 
     def _noise(self, step: Callable[..., Any]) -> Float[np.ndarray, "steps"]:
@@ -509,7 +516,7 @@ def _norm(tree: Any, less: Any = None) -> float:
 
 
 def experiment(study: NodesStudy) -> Generator[str, None, NodesMeasured]:
-    """Fits, simulates runs at the study's size, and trains small models."""
+    """Fits the parameters, simulates runs at the study's size, and trains small models."""
     model, simulated = NoiseModel(seed=study.seed), {}
     for node in NODES:
         simulated[node] = model.simulate(node)
@@ -552,7 +559,7 @@ def experiment(study: NodesStudy) -> Generator[str, None, NodesMeasured]:
 
 
 def _drift(node: str, trained: Drifting | None) -> list[Compared]:
-    """Compares figure 6: parameters drift apart step by step, and loss curves coincide."""
+    """Compares a small model with figure 6, in which parameters drift apart step by step while loss curves coincide."""
     words = {"drift": "figure 6: drifts away incrementally", "loss": "figure 6: identical to the healthy one"}
     if trained is None or not trained.distances.any():
         return [
@@ -573,27 +580,27 @@ PARTS = ("state", "gradient")
 
 @dataclasses.dataclass(frozen=True)
 class NodeFound:
-    """A simulated node in a pair or a pool."""
+    """The result of a simulated node in a pair or a pool."""
 
-    node: str  # its name, as given
+    node: str  # name of the node, as given
     steps: int  # number of steps run: up to the first difference, or all
     found: bool  # whether a difference was found
     first: int | None  # step of the first difference, from 0
-    sites: tuple[str, ...]  # submodules that differed in that step; empty if only gradient or state did
+    sites: tuple[str, ...]  # submodules that differed in that step; empty if only gradient or state differed
     # Hosts that differ from the reference; the node is the last one. With at least three hosts, the majority is the
     # reference.
     twins: tuple[int, ...]
     mismatched: int  # number of elements that differ at submodules in that step
-    checked: int  # number of elements of submodules compared per step
+    checked: int  # number of elements compared at submodules per step
     expected: float  # number of wrong elements that the model of the node predicts for the requested steps
 
 
 def find_node(node: str, steps: int, *, twins: int = 2, config: str | TrainConfig = "tiny", seed: int = 0) -> NodeFound:
-    """Runs the first stage of a pair or a pool whose last host is a simulated node, until a difference.
+    """Runs the first stage of a pair or a pool whose last host is a simulated node, until a difference is found.
 
     All twins are on one device. The program is compiled once per node, which takes seconds for any number of steps. See
-    `sdc.nodes.parse_suspect` for names of nodes; `node4(times=1e6)` has a million times the rates. Two twins are a
-    pair, more are a pool.
+    `sdc.nodes.parse_suspect` for names of nodes; `node4(times=1e6)` has a million times the rates of `node4`. Two twins
+    form a pair, more form a pool.
     """
     workload = Workload(config=config, seed=seed)
     job = FullLoad(workload=workload, steps=steps, twins=twins, placement="vmap", suspect=node)
@@ -610,7 +617,7 @@ def find_node(node: str, steps: int, *, twins: int = 2, config: str | TrainConfi
         row, details = program.rows(number, out, seen)
         sites = row["sites"]
         checked = sum(site["checked"] for site in sites.values())
-        # All twins but the reference are compared with it: the node is one of them.
+        # Every twin except the reference is compared with the reference; the node is one of these twins.
         each = checked / (twins - 1) / max(len(sites), 1)
         wrong = {name: site["mismatched"] + site.get("unrepeated", 0) for name, site in sites.items()}
         hits = {name: count for name, count in wrong.items() if count}

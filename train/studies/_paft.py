@@ -34,7 +34,7 @@ def experiment(study: PaftStudy, workloads: Sequence[Task]) -> Generator[str, No
     """Trains each workload with each method and noise, and measures the divergence of replicas."""
 
     def noise(setting: tuple[Any, Any]) -> optax.GradientTransformation:
-        """Makes the noise; the setting is sigma, and sigma of bursts."""
+        """Returns the noise; a setting is the pair of sigma and the sigma of bursts."""
         sigma, burst = setting
         return gradient_noise(DATA, sigma, seed=study.seed, burst_period=study.burst_every, burst_sigma=burst)
 
@@ -85,7 +85,7 @@ def _trainer(
     noise: Callable[[Any], optax.GradientTransformation],
     report: Callable[[Any, Any], Mapping[str, Any]] = lambda params, gradient: {},
 ) -> Trainer:
-    """Trains with the mean gradient plus noise of the setting for each worker."""
+    """Returns a trainer that gives each worker the mean gradient plus noise."""
 
     def step(params: Any, state: Any, batch: Any, number: Any, setting: Any) -> Any:
         inner, noisy = state

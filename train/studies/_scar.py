@@ -1,4 +1,5 @@
-"""The study of SCAR (Qiao et al., ICML 2019): the cost of perturbations and failures for trainings that recover."""
+"""The study of SCAR (Qiao et al., ICML 2019): the cost of perturbations and failures for training algorithms that
+recover."""
 
 import contextlib
 import dataclasses
@@ -53,11 +54,11 @@ from .workloads import halved, images_of
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A training, and the number of iterations after which it counts as converged.
+    """A training algorithm, and the number of iterations after which it counts as converged.
 
     Attributes:
-        name: its name on the command line.
-        task: the training.
+        name: name of the algorithm on the command line.
+        task: the algorithm.
         iterations: number of iterations; the mean loss of all starts after them is the convergence criterion.
         interval: number of iterations in which a checkpoint writes everything once.
     """
@@ -70,7 +71,7 @@ class Subject:
 
 @contextlib.contextmanager
 def _named(setting: str) -> Iterator[None]:
-    """Reports errors of data under the name of their setting."""
+    """Reports data errors under the name of the setting that selects the data."""
     try:
         yield
     except DataError as error:
@@ -125,10 +126,10 @@ SUBJECTS: Mapping[str, Callable[[Sources], Subject]] = {
 
 
 def subjects(names: Sequence[str], sources: Sources) -> list[Subject]:
-    """Makes trainings by name and reads their data.
+    """Returns training algorithms by name, with their data.
 
     Raises:
-        SettingError: a training does not exist, or data are missing or damaged.
+        SettingError: a name is unknown, or data are missing or damaged.
     """
     for name in names:
         if name not in SUBJECTS:
@@ -144,7 +145,8 @@ SPECTRUM = (0.1, 1.0)  # smallest and largest curvature of the quadratic program
 
 
 def quadratic_program(count: int, seed: int) -> Perturbed:
-    """Figure 3: gradient descent on x^T A x / 2, perturbed once at a random iteration in a random direction."""
+    """Simulates figure 3: gradient descent on x^T A x / 2, perturbed once at a random iteration in a random
+    direction."""
     curvature = np.linspace(*SPECTRUM, DIMENSIONS).astype(np.float32)
     rate = 2 / sum(SPECTRUM)  # the optimal rate: the error shrinks by c in the slowest directions
     c = (SPECTRUM[1] - SPECTRUM[0]) / sum(SPECTRUM)
@@ -163,7 +165,7 @@ def quadratic_program(count: int, seed: int) -> Perturbed:
     after = rng.integers(1, AFTER, count)
     directions = rng.normal(size=(count, DIMENSIONS))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    # At most of the order of the error at that iteration.
+    # The sizes are at most of the order of the error at that iteration.
     sizes = trajectory.losses[after] * 10 ** rng.uniform(-1, 0.5, count)
     at = np.asarray(trajectory.states["x"])[after]
     starts = {"x": jnp.asarray(at + sizes[:, None] * directions, jnp.float32)}
@@ -171,7 +173,7 @@ def quadratic_program(count: int, seed: int) -> Perturbed:
 
 
 def classes_of_perturbations(subject: Subject, count: int, seed: int) -> dict[str, Perturbed]:
-    """Figure 5: perturbations in random directions, and away from the optimum, of the same sizes."""
+    """Simulates figure 5: perturbations of the same sizes in random directions and away from the optimum."""
     trajectory, optimum, c = _measured(subject, seed)
     rng = np.random.default_rng([seed, 5])
     here = {name: trajectory.states[name][AFTER] for name in subject.task.moving}
@@ -194,7 +196,7 @@ def classes_of_perturbations(subject: Subject, count: int, seed: int) -> dict[st
 
 
 def resets(subject: Subject, count: int, seed: int) -> Perturbed:
-    """Figure 6: a random fraction of the blocks is reset to initial values."""
+    """Simulates figure 6: a random fraction of the blocks is reset to initial values."""
     trajectory, _, c = _measured(subject, seed)
     rng = np.random.default_rng([seed, 6])
     blocks, at = subject.task.count, min(AFTER, len(trajectory.losses) // 4)
@@ -204,11 +206,12 @@ def resets(subject: Subject, count: int, seed: int) -> Perturbed:
 
 
 def _measured(subject: Subject, seed: int) -> tuple[Trajectory, State, float]:
-    """Returns a training whose loss is its distance from the optimum, the optimum, and the factor by which it shrinks.
+    """Returns a run whose loss is the distance from the optimum, the optimum itself, and the factor by which the
+    distance shrinks.
 
-    The optimum is the end of a training that is twenty times as long; for a sampler, the mean over the last half of one
-    that is four times as long. The factor is the largest observed in an iteration or, if distances do not shrink in
-    each, that of all iterations together.
+    The optimum is the final state of a run that is twenty times as long; for a sampler, it is the mean over the last
+    half of a run that is four times as long. The factor is the largest one observed in a single iteration or, if the
+    distance does not shrink in every iteration, that of all iterations together.
     """
     task = subject.task
     sampled = "assigned" in task.blocks
@@ -235,10 +238,11 @@ def _measured(subject: Subject, seed: int) -> tuple[Trajectory, State, float]:
 
 
 def _beside(trajectory: Trajectory, c: float, after: Float[np.ndarray, "trials"], starts: State) -> Perturbed:
-    """Measures the cost of perturbations and their bounds.
+    """Measures the cost of perturbations, and the bounds on it.
 
-    The theorem compares upper bounds: `beyond` is the number of iterations of a perturbed training minus kappa(x) =
-    log(||x_0 - x*|| / epsilon) / log(1/c), `costs` the number minus that of the unperturbed training.
+    The theorem compares upper bounds: `beyond` is the number of iterations of a perturbed run minus kappa(x) =
+    log(||x_0 - x*|| / epsilon) / log(1/c), and `costs` is that number minus the number of iterations of the unperturbed
+    run.
     """
     outcome = trials.go_on(trajectory, after.tolist(), starts)
     task, distance = trajectory.task, float(trajectory.losses[0])
@@ -258,12 +262,12 @@ def _beside(trajectory: Trajectory, c: float, after: Float[np.ndarray, "trials"]
 
 
 def _total(task: Iterative, new: State, old: State) -> Array:
-    """Returns the sum of the distances between two states, in the norm of the training."""
+    """Returns the sum of the distances between two states, in the norm of the training algorithm."""
     rows = [jnp.sum(task.distance(new[name], old[name])) for name in task.moving]
     return sum(rows, jnp.float32(0))
 
 
-SAVED_AFTER, SAVED_ITERATIONS = 7, 24  # iterations before the loss of one half, and in total
+SAVED_AFTER, SAVED_ITERATIONS = 7, 24  # iterations before half of the blocks are lost, and in total
 # Fraction of the bytes per save, iterations between saves, and kind of recovery.
 WAYS: Mapping[str, tuple[float, int, Literal["partial", "full"]]] = {
     "SCAR": (0.25, 1, "partial"),
@@ -274,7 +278,8 @@ WAYS: Mapping[str, tuple[float, int, Literal["partial", "full"]]] = {
 def overhead(subject: Subject, seed: int) -> Overhead:
     """Trains three times: without a failure, with SCAR, and with full checkpoints and full recovery.
 
-    All arrays of the training have the same rows, which are its blocks: they are concatenated and saved together.
+    All arrays of the algorithm have the same rows, which are its blocks, so the arrays are concatenated and saved
+    together.
     """
     task = subject.task
 
@@ -301,7 +306,7 @@ def overhead(subject: Subject, seed: int) -> Overhead:
         return {"rows": jnp.concatenate([state[name].astype(jnp.float32) for name in names], axis=1)}
 
     def split(rows: Array) -> State:
-        """Splits the result into arrays of the original types."""
+        """Splits concatenated rows into arrays of the original types."""
         parts = zip(names, jnp.split(rows, ends, axis=1), strict=True)
         return {name: part.astype(first[name].dtype) for name, part in parts}
 
@@ -342,7 +347,7 @@ Found: TypeAlias = Perturbed | dict[str, Perturbed] | Overhead | Criterion | Fai
 
 
 class Case(NamedTuple):
-    """A policy of saving, and a kind of loss."""
+    """A policy for saves, and a kind of loss."""
 
     policy: Policy  # selection of blocks
     fraction: float  # fraction of the bytes that a save writes
@@ -395,7 +400,8 @@ def parts_of(study: ScarStudy, subjects: Sequence[Subject]) -> list[Part]:
 
 
 def _criterion(study: ScarStudy, subject: Subject) -> Criterion:
-    """Returns the losses at which a training counts as converged: the means of all starts in the last quarter."""
+    """Returns the losses at which a run counts as converged: the mean losses over all starts, in the last quarter of
+    the iterations."""
     losses = np.stack([_train(study, subject, start).losses for start in range(study.starts)])
     mean = losses.mean(axis=0)
     last = max(1, subject.iterations // 4)
@@ -418,7 +424,7 @@ def _train(study: ScarStudy, subject: Subject, start: int) -> Trajectory:
 
 
 def _alone(run: Callable[[], Found]) -> Callable[[Sequence[PartRow]], Found]:
-    """Makes a run that does not depend on earlier parts."""
+    """Adapts a function to the `run` of a part that does not depend on earlier parts."""
     return lambda _: run()
 
 
@@ -469,7 +475,7 @@ def _failures(study: ScarStudy, subject: Subject, start: int, done: Sequence[Par
 def _predictions(
     case: Case, hit: Mapping[Any, Sequence[Failure]], held: Mapping[tuple[Policy, float], Held]
 ) -> dict[str, list[float | None]]:
-    """Returns an outlook's prediction for each failure just before it, if there was one."""
+    """Returns for each failure the prediction of the outlook just before it; None if there was no outlook."""
     if case.policy != "priority" or case.fraction == 1:
         return {}
     outlooks = [held[case.policy, case.fraction].outlooks[one.after] for one in hit[case.lost, case.how]]
@@ -493,15 +499,15 @@ def record_study(
     command: Sequence[str] = (),
     on_part: Callable[[str], object] = lambda title: None,
 ) -> Contents:
-    """Runs a study of SCAR into its folder. It neither prints nor ends the process.
+    """Runs a study of SCAR and writes its record, without printing or ending the process.
 
     Args:
         study: the study.
-        subjects: its trainings.
+        subjects: its training algorithms.
         folder: folder of the record.
         resume: whether to resume the study in the folder.
         command: the command line of the study, for the record.
-        on_part: called with each completed part.
+        on_part: called with the title of each completed part.
 
     Returns:
         The record, from which `sdc.analysis.conclude` makes the summary.
@@ -542,11 +548,11 @@ def finish_parts(
 
     Args:
         parts: all parts of the study.
-        before: earlier findings of the first parts.
-        on_row: called with the findings of each part, in the form of a record.
+        before: findings of the first parts from an earlier run.
+        on_row: called with the findings of each part, as a line of the record.
 
     Returns:
-        A line for each part. For a training that does not converge, `failed` has the reason.
+        A line for each part; if a run does not converge, `failed` has the reason.
     """
     found = list(before)
     for number, part in enumerate(parts[len(found) :], len(found)):

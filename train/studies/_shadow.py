@@ -1,4 +1,5 @@
-"""The study of the shadow replica: the faulty ranks that it finds, the delay, and the ranks that it names."""
+"""The study of the shadow replica: which faulty ranks it detects, after how many steps, and which ranks it
+identifies."""
 
 import math
 from collections.abc import Generator, Sequence

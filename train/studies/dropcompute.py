@@ -36,7 +36,7 @@ RATES = np.linspace(0.0, 0.3, 25)  # drop rates at which a speedup is predicted
 
 
 def experiment(study: DropComputeStudy, workloads: Sequence[Task]) -> Generator[str, None, DropComputeMeasured]:
-    """Predicts the gain of a threshold, measures it on clocks, and trains with one."""
+    """Predicts the speedup of a threshold, measures it on real clocks, and trains with a threshold."""
     predicted, clocked, trainings = [], [], []
     for workers in study.fleets:
         predicted.append(_predict(study, workers))
@@ -59,7 +59,7 @@ def _sampled(study: DropComputeStudy, workers: int, seed: int, iterations: int =
 
 
 def threshold_at(latencies: np.ndarray, rate: float) -> float:
-    """Returns the threshold that drops this share of the micro-batches: a quantile of their end times."""
+    """Returns the threshold that drops this share of the micro-batches: a quantile of their end times, in seconds."""
     ends = np.sort(np.cumsum(latencies.astype(np.float64), axis=-1), axis=None)
     return float(np.nextafter(ends[min(len(ends) - 1, math.ceil(len(ends) * (1 - rate)) - 1)], math.inf))
 
@@ -75,7 +75,7 @@ def _predict(study: DropComputeStudy, workers: int) -> PredictedSpeedup:
 
 
 def _clock(study: DropComputeStudy, workers: int) -> ClockedSpeedup:
-    """Measures threads that wait for sampled latencies and stop at the threshold."""
+    """Measures the speedup of threads that wait for sampled latencies and stop at the threshold."""
     scale = study.unit / study.latency.base
     latencies = _sampled(study, workers, study.seed, study.iterations).astype(np.float64) * scale
     serial = study.serial * scale
@@ -84,7 +84,8 @@ def _clock(study: DropComputeStudy, workers: int) -> ClockedSpeedup:
     ones = [jnp.float32(1)] * latencies.shape[-1]
 
     def iterate(watch: Stopwatch) -> tuple[int, float]:
-        """Returns completed micro-batches and seconds of all iterations; each ends with its slowest worker."""
+        """Returns the number of completed micro-batches and the seconds of all iterations; each iteration ends with its
+        slowest worker."""
 
         def one(delays: np.ndarray) -> int:
             return watch.run(jnp.float32(0), ones, delays=delays.tolist()).completed
@@ -133,7 +134,7 @@ def _train(study: DropComputeStudy, workload: Task) -> Generator[str, None, Drop
 
 
 def _trainer(study: DropComputeStudy, workload: Task, extra: int = 0, correction: Correction = "none") -> Trainer:
-    """Makes a training with simulated latencies; the setting is the threshold."""
+    """Returns a trainer with simulated latencies; its setting is the threshold."""
     optimizer = skip_empty(workload.optimizer(study.steps + extra))
     micro, rate = study.micro_batches, 0.0 if correction == "none" else study.mended
 

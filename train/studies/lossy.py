@@ -1,4 +1,4 @@
-"""The study of lost packets: perplexity and accuracy over loss rates, and the drift between copies."""
+"""The study of lost packets: perplexity and accuracy at several loss rates, and the drift between copies."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
@@ -33,7 +33,8 @@ def experiment(study: LossyStudy, workloads: Sequence[Task]) -> Generator[str, N
 
 
 def _losses(study: LossyStudy) -> Mapping[str, tuple[tuple[float, ...], Callable[[float], Mapping[str, Any]]]]:
-    """Returns loss models other than per shard: rates, and the settings of `lossy_zero2` for a rate."""
+    """Returns the loss models other than the loss of whole shards: their rates, and the settings of `lossy_zero2` for a
+    rate."""
 
     def packets(channel: float | Channel, **more: Any) -> Mapping[str, Any]:
         return {"p_grad": channel, "p_param": channel, "packet": study.packet, **more}
@@ -72,7 +73,7 @@ def _by_rate(study: LossyStudy, workload: Task) -> Generator[str, None, LossyTra
 
 
 def _runs(study: LossyStudy, workload: Task, steps: int, **settings: Any) -> list[Trained]:
-    """Runs trainings that differ only in their seeds with one program."""
+    """Trains several times with one program and different seeds."""
     optimizer = lossy_zero2(workload.optimizer(steps), DATA, seed=study.seed, **settings)
 
     def step(params: Any, state: Any, batch: Any, number: Any, setting: Any) -> Any:
@@ -86,7 +87,8 @@ def _runs(study: LossyStudy, workload: Task, steps: int, **settings: Any) -> lis
 
 
 def _walk(study: LossyStudy, rate: float) -> float:
-    """Simulates owners that move by independent steps of variance 1: the gradient is noise, the learning rate 1."""
+    """Returns the drift between copies whose owners move by independent steps of variance 1: the gradient is noise, and
+    the learning rate is 1."""
     optimizer = lossy_zero2(optax.sgd(1.0), DATA, 0.0, rate, packet=4, seed=study.seed)
 
     def run(theta: Any) -> Any:

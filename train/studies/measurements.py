@@ -19,7 +19,7 @@ from .settings import DropComputeStudy, LossyStudy, NodesStudy, PaftStudy, Produ
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Fields common to all studies."""
+    """Fields common to the measurements of all studies."""
 
     study: Study[Any]  # the study with its settings
     sources: Mapping[str, str]  # origin of the data, by workload
@@ -35,7 +35,7 @@ class OfWorkload:
 
 @dataclasses.dataclass(frozen=True)
 class Burst:
-    """A training with bursts of noise."""
+    """A training run with bursts of noise."""
 
     method: str  # aggregation method
     variance: float  # variance of a burst
@@ -45,16 +45,16 @@ class Burst:
 
 @dataclasses.dataclass(frozen=True)
 class NoisyTraining(OfWorkload):
-    """A workload under noise in the mean gradients."""
+    """Training runs of a workload with noise in the mean gradients."""
 
     scores: Mapping[str, tuple[float, ...]]  # by method, one for each variance of `PaftMeasured`; `clean` has no noise
     synchronizations: tuple[int, ...]  # number of synchronizations of `paft`, for each variance
-    bursts: tuple[Burst, ...]  # trainings with bursts
+    bursts: tuple[Burst, ...]  # training runs with bursts
 
 
 @dataclasses.dataclass(frozen=True)
 class Drifted:
-    """Replicas that drift apart under plain SGD."""
+    """Divergence of replicas under plain SGD."""
 
     period: int | None  # number of steps between synchronizations; None for none
     # Squared distance of a replica from the mean of all, after each step and before a synchronization, averaged over
@@ -100,7 +100,7 @@ class ClockedSpeedup:
 
 @dataclasses.dataclass(frozen=True)
 class DroppedRun:
-    """A training with a compute threshold."""
+    """A training run with a compute threshold."""
 
     rate: float  # requested drop rate; 0 for no threshold
     extra: int  # steps beyond those of the study
@@ -114,7 +114,7 @@ class DroppedRun:
 
 @dataclasses.dataclass(frozen=True)
 class DroppedTraining(OfWorkload):
-    """The trainings of a workload: the first without a threshold, one with extra steps, some with corrections."""
+    """Training runs of a workload: the first has no threshold, one has extra steps, and some have corrections."""
 
     runs: tuple[DroppedRun, ...]
 
@@ -131,10 +131,10 @@ class DropComputeMeasured(Measured):
 
 @dataclasses.dataclass(frozen=True)
 class LossyTraining(OfWorkload):
-    """A workload over links that lose packets."""
+    """Training runs of a workload over links that lose packets."""
 
-    steps: int  # optimizer steps of its trainings
-    seeds: int  # number of trainings averaged for a score
+    steps: int  # number of optimizer steps of each run
+    seeds: int  # number of runs averaged for a score
     scores: Mapping[str, Mapping[float, float]]  # by loss model and loss rate
     # By loss rate, the mean squared drift between two copies divided by that of the owners' updates.
     drifts: Mapping[float, float]
@@ -153,7 +153,7 @@ class LossyMeasured(Measured):
 
 @dataclasses.dataclass(frozen=True)
 class Watched:
-    """A training that a shadow replica watched."""
+    """A training run that a shadow replica watched."""
 
     hardware: str  # kind of hardware
     faulty: int | None  # the rank with faults, or None
@@ -161,20 +161,20 @@ class Watched:
     differed: Bool[np.ndarray, "steps"]  # steps in which a comparison found a difference
     compared: Int[np.ndarray, "steps ranks"]  # ranks that were compared in each step
     verdict: str  # verdict of `sdc.aggregation.judge`
-    suspects: tuple[int, ...]  # ranks that it names
-    undecided: tuple[tuple[int, ...], ...]  # sets of ranks, one of which is wrong
+    suspects: tuple[int, ...]  # ranks that the verdict identifies as faulty
+    undecided: tuple[tuple[int, ...], ...]  # sets of ranks of which one is faulty
 
 
 @dataclasses.dataclass(frozen=True)
 class WatchedTraining(OfWorkload):
-    """The trainings of a workload, on each kind of hardware."""
+    """Training runs of a workload, one on each kind of hardware."""
 
     runs: tuple[Watched, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShadowMeasured(Measured):
-    """Measurements of the study of the shadow replica: one training for each workload and kind of hardware."""
+    """Measurements of the study of the shadow replica: one training run for each workload and kind of hardware."""
 
     study: ShadowStudy
     trainings: tuple[WatchedTraining, ...]
@@ -196,7 +196,7 @@ class Compared:
     simulated: float | None  # median of the simulated values; None if the simulation is too short
     low: float | None = None  # lower limit of 95 % of the simulated values, slightly widened
     high: float | None = None
-    agrees: bool | None = None  # whether the published value is inside; None if undetermined
+    agrees: bool | None = None  # whether the published value is within the limits; None if undetermined
     note: str = ""  # further remarks, such as the study's description
 
 
@@ -220,7 +220,7 @@ class Response:
 
     model: str  # description of the model
     rounding: float  # noise-to-signal ratio with a few wrong last bits in every microstep
-    # By submodule, the squared ratio over the mean square of the relative errors (zero for correct elements).
+    # By submodule, the squared ratio divided by the mean square of the relative errors (zero for correct elements).
     linear: Mapping[str, float]
 
 
@@ -246,7 +246,8 @@ class NodesMeasured:
     predicted: Mapping[str, Predicted]  # by node, the noise predicted from the other nodes
     estimates: Mapping[str, FittedValue]  # parameters fitted now
     used: Mapping[str, FittedValue]  # parameters of the simulated nodes
-    # By node, the correlation of its submodules' frequencies over the steps; None for fewer than two that are hit.
+    # By node, the correlation of its submodules' frequencies over the steps; None if fewer than two submodules are
+    # struck.
     together: Mapping[str, float | None]
     responses: tuple[Response, ...]  # of the small models
     trainings: tuple[Drifting, ...]
@@ -254,11 +255,11 @@ class NodesMeasured:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductsMeasured:
-    """Counts of the study of checked products; `sdc.train` runs it, `sdc.analysis` makes tables of them."""
+    """Counts from the study of checked matrix products, of which `sdc.analysis` makes tables."""
 
     study: ProductsStudy
     config: Mapping[str, Any]  # the configuration
     rounding: Rounding  # rounding behaviour of the device, which determines the thresholds
     departs: tuple[str, ...]  # differences of this device from the one that `rounding` describes
     counts: Mapping[str, Mapping[str, SchemeCounts]]  # by variant (type, sums or rounded) and scheme
-    magnitudes: tuple[float, ...]  # magnitudes of the errors, in root mean squares of the row
+    magnitudes: tuple[float, ...]  # magnitudes of the errors, in units of the root mean square of the row

@@ -1,4 +1,4 @@
-"""The study of checked products: false alarms, detection by every scheme, and rounding of devices."""
+"""The study of checked matrix products: false alarms, detection by every scheme, and the rounding of devices."""
 
 import dataclasses
 import functools
@@ -57,7 +57,7 @@ def reference_steps(
     steps: int,
     seed: int,
 ) -> Iterator[tuple[Any, Step, tuple[Any, Any]]]:
-    """Trains and yields the reports of a transformation of the step."""
+    """Trains, and yields for each step the reports of a transformation, the step and its arguments."""
     config = config.of_type(dtype)
     check(config, 1, 1)
     placement = place(twins=None, data=1, model=1, devices=jax.devices()[:1])
@@ -76,7 +76,8 @@ Draw: TypeAlias = Callable[[PRNGKeyArray, int, int, int], tuple[Any, Any]]
 
 
 def _gaussian(change: Callable[[Any, Any], tuple[Any, Any]]) -> Draw:
-    """Makes modified normal factors whose original products have variance 1."""
+    """Returns a draw of normal factors that `change` modifies; their original matrix product has elements of variance
+    1."""
 
     def draw(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
         first, second = jax.random.split(key)
@@ -96,7 +97,7 @@ def _tiny_heavy_tailed(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, 
     return a, jax.random.normal(second, (k, n)) * jnp.exp(jax.random.normal(third, (k, 1)))
 
 
-# Seven kinds of factors m×k and k×n, as in layers.
+# Seven kinds of factors (m×k and k×n), as they occur in layers.
 DISTRIBUTIONS: Mapping[str, Draw] = {
     "gaussian": _gaussian(lambda a, b: (a, b)),
     "outlier channels": _gaussian(lambda a, b: (a * jnp.where(jnp.arange(len(b)) % 97 == 5, 60.0, 1.0), b)),
@@ -110,13 +111,13 @@ DISTRIBUTIONS: Mapping[str, Draw] = {
 DEPTHS = (64, 256, 1024, 4096, 16384)  # numbers of terms of the measured sums
 ROWS, COLUMNS = 512, 128
 HALF = 0.5  # maximum share of its bound that a measured error may reach
-SHARE = 0.01  # share of the rows of a site above which it starts with the second tier
+SHARE = 0.01  # share of a site's rows that the first tier passes on, above which the site starts with the second tier
 
 
 def measure(dtype: str, *, seed: int = 0, depths: Sequence[int] = DEPTHS) -> dict[int, float]:
-    """Measures the rounding errors of products of a type, on the default device, over all `DISTRIBUTIONS`.
+    """Measures the rounding errors of matrix products of a type, on the default device, over all `DISTRIBUTIONS`.
 
-    Returns, by number of terms, the largest `|r| / (q + |cs|)` of rows, where q is the second tier's scale.
+    Returns, by number of terms, the largest `|r| / (q + |cs|)` of any row, where q is the second tier's scale.
     """
     product = Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32))
 
@@ -140,11 +141,12 @@ def measure(dtype: str, *, seed: int = 0, depths: Sequence[int] = DEPTHS) -> dic
 
 
 def fit(narrow: Mapping[int, float] | None, wide: Mapping[int, float] | None) -> Rounding:
-    """Fits the rounding of a device to its errors with bfloat16 and float32 factors; None if they were not measured.
+    """Fits the rounding of a device to its errors with bfloat16 (`narrow`) and float32 (`wide`) factors; an argument is
+    None if these errors were not measured.
 
-    Products of bfloat16 factors are exact in float32, so their errors are those of the sums: they determine kappa, the
-    largest value that keeps each error within half of its bound, or infinity if sums do not need the term. Larger
-    errors with float32 factors are due to rounding of the factors.
+    Elementwise products of bfloat16 factors are exact in float32, so the errors are those of the sums. These errors
+    determine kappa: the largest value that keeps each error within half of its bound, or infinity if sums do not need
+    the term. Larger errors with float32 factors are due to rounding of the factors.
     """
     sums = narrow or wide
     assert sums is not None, "something was measured"
@@ -162,7 +164,8 @@ def fit(narrow: Mapping[int, float] | None, wide: Mapping[int, float] | None) ->
 
 
 def begin_with_second(examined: Mapping[str, int], checked: Mapping[str, int]) -> tuple[str, ...]:
-    """Returns the sites for which the first tier passes on so many rows that starting with the second is cheaper."""
+    """Returns the sites for which the first tier passes on so many rows that starting with the second tier is
+    cheaper."""
     return tuple(name for name, count in examined.items() if checked[name] and count / checked[name] > SHARE)
 
 
@@ -225,14 +228,15 @@ def calibrate(study: Calibration, config: TrainConfig, dataset: Dataset) -> Gene
     )
 
 
-# Errors, in units of the root mean square of the row, that a study tries: 1e-5 to 1e3.
+# Magnitudes of the injected errors, in units of the root mean square of the row: 1e-5 to 1e3.
 MAGNITUDES = tuple(float(10.0 ** (x / 2)) for x in range(-10, 7))
 
 
 def flagged(
     product: Dot, settings: Settings, operands: Operands, expected: Expected | None = None
 ) -> Bool[Array, "*rows"]:
-    """Returns the rows that the last tier of a scheme finds wrong; `expected` is that tier's expectation, if known."""
+    """Returns a mask of the rows that the last tier of a scheme flags; `expected` is the checksum expected by that
+    tier, if known."""
     if expected is None:
         expected = expect(product, settings, operands, 2)
     return ~(row_margins(product, settings, operands, expected) <= 1)
@@ -256,12 +260,12 @@ def one_per_row(
 
 
 class Found(NamedTuple):
-    """Counts of injected errors, and of those that each of several judges found."""
+    """Counts of injected errors, and of the errors that each judge (a variant of a scheme) detected."""
 
-    found: Int[Array, "judges n"]  # by judge and magnitude
-    made: Int[Array, "n"]  # by magnitude
-    bits_found: Int[Array, "judges bits"]  # by judge and number of the flipped bit in the product's type
-    bits_made: Int[Array, "bits"]  # by bit
+    found: Int[Array, "judges n"]  # detected errors by judge and magnitude
+    made: Int[Array, "n"]  # injected errors by magnitude
+    bits_found: Int[Array, "judges bits"]  # detected bit flips by judge and number of the bit
+    bits_made: Int[Array, "bits"]  # injected bit flips by number of the bit
 
 
 def errors_found(
@@ -271,14 +275,14 @@ def errors_found(
     judges: Sequence[Callable[[Any], Bool[Array, "*rows"]]],
     magnitudes: Float[Array, "n"],
 ) -> Found:
-    """Injects errors into a product, one in each row, and counts the rows that judges find wrong.
+    """Injects errors into a matrix product, one in each row, and counts the rows that each judge flags.
 
-    Magnitudes are added or subtracted, in root mean squares of the row; in addition, every bit is flipped. Judges
-    receive the changed product and return the rows that they find wrong.
+    Errors of each magnitude, in units of the root mean square of the row, are added or subtracted; in further trials,
+    each bit is flipped. Judges receive the changed product and return a mask of the rows that they flag.
     """
     bits = jax.dtypes.itemsize_bits(c.dtype)
     rows = product.matrix(c)
-    # A row of zeros has no scale, and an error without a change does not count.
+    # A row of zeros has no scale, and an error that changes nothing does not count.
     alive = jnp.any(rows != 0, axis=1)
 
     def trial(numbered: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -309,7 +313,7 @@ EVERY: tuple[SchemeName, ...] = get_args(SchemeName)
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A scheme and the form of the products that it checks."""
+    """A scheme and the form of the matrix products that it checks."""
 
     name: str  # name for the record
     output: str  # type of the result that is checked, that of the sums or a narrower one
@@ -326,7 +330,8 @@ class Variant:
 
 
 def variants(dtype: str) -> list[Variant]:
-    """Returns all variants for one type; without rounding there is no residual to carry."""
+    """Returns all variants for one type. A result that is not rounded has no residual, so the scheme `residual` is
+    omitted for it."""
     sums = [Variant(f"{dtype}, sums", "float32", scheme) for scheme in EVERY if scheme != "residual"]
     if dtype == "float32":
         return [dataclasses.replace(variant, name=dtype) for variant in sums]
@@ -336,7 +341,7 @@ def variants(dtype: str) -> list[Variant]:
 def experiment(
     study: ProductsStudy, config: TrainConfig, dataset: Dataset, profile: Profile | None
 ) -> Generator[str, None, ProductsMeasured]:
-    """Counts the false alarms of every scheme in healthy training, and the errors that it finds."""
+    """Counts the false alarms of every scheme in healthy training, and the errors that each scheme detects."""
     profile = profile or Profile.assumed()
     counts: dict[str, dict[str, dict[str, Any]]] = {}
 
@@ -393,7 +398,7 @@ Judges: TypeAlias = tuple[tuple[Variant, Settings], ...]
 
 
 def _expected(product: Dot, every: Judges, a: Any, b: Any, c: Any) -> Iterator[tuple[Variant, Settings, Any, Any]]:
-    """Returns the input and the expectation of every variant; variants of one scheme expect the same for equal
+    """Yields every variant with its settings, input and expected checksum, which variants of one scheme share for equal
     factors."""
     known: dict[str, Expected] = {}
     for variant, settings in every:
@@ -430,7 +435,7 @@ def _errors(key: Any, product: Dot, every: Judges, a: Any, b: Any) -> list[dict[
 
 
 class _Judged:
-    """A rule that checks a product with every variant, and reports rows checked and flagged."""
+    """A rule that checks a product with every variant, and reports the numbers of rows checked and flagged."""
 
     def __init__(self, every: Judges) -> None:
         self.every = every
@@ -453,7 +458,7 @@ class _Judged:
 
 
 class _Factors:
-    """A rule that reports the factors of a product."""
+    """A rule that reports the factors of a matrix product."""
 
     def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Any]:
         return bind(*inputs), tuple(inputs)

@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     )
     from .workloads import Task
 
-MOST = 1_000_000  # steps of a study, which keeps the measurements of each step
+MOST = 1_000_000  # maximum number of steps of a study, which keeps the measurements of each step
 # Maximum runs and steps of the study of nodes, and trials of the SCAR study; the results of all are kept in memory.
 MOST_NODES, MOST_TRIALS = 1000, 100_000
 WINDOW = 8  # steps for which each kind of error lasts when the responses of small models are measured
-# Layers, width and tokens of the small models. Nodes train the first; both measure the response of gradients to errors.
+# Layers, width and tokens of the small models. The nodes train the first model; both models measure the response of
+# gradients to errors.
 SIZES = ((4, 64, 64), (16, 64, 64))
 
 # Modules of the experiments of the aggregation studies.
@@ -56,7 +57,7 @@ def _check_steps(steps: int, least: int, why: str = "") -> None:
 
 
 def check_measurement(steps: int, dtypes: Sequence[str]) -> None:
-    """Checks the settings of a measurement of products."""
+    """Checks the settings of a measurement of matrix products."""
     _check_steps(steps, 1)
     if not dtypes:
         raise SettingError("dtypes", None, "expected float32, bfloat16 or both")
@@ -67,13 +68,13 @@ class Study(abc.ABC, Generic[Measurement]):
     """A study of one robust aggregation method.
 
     Attributes:
-        workers: number of workers of each training, all on one device.
+        workers: number of workers in each training run, all on one device.
     """
 
     name: ClassVar[str]
     workers: int
     steps: int
-    """Number of optimizer steps of each training."""
+    """Number of optimizer steps of each training run."""
     seed: int = 0
     """Seed for the parameters, the data and all simulations."""
 
@@ -104,9 +105,9 @@ class PaftStudy(Study["PaftMeasured"]):
     """Accuracy and perplexity under inconsistent gradients and under bursts; divergence of replicas.
 
     Attributes:
-        variances: sigma^2 of the noise, the paper's measure of its degree.
+        variances: sigma^2 of the noise, the paper's measure of inconsistency.
         periods: periods of `paft_sync`.
-        burst_every: steps from one burst to the next; the paper has one in 500 steps of a longer training.
+        burst_every: number of steps from one burst to the next; the paper has one burst in 500 steps of a longer run.
         bursts: sigma^2 of occasional large noise, added to the smallest of the variances.
         rate: learning rate of the plain SGD whose divergence is measured.
         sigma: noise of that SGD.
@@ -138,7 +139,7 @@ class PaftStudy(Study["PaftMeasured"]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DropComputeStudy(Study["DropComputeMeasured"]):
-    """Speedup over drop rate and workers, predicted and on a real clock; loss over steps and time.
+    """Speedup by drop rate and number of workers, predicted and measured on a real clock; loss by step and by time.
 
     Attributes:
         micro_batches: micro-batches per step and worker, as in the paper's simulated-delay environment.
@@ -147,8 +148,8 @@ class DropComputeStudy(Study["DropComputeMeasured"]):
         fleets: numbers of workers for which the speedup is predicted.
         threads: number of workers whose speedup is measured; each is a thread with its own clock.
         unit: base of the threads' delays, in seconds.
-        iterations: iterations of a measurement.
-        drops: drop rates of the trainings.
+        iterations: number of iterations of a measurement.
+        drops: drop rates of the training runs.
         mended: the drop rate at which extra steps and corrections are tried.
     """
 
@@ -171,16 +172,16 @@ class DropComputeStudy(Study["DropComputeMeasured"]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossyStudy(Study["LossyMeasured"]):
-    """Perplexity and accuracy over loss rates; drift of copies in training and in a random walk.
+    """Perplexity and accuracy at several loss rates; drift between copies in training and in a random walk.
 
     Attributes:
         rates: fractions of gradient and parameter shards that are lost; the first is 0.
-        packet_rates, burst_rates, mended_rates: the same for losses per packet, for losses in bursts, and for losses
-            repaired by parity or reliable packets.
+        packet_rates, burst_rates, mended_rates: loss rates for packets lost singly, for packets lost in bursts, and for
+            losses repaired by parity or reliable packets.
         packet: elements per packet.
         burst: mean length of a burst, in packets.
-        perplexity_seeds, accuracy_seeds: number of trainings averaged for a score; single perplexities differ by one or
-            two percent.
+        perplexity_seeds, accuracy_seeds: number of training runs averaged for a score; single perplexities differ by
+            one or two percent.
         walk_rates: loss rates of the random walk.
         walk, settled: number of steps of the walk, and the number of initial steps that are discarded.
     """
@@ -201,7 +202,7 @@ class LossyStudy(Study["LossyMeasured"]):
     settled: int = 40
 
     def seeds(self, workload: Task) -> int:
-        """Returns the number of trainings of a workload that are averaged for a score."""
+        """Returns the number of training runs of a workload that are averaged for a score."""
         return self.perplexity_seeds if workload.metric == "perplexity" else self.accuracy_seeds
 
     def count(self, workloads: Sequence[Task]) -> int:
@@ -216,8 +217,8 @@ class Hardware:
     Attributes:
         name: name in the record.
         faulty: the rank with faults, or None.
-        spike: probability that a step is hit.
-        once: whether only one step is hit.
+        spike: probability that a step is struck.
+        once: whether only one step is struck.
         spares: number of spare ranks.
     """
 
@@ -243,12 +244,14 @@ KINDS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShadowStudy(Study["ShadowMeasured"]):
-    """Detection of faulty ranks by a shadow replica: which it finds, after how many steps, and which rank it names.
+    """Detection of faulty ranks by a shadow replica: which ranks it detects, after how many steps, and which rank it
+    identifies.
 
     Attributes:
         workers: number of ranks, including one spare; with two spares there is one more rank.
         kinds: kinds of hardware.
-        rate: fraction of a gradient's elements that a fault hits in an affected step; high enough to hit at least one.
+        rate: fraction of a gradient's elements that a fault strikes in an affected step; high enough to strike at least
+            one.
     """
 
     name: ClassVar[str] = "shadow"
@@ -270,11 +273,11 @@ def finish(parts: Generator[str, None, Found], progress: Callable[[str], object]
     """Runs an experiment to its end.
 
     Args:
-        parts: yields a description of each completed part, and returns the measurements.
+        parts: the experiment, which yields a description of each completed part and returns the measurements.
         progress: called with each description.
 
     Returns:
-        What was measured.
+        The measurements.
     """
     while True:
         try:
@@ -347,12 +350,12 @@ class Sources:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScarStudy:
-    """Reproduces figures 3 and 5 to 9 of Qiao et al., ICML 2019."""
+    """Reproduction of figures 3 and 5 to 9 of Qiao et al., ICML 2019."""
 
     trials: int = 100
-    """Number of failures per training and case; a multiple of the starts."""
+    """Number of failures per training algorithm and case; a multiple of the number of starts."""
     starts: int = 20
-    """Number of initial states of each training, at least 5; intervals are over them."""
+    """Number of initial states of each training algorithm, at least 5; intervals are over these states."""
     seed: Annotated[int, Within(0, LARGEST_SEED)] = 0
     """Seed for initial states, data and all simulations."""
     perturbations: int = 1000
@@ -373,7 +376,7 @@ class ScarStudy:
 
         Raises:
             SettingError: there are too few trials for an interval, or the seed is invalid.
-            ValueError: a training is invalid, see `Iterative.check`.
+            ValueError: a training algorithm is invalid; see `Iterative.check`.
         """
         from ._scar import parts_of
 
@@ -383,14 +386,14 @@ class ScarStudy:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodesStudy:
-    """Compares each simulated node with the published figures of the real one; the noise model is fitted to all
+    """Comparison of each simulated node with the published figures of the real node; the noise model is fitted to all
     fifteen."""
 
     name: ClassVar[str] = "nodes"
     nodes: tuple[str, ...] = NODES
     """Nodes to compare, node1 to node15 (default: all)."""
     runs: int = 100
-    """Number of simulated runs of each node at the size of the study, at least 20; intervals are over them."""
+    """Number of simulated runs of each node at the size of the study, at least 20; intervals are over these runs."""
     steps: int = 80
     """Number of steps of the small models, at least 40."""
     seed: Annotated[int, Within(0, LARGEST_SEED)] = 0
@@ -427,14 +430,14 @@ class NodesStudy:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductsStudy:
-    """Measures the errors found and the false alarms raised by each checksum scheme on the products of real
-    training."""
+    """Measurement of the errors detected and the false alarms raised by each checksum scheme, on the matrix products of
+    real training."""
 
     dtypes: tuple[DType, ...] = ("float32", "bfloat16")
     """Data types of activations and compute parameters to study."""
     steps: int = 20
     """Number of optimizer steps. Every scheme checks every product of every step; errors are injected in the first and
-    last."""
+    last step."""
     where: str = "products"
     """Selector of the matrix products to study, such as 'scope("*/ffn/*")'."""
     seed: int = 0
@@ -479,12 +482,12 @@ class ProductsStudy:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Measures how a device rounds."""
+    """Measurement of a device's rounding."""
 
     dtypes: tuple[DType, ...] = ("float32", "bfloat16")
     """Data types to measure."""
     steps: int = 5
-    """Number of optimizer steps for each type whose products are checked with the measured profile."""
+    """Number of optimizer steps for each type whose matrix products are checked with the measured profile."""
     seed: int = 0
     """Seed for the parameters and the synthetic factors."""
 

@@ -1,22 +1,22 @@
-"""Theory of three aggregation methods: PAFT, lossy collectives and DropCompute. Its functions do not need JAX.
+"""Theory of three aggregation methods: PAFT, lossy collectives and DropCompute. The functions do not need JAX.
 
 **PAFT** (*Capturing and Mitigating Gradient Aggregation Errors for Fault-Tolerant Distributed Training*). M workers run
-SGD with rates eta_s; worker m's aggregated gradient has an error e_m ~ N(0, sigma^2) for each of d elements.
+SGD with rates eta_s; worker m's aggregated gradient has an error e_m ~ N(0, sigma^2) in each of d elements.
 
-**Erratum.** The paper prints lemma 3.1 with the factor (M + 1)/M. With e_m independent, theta_m - mean(theta) is
--sum_s eta_s (e_m - mean(e)), whose variance is (1 - 1/M) sigma^2 sum_s eta_s^2 for each element: the factor is
-(M - 1)/M. The paper also omits d; here it is interpreted per element and multiplied by d. A simulation with M = 4, d =
-1000, sigma = 0.5, eta = 0.1 and 300 steps gives 562, the exact form 562.5 and the printed one 937.5.
+**Erratum.** The paper prints lemma 3.1 with the factor (M + 1)/M. If the e_m are independent, theta_m - mean(theta) is
+-sum_s eta_s (e_m - mean(e)), whose variance is (1 - 1/M) sigma^2 sum_s eta_s^2 for each element, so the factor is (M -
+1)/M. The paper also omits d; here the lemma is interpreted per element and multiplied by d. A simulation with M = 4, d
+= 1000, sigma = 0.5, eta = 0.1 and 300 steps gives 562; the exact form gives 562.5 and the printed form 937.5.
 
 **Lossy collectives** (Weintraub, Banner, Orda, *Distributed Training under Packet Loss*, 2025). A copy of a shard is
-renewed with probability 1 - p at each step and kept otherwise; its age a (steps since it was renewed, 0 at best) has
-P(a) = (1 - p) p^a.
+renewed with probability 1 - p at each step and kept otherwise; its age a (the number of steps since its renewal, at
+least 0) has the distribution P(a) = (1 - p) p^a.
 
-**Erratum.** The paper prints the limit of the drift between two copies as 2p/(1 + p) s^2: it ignores that a stale copy
-may already have been stale. A simulation at p = 0.1, 0.2, 0.4 gives 0.203, 0.418, 0.960; the exact form 0.202, 0.417,
-0.952; the printed one 0.182, 0.333, 0.571.
+**Erratum.** The paper prints the limit of the drift between two copies as 2p/(1 + p) s^2, which ignores that a stale
+copy may have been stale before. A simulation at p = 0.1, 0.2, 0.4 gives 0.203, 0.418, 0.960; the exact form gives
+0.202, 0.417, 0.952, and the printed form 0.182, 0.333, 0.571.
 
-Their functions take these arguments:
+The functions for PAFT take these arguments:
 
     sigma, workers, dimension   sigma, M, d
     rates, rate                 eta_s of each step since replicas were equal, eta_t of the last one
@@ -25,11 +25,12 @@ Their functions take these arguments:
     gradient_noise              sigma_g, root of the expected squared norm of a worker's gradient minus its mean
     smoothness, convexity       L and mu of the loss
 
-This module has only the exact forms; `sdc study paft` and `sdc study lossy` compare both with measurements.
+This module has only the exact forms; `sdc study paft` and `sdc study lossy` compare the exact and the printed forms
+with measurements.
 
-**DropCompute** (Giladi et al., NeurIPS 2023; equation numbers are from there): the gain of a compute threshold, from
-mean and variance of the latency of a micro-batch. `sdc.aggregation.speedup` computes it from measured latencies.
-These functions take the same arguments, and raise ValueError if one is out of range:
+**DropCompute** (Giladi et al., NeurIPS 2023; equation numbers are from there): the speedup of a compute threshold, from
+mean and variance of the latency of a micro-batch. `sdc.aggregation.speedup` computes it from measured latencies. These
+functions take the same arguments, and raise ValueError if one is out of range:
 
     mu, sigma       mean and standard deviation of the latency of a micro-batch, in seconds
     micro_batches   M, micro-batches of a worker in an iteration
@@ -49,7 +50,8 @@ _EULER = 0.57721566490153286
 
 
 def divergence(sigma: float, rates: Sequence[float] | np.ndarray, *, workers: int, dimension: int = 1) -> float:
-    """E||mean_k(theta_k) - theta_m||^2 after steps with these rates, from equal replicas (lemma 3.1, equation 6).
+    """Returns E||mean_k(theta_k) - theta_m||^2 after steps with these rates, from equal replicas (lemma 3.1, equation
+    6).
 
         d (M - 1)/M sigma^2 sum_s eta_s^2
 
@@ -67,7 +69,7 @@ def divergence_over_time(
     dimension: int = 1,
     period: int | None = None,
 ) -> np.ndarray:
-    """`divergence` after each step, just before a synchronization if there is one."""
+    """Returns `divergence` after each step, before a synchronization if there is one."""
     squares = np.square(np.asarray(rates, np.float64))
     total = np.cumsum(squares)
     if period is not None:
@@ -78,7 +80,7 @@ def divergence_over_time(
 
 
 def divergence_bound(sigma: float, rate: float, period: int, *, workers: int, dimension: int = 1) -> float:
-    """A bound of the divergence with at most `period` steps between synchronizations (lemma 4.1, equation 9).
+    """Returns a bound on the divergence with at most `period` steps between synchronizations (lemma 4.1, equation 9).
 
     4 H d (M - 1)/M sigma^2 eta_t^2,    if eta_s <= 2 eta_t for the steps s since the last synchronization
     """
@@ -95,7 +97,7 @@ def noisy_bound(
     gradient_noise: float,
     smoothness: float,
 ) -> float:
-    """A bound of (1/T) sum_t eta_t E(f(mean theta_t) - f*) without synchronization (theorem 3.2, equation 7).
+    """Returns a bound on (1/T) sum_t eta_t E(f(mean theta_t) - f*) without synchronization (theorem 3.2, equation 7).
 
         2 ||theta_0 - theta*||^2 / T + 2 (sigma_g^2 + sigma^2) / (T M) sum_t eta_t^2
             + 4 L sigma^2 (M - 1) / (T M) sum_t eta_t sum_{s<t} eta_s^2
@@ -121,7 +123,7 @@ def paft_bound(
     smoothness: float,
     convexity: float,
 ) -> float:
-    """A bound of E f(theta^) - f* with synchronization (theorem 4.2, equation 10), for rates 4 / (mu (a + t)).
+    """Returns a bound on E f(theta^) - f* with synchronization (theorem 4.2, equation 10), for rates 4 / (mu (a + t)).
 
         mu a^3 / (2 S) ||theta_0 - theta*||^2 + 4 T (T + 2a) (sigma_g^2 + sigma^2) / (mu M S)
             + 256 T / (mu^2 S) (M - 1)/M sigma^2 H L
@@ -144,7 +146,7 @@ def paft_bound(
 
 
 def schedule_offset(period: int, *, smoothness: float, convexity: float) -> float:
-    """a = max(16 L / mu, H) of the rates 4 / (mu (a + t)) for which theorem 4.2 holds (corollary 4.3)."""
+    """Returns a = max(16 L / mu, H) for the rates 4 / (mu (a + t)) for which theorem 4.2 holds (corollary 4.3)."""
     return max(16 * smoothness / convexity, float(period))
 
 
@@ -162,7 +164,7 @@ def _check_period(period: int) -> None:
 
 
 def pair_drift(p: float, square: float = 1.0) -> float:
-    """lim E[D^2] of the difference D between two replicas' copies of a shard whose owner makes random steps.
+    """Returns lim E[D^2] for the difference D between two replicas' copies of a shard whose owner makes random steps.
 
         2 p / (1 - p^2) s^2
 
@@ -173,13 +175,14 @@ def pair_drift(p: float, square: float = 1.0) -> float:
 
 
 def owner_drift(p: float, square: float = 1.0) -> float:
-    """lim E[D^2] of the difference D between a copy and an owner that makes random steps: s^2 E[a] = p/(1 - p) s^2."""
+    """Returns lim E[D^2] for the difference D between a copy and an owner that makes random steps: s^2 E[a] = p/(1 - p)
+    s^2."""
     _check_loss(p)
     return p / (1 - p) * square
 
 
 def steady_drift(p: float, move: float) -> float:
-    """lim E[D^2] between two copies of a shard whose owner moves by the same v at every step.
+    """Returns lim E[D^2] for two copies of a shard whose owner moves by the same v at every step.
 
         2 p / (1 - p)^2 v^2
 
@@ -190,12 +193,12 @@ def steady_drift(p: float, move: float) -> float:
 
 
 def own_weight(p: float, workers: int) -> float:
-    """Mean weight of an owner's own gradient in a lossy mean, in which it always arrives.
+    """Returns the mean weight of an owner's own gradient, which always arrives, in a lossy mean.
 
         E[1 / (1 + Bin(N - 1, 1 - p))] = (1 - p^N) / (N (1 - p))
 
     All weights sum to 1, so the mean is unbiased for gradients with the same expectation. For given, different
-    gradients it is biased towards the owner's, whose weight is this instead of 1/N.
+    gradients the mean is biased towards the owner's gradient, which has this weight instead of 1/N.
     """
     _check_loss(p)
     return (1 - p**workers) / (workers * (1 - p))
@@ -209,7 +212,7 @@ def _check_loss(p: float) -> None:
 
 
 def expected_iteration_time(mu: float, sigma: float, micro_batches: int, workers: int, serial: float = 0.0) -> float:
-    """Mean time of an iteration without a threshold: equation (7), after Bailey et al. (2014).
+    """Returns the mean seconds of an iteration without a threshold: equation (7), after Bailey et al. (2014).
 
         E[T] + Tc ~ sqrt(M) sigma ((1 - g) Phi^-1(1 - 1/N) + g Phi^-1(1 - 1/(e N))) + M mu + Tc
 
@@ -233,11 +236,11 @@ def expected_iteration_time(mu: float, sigma: float, micro_batches: int, workers
 
 
 def expected_completed(mu: float, sigma: float, micro_batches: int, threshold: float) -> float:
-    """Mean number of micro-batches that a worker completes: equations (5) and (10).
+    """Returns the mean number of micro-batches that a worker completes: equations (5) and (10).
 
         E[Mdone] ~ sum_{m=1..M} Phi((tau - m mu) / sqrt(m sigma²))
 
-    Exact for normal latencies.
+    The formula is exact for normal latencies.
 
     Example:
         >>> round(expected_completed(0.45, 0.2, 12, 5.4), 2)
@@ -258,7 +261,7 @@ def expected_speedup(
     threshold: float,
     iteration_time: float | None = None,
 ) -> float:
-    """Effective speedup from mean and variance of the latency: equation (11).
+    """Returns the effective speedup from mean and variance of the latency: equation (11).
 
         E[S] ~ E[Mdone]/M (E[T] + Tc) / (min(tau, E[T]) + Tc)
 
@@ -285,13 +288,13 @@ def expected_speedup(
 
 
 def analytic_threshold(mu: float, sigma: float, micro_batches: int, serial: float) -> float:
-    """Threshold from mean and variance of the latency, for many workers (appendix C.2).
+    """Returns the threshold in seconds, from mean and variance of the latency, for many workers (appendix C.2).
 
         tau* = argmax_tau (1/(tau + Tc)) sum_{m=1..M} Phi((tau - m mu)/sqrt(m sigma²)),  tau > M mu/2
 
-    It does not depend on the number of workers: tau is assumed to be below the time of the slowest. With few workers
-    tau* can exceed it, and then drops nothing. If sigma approaches mu and Tc is small, normal latencies are often
-    negative and tau* is the limit M mu/2: use measurements and `select_threshold` instead.
+    The threshold does not depend on the number of workers, since it is assumed to be below the time of the slowest
+    worker. With few workers, tau* can exceed that time, and then drops nothing. If sigma approaches mu and Tc is small,
+    normal latencies are often negative and tau* is the limit M mu/2: use measurements and `select_threshold` instead.
 
     Example:
         >>> round(analytic_threshold(0.45, 0.2, 12, 0.0), 2)

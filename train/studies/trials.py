@@ -1,7 +1,7 @@
-"""Simulated perturbations and failures of an iterative-convergent training, and the cost of each in iterations.
+"""Simulated perturbations and failures of iterative-convergent training, and the cost of each in iterations.
 
-The training without failures runs once, and all its states are kept. They determine the content of a running
-checkpoint; a recovered state is then one number for each block: the iteration that the block is from.
+The run without failures is executed once, and all its states are kept. They determine the contents of a running
+checkpoint, so a recovered state is represented by one number for each block: the iteration from which the block comes.
 """
 
 import dataclasses
@@ -24,19 +24,19 @@ How: TypeAlias = Literal["random", "contiguous"]
 
 
 class DoesNotConverge(ValueError):
-    """A training does not reach its convergence criterion, so costs are undefined."""
+    """A run does not reach its convergence criterion, so costs are undefined."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trajectory:
-    """A training without failures."""
+    """A run of a training algorithm without failures."""
 
-    task: Iterative  # the training
+    task: Iterative  # the training algorithm
     states: State  # all values of each array, from the initial state on
-    losses: Float[np.ndarray, "states"]  # of all states
-    # Decreasing losses at which the training counts as converged; empty before they are known.
+    losses: Float[np.ndarray, "states"]  # losses of all states
+    # Decreasing losses at which the run counts as converged; empty before they are known.
     criteria: Float[np.ndarray, "levels"] = dataclasses.field(default_factory=lambda: np.zeros(0))
-    # Fractional number of iterations to reach each.
+    # Fractional number of iterations to reach each criterion.
     iterations: Float[np.ndarray, "levels"] = dataclasses.field(default_factory=lambda: np.zeros(0))
 
 
@@ -48,25 +48,26 @@ class Failure(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The content of a running checkpoint."""
+    """The contents of a running checkpoint."""
 
-    # By iterations done, before that iteration is saved: the iteration that each block is from.
+    # For each number of completed iterations, before the state is saved: the iteration from which each block comes.
     steps: Int[np.ndarray, "states blocks"]
-    # By iterations done: the outlook at the previous save; None if there was none, or distances were not needed.
+    # For each number of completed iterations: the outlook at the previous save; None if there was none, or distances
+    # were not needed.
     outlooks: list[Outlook | None]
 
 
 class Outcome(NamedTuple):
     """The outcome of trials."""
 
-    # Cost of each in iterations, averaged over the criteria, since noise of the loss affects when a single one is met.
-    # Infinity if the training did not converge again.
+    # Cost of each trial in iterations, averaged over the criteria, since noise in the loss affects when a single
+    # criterion is met; infinity if the run did not converge again.
     costs: Float[np.ndarray, "trials"]
     sizes: Float[np.ndarray, "trials"]  # L2 norms of the perturbations
 
 
 def train(task: Iterative, iterations: int, *, seed: int = 0) -> Trajectory:
-    """Trains without a failure."""
+    """Trains without a failure, and returns all states."""
     states, found = _training(task, iterations, jax.random.key(seed))
     losses = np.asarray(found, float)
     if not np.isfinite(losses).all():
@@ -76,7 +77,7 @@ def train(task: Iterative, iterations: int, *, seed: int = 0) -> Trajectory:
 
 
 def until(trajectory: Trajectory, *criteria: float) -> Trajectory:
-    """Returns the same training with these decreasing losses as convergence criteria."""
+    """Returns the same run with these decreasing losses as convergence criteria."""
     losses, iterations = trajectory.losses, []
     for criterion in criteria:
         at = int(np.argmax(losses <= criterion))
@@ -90,7 +91,8 @@ def until(trajectory: Trajectory, *criteria: float) -> Trajectory:
 
 
 def crossing(at: Any, before: Any, loss: Any, criterion: Any) -> Any:
-    """Interpolates linearly where a loss meets a criterion between two iterations."""
+    """Returns the fractional iteration at which a loss meets a criterion, by linear interpolation between two
+    iterations."""
     return at - 1 + (before - criterion) / (before - loss)
 
 
@@ -109,7 +111,7 @@ def _training(task: Iterative, iterations: int, key: Array) -> tuple[State, Arra
 def failures(
     count: int, trajectory: Trajectory, fraction: float, how: How, *, seed: int | Sequence[int] = 0
 ) -> list[Failure]:
-    """Draws failures: geometric times, and a fraction of the blocks for each."""
+    """Draws failures: the times are geometrically distributed, and each failure takes a fraction of the blocks."""
     blocks, last = trajectory.task.count, max(2, math.ceil(trajectory.iterations[0]) - 1)
     seeds = [seed] if isinstance(seed, int) else list(seed)
     times = np.random.default_rng([*seeds, 0]).geometric(2 / last, 64 * count)
@@ -118,14 +120,14 @@ def failures(
     for after in times[times <= last][:count]:
         lost = np.zeros(blocks, bool)
         order = rng.permutation(blocks) if how == "random" else (rng.integers(blocks) + np.arange(blocks)) % blocks
-        # Randomized rounding: the expected fraction is the requested one even with few blocks.
+        # With randomized rounding, the expected fraction is the requested one even if there are few blocks.
         lost[order[: max(1, math.floor(fraction * blocks + rng.random()))]] = True
         found.append(Failure(int(after), lost))
     return found
 
 
 def hold(trajectory: Trajectory, fraction: float, interval: int, policy: Policy, *, seed: int = 0) -> Held:
-    """Computes the content of a running checkpoint, with the policies of `sdc.checkpoints.RunningCheckpoint`."""
+    """Returns the contents of a running checkpoint, with the policies of `sdc.checkpoints.RunningCheckpoint`."""
     task, every = trajectory.task, max(1, round(fraction * interval))
     sizes = task.sizes({name: leaf[0] for name, leaf in trajectory.states.items()})
     watch, steps = Watch(sizes.tolist()), np.zeros(task.count, np.int32)
@@ -154,7 +156,7 @@ def _moved(task: Iterative, states: State, new: Array, old: Array) -> Array:
 
 
 def mixed(task: Iterative, states: State, at: Int32[Array, "blocks"]) -> State:
-    """Returns a state in which each block is from its own iteration."""
+    """Returns a state in which each block comes from its own iteration."""
     blocks = {name: jnp.asarray(task.blocks[name]) for name in states}
     return {name: states[name][at[ids], jnp.arange(len(ids))] for name, ids in blocks.items()}
 
@@ -165,7 +167,8 @@ def _mixed_each(task: Iterative, states: State, at: Int32[Array, "trials blocks"
 
 
 def recover(failure: Failure, held: Held, *, everything: bool = False) -> Int[np.ndarray, "blocks"]:
-    """Returns the iteration that each block is from after a recovery of lost, or all, blocks from the checkpoint."""
+    """Returns the iteration from which each block comes after the lost blocks, or all blocks, are recovered from the
+    checkpoint."""
     return np.where(failure.lost | everything, held.steps[failure.after], failure.after)
 
 
@@ -175,10 +178,10 @@ def recovered(trajectory: Trajectory, at: Sequence[Int[np.ndarray, "blocks"]]) -
 
 
 def go_on(trajectory: Trajectory, after: Sequence[int], starts: State) -> Outcome:
-    """Runs perturbed trainings to convergence, with the batches and random numbers of their iterations."""
-    # A training that takes three times as long as without a failure counts as not converging.
+    """Continues perturbed runs to convergence, with the batches and random numbers of their iterations."""
+    # A run that takes three times as long as without a failure counts as not converging.
     limit = jnp.int32(math.ceil(3 * trajectory.iterations[-1]))
-    # The same number on each device; pad by repeating the last one.
+    # Each device runs the same number of trials; the last trial is repeated as padding.
     count, devices = len(after), jax.local_device_count()
     every = np.minimum(np.arange(-(-count // devices) * devices), count - 1)
     done = jnp.asarray(after, jnp.int32)[every]
@@ -192,7 +195,7 @@ def go_on(trajectory: Trajectory, after: Sequence[int], starts: State) -> Outcom
 
 @functools.partial(jax.jit, static_argnums=0)
 def _going_on(task: Iterative, *arguments: Any) -> tuple[Array, Array]:
-    """Returns ends and sizes of trials, distributed over the devices."""
+    """Returns the final iterations and the perturbation sizes of trials, which are distributed over the devices."""
     mesh = Mesh(np.asarray(jax.local_devices()), ("trials",))
     trials = PartitionSpec("trials")
 
@@ -201,7 +204,7 @@ def _going_on(task: Iterative, *arguments: Any) -> tuple[Array, Array]:
         mesh=mesh,
         in_specs=(PartitionSpec(), PartitionSpec(), trials, trials, trials),
         out_specs=trials,
-        check_vma=False,  # trainings may have their own axes
+        check_vma=False,  # training algorithms may bind axes of their own
     )
     def program(criteria: Array, limit: Array, after: Array, starts: State, before: State) -> tuple[Array, Array]:
         def goes_on(carry: Any) -> Array:
@@ -222,8 +225,8 @@ def _going_on(task: Iterative, *arguments: Any) -> tuple[Array, Array]:
             return jax.lax.while_loop(goes_on, body, (done, start, first, ends))[-1]
 
         squares = sum(jax.vmap(lambda a: jnp.sum(jnp.square(a)))(starts[name] - old) for name, old in before.items())
-        # Sequentially on CPUs, where a batch of trials takes up to twice as long as its trials one by one; the opposite
-        # holds on accelerators.
+        # On CPUs, trials run one by one, since a batch of trials takes up to twice as long; the opposite holds on
+        # accelerators.
         together = None if jax.default_backend() == "cpu" else len(after)
         return jax.lax.map(one, (after, starts), batch_size=together), jnp.sqrt(squares)
 
@@ -232,5 +235,5 @@ def _going_on(task: Iterative, *arguments: Any) -> tuple[Array, Array]:
 
 
 def finite(costs: Float[np.ndarray, "trials"]) -> list[float | None]:
-    """Converts to a record's number: null if the training did not converge again."""
+    """Returns costs as numbers for the record: None if the run did not converge again."""
     return [float(cost) if np.isfinite(cost) else None for cost in costs]

@@ -1,10 +1,11 @@
 """Workloads of the studies and their training: a transformer on text, a convolutional network on images, a linear
 model.
 
-A convolution is the matrix product of 3x3 patches and a kernel. Mapped over workers with their own parameters it stays
-one batched product; `lax.conv_general_dilated` becomes a grouped convolution, several times slower on a CPU. There is
-no batch norm: images of a batch interact only through gradients, so the workers' mean gradient is the gradient of the
-whole batch, and a replica's state is its parameters.
+A convolution is the matrix product of 3x3 patches and a kernel. If it is mapped over workers with their own parameters,
+it remains one batched matrix product, whereas `lax.conv_general_dilated` becomes a grouped convolution, which is
+several times slower on a CPU. There is no batch normalization: images of a batch interact only through gradients, so
+the workers' mean gradient is the gradient of the whole batch, and the state of a replica consists only of its
+parameters.
 
 Letters of shapes:
 
@@ -42,7 +43,7 @@ from ..iterative import (
 from ..programs import DATA, init_params
 from .settings import Sources
 
-LARGEST = 16  # height in pixels above which images are halved: a study trains dozens of networks
+LARGEST = 16  # height in pixels above which images are halved, since a study trains dozens of networks
 SAMPLES = 300  # number of test images used
 HELD_OUT = 64  # number of chunks of text held out from training
 
@@ -53,13 +54,13 @@ class Task:
 
     Attributes:
         name: name in the record. source: origin of the data.
-        init: initial parameters from a key.
+        init: returns initial parameters from a key.
         loss: `(params, batch) -> mean loss`.
         score: `params -> accuracy or perplexity` on held-out data.
         metric: `accuracy` or `perplexity`.
-        optimizer: makes the optimizer for a full batch from the number of steps.
+        optimizer: returns the optimizer for a full batch, given the number of steps.
         rows: rows of a global batch.
-        data: `(rows, seed) -> iterator of batches` with that many rows, endless.
+        data: `(rows, seed) -> iterator`, endless, of batches with that number of rows.
     """
 
     name: str
@@ -82,7 +83,7 @@ class ConvNet(nnx.Module):
         self.conv1 = relu(9 * channels, 16)
         self.conv2 = relu(9 * 16, 32)
         self.hidden = relu(pooled_pixels(height, width) * 32, 64)
-        # Small, so that the first loss is near ln K and large learning rates start well.
+        # Small initial weights keep the first loss near ln K, so that training starts well at large learning rates.
         self.head = nnx.Linear(64, classes, kernel_init=nnx.initializers.normal(0.02), rngs=rngs)
 
     def __call__(self, x_BHWC: Float[Array, "B H W C"]) -> Float[Array, "B K"]:
@@ -98,7 +99,7 @@ def _definition(shape: tuple[int, int, int], classes: int) -> nnx.GraphDef[ConvN
 
 
 def init_convnet(shape: tuple[int, int, int], classes: int, key: Array) -> dict[str, Any]:
-    """Returns initial parameters: float32, kernels normal with variance 2 / inputs, biases zero."""
+    """Returns initial parameters in float32: normal kernels of variance 2 / inputs, and zero biases."""
     return nnx.to_pure_dict(nnx.state(ConvNet(shape, classes, nnx.Rngs(key))))
 
 
@@ -126,7 +127,7 @@ def accuracy(params: dict[str, Any], images_BHWC: Any, labels_B: Any) -> Float32
 
 
 def convnet(images: Images) -> Task:
-    """Returns the convolutional network with SGD and momentum; halves large images."""
+    """Returns the convolutional network with SGD and momentum; large images are halved."""
     images = halved(images)
     test = images.test_images[:SAMPLES], images.test_labels[:SAMPLES]
     return Task(
@@ -143,7 +144,8 @@ def convnet(images: Images) -> Task:
 
 
 def halved(images: Images) -> Images:
-    """Averages two by two pixels of large images, and crops to sizes that can be halved twice: 28 pixels become 12."""
+    """Returns images averaged over two by two pixels if they are large, and cropped to sizes that can be halved twice:
+    28 pixels become 12."""
     if images.shape[0] <= LARGEST:
         return images
 
@@ -163,7 +165,8 @@ def halved(images: Images) -> Images:
 
 
 def linear(*, features: int = 8, classes: int = 2, noise: float = 0.5) -> Task:
-    """Returns a linear classifier on synthetic points around one centre per class, with SGD, for a study in seconds.
+    """Returns a linear classifier on synthetic points around one centre per class, with SGD, for a study that takes
+    seconds.
 
     Args:
         features: number of features of a point.
@@ -216,7 +219,7 @@ def transformer(corpus: tuple[str, ...]) -> Task:
     seen = dataclasses.replace(dataset, chunks=dataset.chunks[:-HELD_OUT])
 
     def adam(steps: int) -> optax.GradientTransformation:
-        """Makes Adam with a short linear warm-up and half a cosine down to zero, as usual for language models."""
+        """Returns Adam with a short linear warm-up and half a cosine down to zero, as usual for language models."""
         return optax.adam(optax.warmup_cosine_decay_schedule(0.0, 6e-3, max(1, steps // 20), steps), b2=0.99)
 
     def data(rows: int, seed: int) -> Iterator[Any]:
@@ -238,7 +241,7 @@ def transformer(corpus: tuple[str, ...]) -> Task:
 
 
 def images_of(source: str) -> Images:
-    """Reads the images that a flag names; a name with a path separator is a folder."""
+    """Reads the images that a flag selects; a name with a path separator is a folder."""
     return read_images(Path(source) if os.sep in source else source)
 
 
@@ -254,10 +257,10 @@ def chosen_tasks(which: str, sources: Sources) -> list[Task]:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A training method; settings are traced, so that one program serves all of them.
+    """A training method. Its settings are traced, so that one program serves all settings.
 
     Attributes:
-        init: `(params, setting) -> state` of a worker, under the axis.
+        init: `(params, setting) -> state` of a worker, under the axis of workers.
         step: `(params, state, batch, number, setting) -> (params, state, report)` of a worker; reports are dictionaries
             of arrays.
     """
@@ -268,11 +271,11 @@ class Method:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """The result of a training.
+    """The result of a training run.
 
     Attributes:
-        steps: step numbers after which it was scored.
-        scores: mean over the replicas at these steps; NaN propagates.
+        steps: step numbers after which the score was evaluated.
+        scores: score at each of these steps, averaged over the replicas; NaN propagates.
         reports: reports of all steps, as arrays [steps, workers, ...].
         state: final state of the method, for all workers.
     """
@@ -284,17 +287,17 @@ class Trained:
 
     @property
     def score(self) -> float:
-        """The final score: the mean of the last three evaluations, since single ones are noisy."""
+        """Final score: the mean of the last three evaluations, since single evaluations are noisy."""
         return float(np.mean(self.scores[-3:]))
 
 
 class Trainer:
-    """Trains a workload with a method, for different settings with one program.
+    """Trains a workload with a method; one program serves all settings.
 
     Args:
         workload: the workload. method: the training method.
         workers: number of workers, under `vmap`, whose axis is `sdc.train.programs.DATA`.
-        rows: rows of a global batch (default: those of the workload).
+        rows: number of rows of a global batch (default: that of the workload).
         cut: transforms a worker's share of a batch, for example into micro-batches.
     """
 
