@@ -16,7 +16,7 @@ from .report import NOT_MEASURED, Action, Definition, Drawing, Figure, Headline,
 
 SIMULATED = "simulated faults"
 LONGEST = 25
-"""Maximum rows of a table; `summary.json` has all."""
+"""Maximum number of rows in a table; `summary.json` has every row."""
 
 REACHED = OUTCOMES[1:]
 FILL = dict(zip(REACHED, (report.ZERO, *(report.COLOURS[place] for place in (4, 5, 1)), report.FULL), strict=True))
@@ -229,7 +229,7 @@ def _share(entry: Share | None) -> tuple[str, str, str]:
 
 
 def _bits(summary: CampaignSummary) -> Figure | LeftOut:
-    """Draws bit position × outcome, one panel per dtype: the share of the injections into a bit with each outcome."""
+    """Draws heat maps, one per dtype: the share of the injections into each bit position that had each outcome."""
     title = "Outcome by bit position"
     table = summary.bits
     if not table:
@@ -270,7 +270,7 @@ def _bits(summary: CampaignSummary) -> Figure | LeftOut:
 
 
 def _by_group(summary: CampaignSummary, name: str) -> Figure | LeftOut:
-    """Draws vulnerability and harm by layer, or any other group, with their intervals."""
+    """Draws vulnerability and harm, each with its interval, by layer or by another group."""
     title = f"Sensitivity by {name}"
     group = summary.groups[name]
     if not group:
@@ -300,7 +300,7 @@ def _by_group(summary: CampaignSummary, name: str) -> Figure | LeftOut:
 
 
 def _operations(summary: CampaignSummary) -> Figure | LeftOut:
-    """Draws stacked outcomes by operation, the most harmed first."""
+    """Draws the outcomes of each operation as stacked bars, starting with the operation that was harmed most often."""
     title = "Outcomes by operation"
     group = summary.groups["operation"]
     if not group:
@@ -330,7 +330,7 @@ def _operations(summary: CampaignSummary) -> Figure | LeftOut:
 
 
 def _latency(summary: CampaignSummary) -> Figure | LeftOut:
-    """Draws the share of the injections that changed training that each detector had found by each step."""
+    """Draws, for each detector, the share of the training-changing injections that it had detected by each step."""
     title = "Detection over time"
     found = summary.detectors
     if not any(entry.latencies for entry in found.values()):

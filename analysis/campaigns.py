@@ -35,7 +35,7 @@ SEALED = ("done", "outcomes", "groups", "detectors")
 
 
 def summarize_campaign(manifest: CampaignManifest, rows: Sequence[InjectionRow]) -> CampaignSummary:
-    """Computes the summary of a campaign, complete or not; the order of the lines does not matter.
+    """Computes the summary of a complete or incomplete campaign; the order of `rows` does not matter.
 
     Args:
         manifest: contents of `manifest.json`.
@@ -44,8 +44,8 @@ def summarize_campaign(manifest: CampaignManifest, rows: Sequence[InjectionRow])
     Returns:
         Contents of `summary.json`: `verdict` (None, since a simulation does not test the hardware), `outcomes`,
         `vulnerability` and `harm` by group with 95 % intervals, `bits` (outcomes by dtype and bit), `detectors`,
-        `steps_to_visible` (median over the injections that changed the loss visibly; `visible` is their number, of all
-        that were not masked).
+        `visible` (the share of the unmasked injections that changed the loss visibly), `steps_to_visible` (the median
+        over those injections).
 
     Example:
         >>> from sdc.schema import CampaignManifest, InjectionRow
@@ -92,7 +92,7 @@ def summarize_campaign(manifest: CampaignManifest, rows: Sequence[InjectionRow])
 
 
 def summary_of(campaign: records.Contents) -> CampaignSummary:
-    """Returns the summary of a campaign read from its folder, complete or not."""
+    """Returns the summary of a complete or incomplete campaign that was read from its folder."""
     summary, stored = summarize_campaign(campaign.campaign, campaign.injections), campaign.campaign_summary
     if stored is not None and any(getattr(summary, name) != getattr(stored, name) for name in SEALED):
         raise records.RecordError(
@@ -124,7 +124,7 @@ def _group(rows: Sequence[InjectionRow], key: Callable[[InjectionRow], Any]) -> 
 
 
 def _bits(rows: Sequence[InjectionRow]) -> dict[str, dict[str, dict[str, int]]]:
-    """Returns outcomes by dtype and bit position of the faults that target one bit."""
+    """Returns the outcomes of the faults that target a single bit, by dtype and bit position."""
     places = Counter((place, str(row.outcome)) for row in rows if (place := _bit(row)) is not None)
     table: dict[str, dict[str, dict[str, int]]] = defaultdict(lambda: defaultdict(dict))
     for ((dtype, bit), outcome), times in sorted(places.items()):
@@ -144,7 +144,7 @@ def _detector(name: str, unmasked: Sequence[InjectionRow], harmful: Sequence[Inj
 
 
 def _scope(scope: str | None) -> str | None:
-    """Returns the named scopes without the entries that JAX's transformations add to the name stack."""
+    """Returns the scope without the entries that JAX's transformations add to the name stack."""
     if scope is None:
         return None
     names = [part for part in scope.split("/") if part and "(" not in part and "->" not in part]

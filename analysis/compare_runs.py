@@ -34,7 +34,7 @@ from .state_losses import losses_compared
 ALWAYS = ("command", "created", "schema", "version", "devices", "host")
 """Fields of a manifest that are not settings: they differ between any two runs."""
 SHOWN = 8
-"""Settings that are shown first; the others are collapsed."""
+"""Number of settings that are shown at once; the others are collapsed."""
 
 
 class RunsBeside(Overview, kw_only=True):
@@ -50,17 +50,18 @@ def write_beside(
     *,
     more: Sequence[str | PathLike[str]] = (),
 ) -> RunsBeside:
-    """Writes one page of two or more runs, side by side.
+    """Writes one page that shows two or more runs side by side.
 
     Args:
-        first: folder of a run, complete or not.
-        second: folder of another.
+        first: folder of a complete or incomplete run.
+        second: folder of another run.
         folder: where to write the page (default: the folder of the last run).
         more: folders of further runs.
 
     Returns:
-        `verdict`, the most severe of all; `runs` with folder, verdict and sentence of each; `settings` that differ, by
-        name; and the path of the page (`report`), which is named `beside-FIRST.html` after all runs but the last.
+        The most severe `verdict`; `runs`, with the folder, verdict and sentence of each run; the `settings` that
+        differ, by name; and the path of the page (`report`), whose name consists of `beside-` and the names of all runs
+        except the last.
 
     Raises:
         ValueError: a folder is given twice, or there are more runs than colours.
@@ -128,7 +129,7 @@ def _page(sides: Sequence[Conclusion], links: Sequence[str], settings: Mapping[s
 
 
 def _parts(part: Report | Section, kind: type[Part]) -> tuple[Any, ...]:
-    """Returns all parts of a kind except the settings, in order."""
+    """Returns all parts of a given type, in order, without the settings."""
     if isinstance(part, Section) and part.heading == "How to reproduce":
         return ()
     return tuple(
@@ -140,7 +141,7 @@ def _parts(part: Report | Section, kind: type[Part]) -> tuple[Any, ...]:
 
 
 def _beside(reports: Sequence[Report], kind: type[Table] | type[Figure], noun: str) -> tuple[Part, ...]:
-    """Arranges parts of the same name in rows."""
+    """Arranges parts that have the same name in rows."""
     name = "caption" if kind is Table else "title"
     found = [{getattr(part, name): part for part in _parts(one, kind)} for one in reports]
     return tuple(

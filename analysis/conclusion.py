@@ -19,7 +19,7 @@ from .summary import contents_of, summary_of
 
 INDEX = "index.html"
 TRACES = {MANIFEST, SUMMARY, *(file.name for kind in KINDS.values() for file in kind.files)}
-"""Files of which every run folder has at least one, intact or damaged."""
+"""File names; every run folder, intact or damaged, contains at least one of these files."""
 DAMAGED = "CANNOT BE READ"
 
 
@@ -32,7 +32,7 @@ class Overview(msgspec.Struct, kw_only=True):
 
 
 def conclude(folder: str | PathLike[str], *, write: bool = True) -> dict[str, Any]:
-    """Computes the summary of a record, and writes it and the report into its folder.
+    """Computes the summary of a record, and writes the summary and the report into the record's folder.
 
     The summary of an incomplete record is computed but not written.
 
@@ -57,7 +57,7 @@ def write_report(path: Path) -> Path:
     The same record gives the same bytes.
 
     Args:
-        path: folder of a run, complete or not.
+        path: folder of a complete or incomplete run.
 
     Returns:
         Path of the HTML page.
@@ -69,7 +69,7 @@ def write_report(path: Path) -> Path:
 
 
 def summarize_folder(path: Path) -> Ending:
-    """Returns the summary of a record, complete or not.
+    """Returns the summary of a complete or incomplete record.
 
     Raises:
         RecordError: see `conclude`.
@@ -88,7 +88,7 @@ def draw_conclusion(folder: str | PathLike[str], *, write: bool = True) -> Concl
 
 
 def describe(folder: str | PathLike[str]) -> Conclusion:
-    """Computes the same as `conclude` without writing anything."""
+    """Computes the conclusion of a record as `conclude` does, but writes nothing."""
     record = read_record(folder)
     if record.kind.name == "campaign":
         campaign = campaigns.summary_of(record)
@@ -101,17 +101,17 @@ def describe(folder: str | PathLike[str]) -> Conclusion:
 
 
 def write_overview(folder: str | PathLike[str]) -> Overview:
-    """Writes the report of every run in a folder, and `index.html`, which lists them.
+    """Writes the report of every run in a folder, and an `index.html` that lists the runs.
 
-    A damaged run is listed with the reason and counts as inconclusive; so does an incomplete run, unless it is already
-    corrupt.
+    A damaged run is listed with the reason. Damaged runs count as inconclusive, as do incomplete runs that are not
+    already corrupt.
 
     Args:
         folder: a folder whose subfolders are runs.
 
     Returns:
-        `verdict`, the most severe of all; `runs` with name, verdict and sentence of each, the most severe first; and
-        the path of the page (`report`).
+        The most severe `verdict`; `runs`, with the name, verdict and sentence of each run, starting with the most
+        severe verdict; and the path of the page (`report`).
 
     Raises:
         RecordError: the folder holds no run, or cannot be written.

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DASHED = ("expected now", "random walk")
-"""Line style of theoretical values beside measured ones."""
+"""Names of the lines that show theoretical values; they are dashed to distinguish them from measured values."""
 MARKS = 1500
-"""Maximum columns of the figure "Where and when"; in a longer run each column covers several steps."""
+"""Maximum number of columns in the figure "Where and when"; in a longer run, each column covers several steps."""
 SIZES = (4.0, 5.5, 7.0)
 """Sizes of the marks, in points."""
 
 
 def where_and_when(lines: Sequence[StepRow], mismatches: Sequence[MismatchRow], layers: int) -> Figure | LeftOut:
-    """Draws a mark for each submodule, layer and step with a mismatch, larger if more elements differ."""
+    """Draws a mark for each submodule, layer and step with a mismatch; larger marks mean that more elements differ."""
     title = "Where and when"
     hits = [
         (str(row.site), layer, row.step, found)
@@ -47,7 +47,7 @@ def where_and_when(lines: Sequence[StepRow], mismatches: Sequence[MismatchRow], 
     rows = len({(site, layer) for site, layer, *_ in hits})
     column = max(1, -(-(last + 1) * rows // MARKS))
     cells: dict[tuple[str, int, int], tuple[int, int]] = {}
-    for site, layer, step, found in hits:  # keep the largest of each column, so that no spike is lost
+    for site, layer, step, found in hits:  # keep the largest value of each column, so that no spike is lost
         place = site, layer, step // column
         if found > cells.get(place, (0, 0))[0]:
             cells[place] = found, step
@@ -58,7 +58,7 @@ def where_and_when(lines: Sequence[StepRow], mismatches: Sequence[MismatchRow], 
         for index, site in enumerate(names):
             mark = functools.partial(axes.plot, marker=MARKERS[index % 6], color=COLOURS[index % 6], linestyle="none")
             shift = 0.6 * ((index + 0.5) / len(names) - 0.5)
-            for place, size in enumerate(SIZES):  # few sizes, so that all marks share a few shapes
+            for place, size in enumerate(SIZES):  # use only a few sizes, so that the marks share a few shapes
                 here = [
                     (step, layer + shift)
                     for (name, layer, _), (found, step) in cells.items()
@@ -66,7 +66,7 @@ def where_and_when(lines: Sequence[StepRow], mismatches: Sequence[MismatchRow], 
                 ]
                 x, y = zip(*here, strict=True) if here else ((), ())
                 mark(x, y, markersize=size, markeredgewidth=0)
-            mark([], [], markersize=SIZES[-1], label=short(site))  # the legend has one size for all
+            mark([], [], markersize=SIZES[-1], label=short(site))  # the legend shows one size for all marks
         margin = max(0.5, 0.02 * last)
         axes.set(xlabel="step", ylabel="layer", ylim=(layers - 0.5, -0.5), xlim=(-margin, last + margin))
         whole_numbers(axes.xaxis)
@@ -79,7 +79,7 @@ def where_and_when(lines: Sequence[StepRow], mismatches: Sequence[MismatchRow], 
 
 
 def frequency_over_time(summary: RunSummary, steps: Sequence[StepRow]) -> Figure | LeftOut:
-    """Draws the mismatch frequency (2) of every site at each step, on a logarithmic axis."""
+    """Draws the mismatch frequency (equation 2) of every site at each step, on a logarithmic axis."""
     title = "Mismatch frequency over time"
     measured = {
         site: values for site in summary.sites if np.isfinite(values := per_site(steps, site, "frequency")).any()
@@ -100,7 +100,7 @@ def frequency_over_time(summary: RunSummary, steps: Sequence[StepRow]) -> Figure
 
 
 def layers_heat_map(summary: RunSummary) -> Figure | LeftOut:
-    """Draws the frequency and severity of every layer and site, one above the other."""
+    """Draws two heat maps, one above the other: the frequency and the severity of every layer and site."""
     title = "Mismatches by layer"
     layers = summary.layers
     sites = [site for site, row in layers.items() if any(value is not None for value in row.frequency)]
@@ -142,7 +142,7 @@ def gradients(steps: Sequence[StepRow]) -> Figure | LeftOut:
 
 
 def parameter_difference(steps: Sequence[StepRow]) -> Figure | LeftOut:
-    """Draws the norm of the difference of the parameters from the reference."""
+    """Draws the norm of the difference between the parameters and those of the reference."""
     title, difference = "Parameter difference", per_twin(steps, "parameter_difference")
     if difference is None or len(difference) < 2:
         return LeftOut(title, "the record holds no parameter differences")
@@ -176,7 +176,8 @@ def losses(steps: Sequence[StepRow]) -> Figure | LeftOut:
 
 
 def flags_over_time(steps: Sequence[StepRow]) -> Figure | LeftOut:
-    """Draws the share of rows of products flagged at each step, by pass (figure 10 of the study)."""
+    """Draws the share of the rows of matrix products that were flagged at each step, by pass (figure 10 of the
+    study)."""
     title, checked = "Flagged rows over time", [row.abft or ProductRow() for row in steps]
     if all(row.abft is None for row in steps):
         return LeftOut(title, "no matrix product was checked (that needs --abft)")
@@ -193,7 +194,7 @@ def flags_over_time(steps: Sequence[StepRow]) -> Figure | LeftOut:
 
 
 def aggregation(steps: Sequence[StepRow]) -> Iterator[Figure | LeftOut]:
-    """Yields the figures of the aggregation methods over the steps."""
+    """Yields figures that show the quantities of the aggregation methods at every step."""
     if (divergence := per_method(steps, "divergence")) is not None:
         caption = "Maximum over the data ranks. Not measured before the first synchronization."
         lines = {"measured at the last synchronization": divergence}

@@ -54,9 +54,9 @@ class Evidence:
     """The places and times of findings."""
 
     steps: tuple[int, ...]  # steps with a finding, in order
-    later: int  # recorded steps after the first of these
-    ranks: Counter[Rank]  # number of wrong elements, or rows of products, by rank
-    sites: tuple[str, ...]  # affected sites, the most often hit first
+    later: int  # number of recorded steps after the first of these
+    ranks: Counter[Rank]  # number of wrong elements, or of flagged rows of matrix products, by rank
+    sites: tuple[str, ...]  # affected sites, starting with the one that has the most findings
     layers: tuple[int, ...]
     first: tuple[str, int | None] | None  # site and layer of the first finding in program order, if known
 
@@ -71,7 +71,8 @@ class Evidence:
 
 
 def of_twins(run: Contents) -> Evidence:
-    """Returns mismatches of twins: at submodules if those were compared, otherwise of gradient and state."""
+    """Returns the mismatches between twins: at submodules if those were compared, otherwise in the gradient and the
+    state."""
     hits = [row for row in run.mismatches if _apart(row)]
     steps = {row.step for row in hits} | {row.step for row in run.steps if what_differs([row])}
     first = min((row for row in hits if row.step == min(steps)), key=_order, default=None)
@@ -125,7 +126,8 @@ def _order(row: MismatchRow) -> tuple[int, bool, int, bool]:
 
 
 def where(manifest: RunManifest, ranks: Iterable[Rank]) -> str:
-    """Describes the hardware of ranks of one twin briefly; empty if the record does not distinguish it."""
+    """Describes briefly the hardware of some ranks of one twin; returns an empty string if the record does not
+    distinguish that hardware."""
     known = list(ranks)
     found = {(str(device.host), str(device.id)) for rank in known for device in _devices(manifest, rank)}
     hosts = sorted({host for host, _ in found})
@@ -279,7 +281,7 @@ def _odd(manifest: RunManifest, summary: RunSummary, odd: Sequence[int], ranks: 
     pair = manifest.twins in (2, None)
     if not odd and pair:
         odd = [1]  # by convention the first of two is the reference
-    # A rank that differs only in the state or gradient cannot be named.
+    # A rank that differs only in the state or the gradient cannot be identified.
     known = [rank for rank in ranks if rank[0] in odd]
     names = []
     for twin in odd:
@@ -313,7 +315,7 @@ def spot(found: Evidence) -> str:
 
 
 def _spots(found: Evidence) -> str:
-    """Describes the same, with the first and the most affected of several places."""
+    """Describes the affected places; if there are several, the first one and the most affected one."""
     if len(found.sites) < 2:
         return spot(found)
     most = f"{spot(found)}; most in {_site(found.sites[0])}"
@@ -462,7 +464,7 @@ def _corrupt_actions(manifest: RunManifest, summary: RunSummary, found: Headline
 
 
 def again(hits: Sequence[int], steps: int) -> str:
-    """States how many steps show an intermittent fault again, and the basis of that number."""
+    """Describes how many steps show an intermittent fault again, and the basis of that number."""
     bursts = max(1, count_bursts(hits, steps))
     few, many = mean_interval_limits(steps, bursts)
     plan = burn_in_steps(steps / bursts, observed=bursts)

@@ -20,7 +20,8 @@ from .series import whole, worst
 from .summary import summary_of
 
 MOST_WRONG = 12
-"""Maximum number of wrong hosts to name: more indicate a common cause, not individual faults."""
+"""Maximum number of hosts that are identified as wrong; a larger number indicates a common cause rather than individual
+faults."""
 Edge = tuple[str, str]
 
 
@@ -49,7 +50,7 @@ class Read(NamedTuple):
 
     @property
     def seen(self) -> bool:
-        """Whether it found a difference."""
+        """Whether the stage found a difference."""
         return self.row.verdict == "corrupt"
 
 
@@ -59,8 +60,8 @@ def stage_differs(folder: Path) -> bool:
 
 
 def judge_pair(run: Path, opening: Opening, *, ended: str, seconds: float, lost: str | None = None) -> Pair:
-    """Derives the result of a comparison of hosts from the records of its stages; `lost` is the reason if it is
-    incomplete."""
+    """Derives the result of a comparison of hosts from the records of its stages; `lost` is the reason if the
+    comparison is incomplete."""
     stages = [stage for name in FOLDERS if (stage := _read(run, name, opening.steps)) is not None]
     manifests = [stage.run.run for stage in stages if stage.run is not None]
     faults = next((one.suspect.faults if one.suspect else [] for one in manifests), list(opening.faults))
@@ -110,7 +111,7 @@ def _read(run: Path, name: Stage, planned: int) -> Read | None:
 
 
 def _odd(stages: Sequence[Read], opening: Opening) -> tuple[list[str], list[str]]:
-    """Returns hosts that a majority names, and hosts that remain undecided."""
+    """Returns the hosts that a majority identifies as wrong, and the hosts that remain undecided."""
     names = {row.twin: row.host for row in opening.hosts}
     if not any(stage.seen for stage in stages):
         return [], []
@@ -172,8 +173,8 @@ def _operation_words(one: OperationRow) -> str:
 
 
 def _course(stages: Sequence[Read]) -> Course | None:
-    """Returns the course of the fault in the steps after the first hit and in the later stages, which repeat the
-    steps."""
+    """Returns the course of the fault, from the steps after the first difference and from the later stages, which
+    repeat those steps."""
     first, later = stages[0], [stage for stage in stages[1:] if stage.row.steps]
     course = None if first.evidence is None else first.evidence.course
     if not later:
@@ -342,8 +343,8 @@ def resolve_pairs(pairs: Sequence[Pair]) -> Resolution:
 
 
 def explain(edges: Mapping[Edge, bool]) -> list[frozenset[str]]:
-    """Returns the most likely sets of wrong hosts, given edges that differ and edges that agree; empty if there would
-    be too many."""
+    """Returns the most likely sets of wrong hosts, given which edges differ and which agree; an empty list if more than
+    `MOST_WRONG` hosts would have to be wrong."""
     differing = [edge for edge, differ in edges.items() if differ]
     for size in range(1, MOST_WRONG + 1):
         if found := set(_covers(differing, size)):

@@ -35,7 +35,7 @@ Comparison: TypeAlias = schema.SiteCounts | schema.TwinCounts | MismatchRow
 
 
 class Judgement(NamedTuple):
-    """A verdict, None if nothing is compared, and the reason in words."""
+    """A verdict (None if nothing is compared) and the reason in words."""
 
     verdict: Verdict | None
     reason: str
@@ -94,7 +94,7 @@ def final_states(manifest: RunManifest, digests: Sequence[str] | None, *, ended:
 
 
 def odd_digests(digests: Sequence[str] | None) -> list[int]:
-    """Returns the twins whose final state differs from the majority; of two twins, by convention, the second.
+    """Returns the twins whose final state differs from the majority; of two different twins, this is the second.
 
     Empty if all agree or there is no majority.
     """
@@ -223,7 +223,8 @@ def _products(found: schema.ProductTotals, steps: Sequence[StepRow], injected: i
 
 
 def what_differs(steps: Sequence[StepRow]) -> list[str]:
-    """Names the differences between twins in lines of `steps.jsonl`; empty if all are equal."""
+    """Returns the names of the quantities that differ between twins in lines of `steps.jsonl`; an empty list if all are
+    equal."""
     names = [name for key, name in BITWISE.items() if any(_unequal(row, key) for row in steps)]
     names += [f"distances of the {name}" for key, name in APART.items() if any(_apart(row, key) for row in steps)]
     names += ["digests of operations"] * any(row.operations and whole(row.operations.mismatched) for row in steps)
@@ -232,7 +233,7 @@ def what_differs(steps: Sequence[StepRow]) -> list[str]:
 
 
 def compared(row: StepRow) -> dict[str, schema.SiteCounts | schema.TwinCounts]:
-    """Returns the comparisons of a line by name: its sites, then gradient and state."""
+    """Returns the comparisons of a line by name: first its sites, then the gradient and the state."""
     parts = {name: part for name in COMPARED if (part := getattr(row, name)) is not None}
     return {**row.sites, **parts}
 
@@ -292,7 +293,7 @@ def is_apart(entry: Comparison) -> bool:
 
 
 def _unreadable(entry: Comparison) -> str | None:
-    """Returns the field of a comparison that the verdict needs and that is not a count; None if all are valid."""
+    """Returns a field of a comparison that the verdict needs but that is not a valid count; None if all are valid."""
     for key in (*COUNTS, "undecided", "unrepeated"):
         if (value := getattr(entry, key, None)) is not None and whole(value) is None:
             return key

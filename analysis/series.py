@@ -10,7 +10,7 @@ from jaxtyping import Float
 from sdc.schema import Number, StepRow
 
 LARGEST = 10**30
-"""Maximum count of a run; a larger one is damaged."""
+"""Maximum plausible count in a record; a larger number means that the record is damaged."""
 DRAWABLE = 1e150
 """Larger magnitudes are drawn as infinite, since the arithmetic of axes overflows earlier than that of floats."""
 
@@ -19,7 +19,7 @@ Floats: TypeAlias = Float[np.ndarray, " steps"]
 
 
 def real(value: Number) -> float | None:
-    """Returns a recorded number, which may be NaN or infinite; None if there is none."""
+    """Returns a recorded number, which may be NaN or infinite; None if no number was recorded."""
     try:
         return None if value is None else float(value)
     except OverflowError:  # an integer too large for a float
@@ -34,12 +34,13 @@ def whole(value: Number) -> int | None:
 
 
 def each(value: Number | Sequence[Number]) -> Sequence[Number]:
-    """Returns a number for each twin; a single number counts as a list of one, None as an empty list."""
+    """Returns a list of numbers, one for each twin: a single number becomes a list of one, None becomes an empty
+    list."""
     return value if isinstance(value, Sequence) else [] if value is None else [value]
 
 
 def worst(values: Iterable[Number]) -> float | None:
-    """Returns the largest of the recorded numbers, or NaN if there is one; None without numbers."""
+    """Returns the largest of the recorded numbers, or NaN if one of them is NaN; None if there are no numbers."""
     numbers = [found for value in values if (found := real(value)) is not None]
     if not numbers:
         return None

@@ -24,23 +24,23 @@ UNKNOWN = "too few saves were made, or no parameter changed"
 NEXT = 10
 """Steps after a loss over which the excess of the training loss is averaged."""
 LEAST = 8
-"""Minimum number of these steps."""
+"""Minimum number of steps that this average and the slope need."""
 AROUND = 30
 """Steps before and after a loss from which the slope of the training loss is estimated."""
 FAILURES = {"1 hour": 3_600.0, "1 day": 86_400.0, "1 week": 604_800.0}
 OR_MORE, ALL = " or more", "all of it"
 LOST = {"1/8": 0.125, "1/2": 0.5, "all": 1.0}
 SMALLEST, LARGEST = 1e-12, 1e18
-"""Maximum of seconds, bytes and steps; larger values are damaged."""
+"""Range of plausible seconds, bytes and steps; values outside of it mean that the record is damaged."""
 MOST_PARTS = 1_000
-"""Maximum length of a list of speeds; a longer one is damaged."""
+"""Maximum plausible length of a list of speeds; a longer list means that the record is damaged."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StateLoss:
-    """A recorded loss."""
+    """A recorded loss of parts of the state."""
 
-    after: int  # the last step before it
+    after: int  # the last step before the loss
     row: RecoveryRow
     kind: Literal[
         "simulated", "real"
@@ -74,7 +74,8 @@ class StateLoss:
 
 
 def losses(lines: Sequence[StepRow]) -> list[StateLoss]:
-    """Returns all recorded losses in order: those found before a step first, then those after it."""
+    """Returns all recorded losses in the order in which they were detected; each step is preceded by the losses
+    detected before it and followed by those detected after it."""
     found = []
     for row in lines:
         if row.restarted is not None:
@@ -99,7 +100,8 @@ def _interruptions(lines: Sequence[StepRow]) -> list[StateLoss]:
 
 
 def sentences(lines: Sequence[StepRow]) -> tuple[str, str]:
-    """Returns additions to the headline of a run: losses, and the predicted cost of a loss; empty if unknown."""
+    """Returns two additions to the headline of a run: its losses, and the predicted cost of a loss. Each is empty if
+    unknown."""
     every = losses(lines)
     lost = "".join(one.words for one in every)
     if len(every) > 1:
@@ -118,7 +120,7 @@ def sentences(lines: Sequence[StepRow]) -> tuple[str, str]:
 
 
 def losses_table(lines: Sequence[StepRow]) -> Table | LeftOut:
-    """Returns a table of every loss of a run and the sources of recovery."""
+    """Returns a table of all losses of a run and of the sources from which the state was recovered."""
     rows = tuple(
         (
             f"after step {one.after}", one.kind, str(one.row.policy or NOT_MEASURED),
@@ -141,7 +143,8 @@ def losses_table(lines: Sequence[StepRow]) -> Table | LeftOut:
 
 
 def losses_compared(runs: Sequence[tuple[str, Sequence[StepRow]]]) -> Table | None:
-    """Compares the cost of losses with a run without losses: steps until its next training loss is reached."""
+    """Compares runs in which parts of the state were lost with a run without such losses. The cost of a loss is the
+    number of steps until a run reaches the training loss that the other run had after its next step."""
     if not any(losses(lines) for _, lines in runs):
         return None
     plain = next((_curve(lines) for _, lines in runs if not _interruptions(lines)), {})
@@ -193,7 +196,7 @@ def _curve(lines: Sequence[StepRow]) -> dict[int, float]:
 
 
 def _fall(plain: dict[int, float], after: int) -> float | None:
-    """Returns the decrease of the loss per step; None unless it is significant at 97.5 %."""
+    """Returns the decrease of the training loss per step; None unless the decrease is significant at 97.5 %."""
     near = [(step, loss) for step, loss in plain.items() if abs(step - after) <= AROUND and math.isfinite(loss)]
     if len(near) < LEAST:
         return None
@@ -260,8 +263,8 @@ def outlook_figure(lines: Sequence[StepRow]) -> Figure | LeftOut:
 
 
 def advice_table(manifest: RunManifest, summary: RunSummary, lines: Sequence[StepRow]) -> Table | LeftOut:
-    """Returns a table of the fraction and interval with the least waste for several failure modes, and of full
-    checkpoints (Daly)."""
+    """Returns a table of the saved fraction and the interval that waste the least, for several failure modes, compared
+    with full checkpoints at Daly's interval."""
     found, unknown = latest(lines), LeftOut(ADVICE, UNKNOWN)
     if found is None or (times := found.timings) is None or len(found.speeds) > MOST_PARTS:
         return unknown
@@ -281,7 +284,7 @@ def advice_table(manifest: RunManifest, summary: RunSummary, lines: Sequence[Ste
     rows = []
     for name, failure in FAILURES.items():
         interval = max(daly_interval(held + more, failure), written)
-        full = (held + more) / interval + (interval / 2 + written) / failure  # as in `advise`, but everything is lost
+        full = (held + more) / interval + (interval / 2 + written) / failure  # as `advise` does, but everything is lost
         for part, lost in LOST.items():
             best = advice(failure_every=failure, lost=lost)
             here = NOT_MEASURED
@@ -314,7 +317,7 @@ def advice_table(manifest: RunManifest, summary: RunSummary, lines: Sequence[Ste
 
 
 def _costs(found: OutlookRow) -> dict[float, tuple[float, float | None, float | None]]:
-    """Returns steps, bound and perturbation by the lost fraction."""
+    """Returns the steps that a loss costs, their bound and the perturbation, by lost fraction."""
     costs = {}
     for one in found.losses:
         fraction, steps = _positive(one.fraction), _positive(one.steps, 0)

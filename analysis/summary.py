@@ -22,7 +22,7 @@ from .series import each, real, whole, worst
 from .statistics import frequency_upper_bound
 
 MOST_LAYERS = 10_000
-"""Maximum layers of a table, more than any model has."""
+"""Maximum number of layers in a table; no model has more."""
 MARGINS = ("margin", "first_margin")
 PLACE = ("site", "layer", "twin", "data", "model")
 SUBMODULES = ("fwd/attn", "fwd/ffn", "bwd/attn", "bwd/ffn")
@@ -31,13 +31,13 @@ SUBMODULES = ("fwd/attn", "fwd/ffn", "bwd/attn", "bwd/ffn")
 def summarize(
     manifest: RunManifest, steps: Sequence[StepRow], mismatches: Sequence[MismatchRow], *, whole_run: bool = True
 ) -> RunSummary:
-    """Computes the summary of a run, complete or not.
+    """Computes the summary of a complete or incomplete run.
 
     Args:
         manifest: contents of `manifest.json`.
         steps: lines of `steps.jsonl`.
         mismatches: lines of `mismatches.jsonl`.
-        whole_run: whether the lines are those of the whole run, so that none may be missing, or of some of its steps.
+        whole_run: whether the lines cover the whole run, so that none may be missing, or only some of its steps.
 
     Returns:
         Contents of `summary.json`. `verdict` is `corrupt` if anything mismatched, `clean` only if at least one step was
@@ -90,7 +90,7 @@ def summarize(
 
 
 def summary_of(run: Contents) -> RunSummary:
-    """Returns the summary of a run read from its folder, complete or not.
+    """Returns the summary of a complete or incomplete run that was read from its folder.
 
     The verdict is recomputed. The run's own summary can only make it more severe, as can findings of repeated steps and
     twins whose final states differ. An incomplete run is never `clean`: it is already `corrupt`, or `inconclusive`.
@@ -114,7 +114,7 @@ def summary_of(run: Contents) -> RunSummary:
         if stored.verdict is Verdict.CORRUPT and found.verdict is not None:
             said = f"summary.json says corrupt ({said}), although the lines do not: {found.reason}"
         found = graver(found, Judgement(stored.verdict, said))
-    elif run.kind.name == "trace" and run.manifest.get("against"):  # it writes its findings at its end
+    elif run.kind.name == "trace" and run.manifest.get("against"):  # such a trace writes its findings when it ends
         found = inconclusive("the run has not ended")
     elif found.verdict is Verdict.CLEAN:
         found = inconclusive(f"the run has not ended; so far: {found.reason}")
@@ -142,7 +142,7 @@ def _is_rehearsal(manifest: RunManifest) -> bool:
 
 
 def _products(lines: Sequence[tuple[int, schema.ProductRow]]) -> schema.ProductTotals | None:
-    """Returns totals of checked products over the steps; None without checks."""
+    """Returns the totals of checked matrix products, summed over all steps; None if nothing was checked."""
     if not lines:
         return None
 
@@ -175,7 +175,8 @@ def _products(lines: Sequence[tuple[int, schema.ProductRow]]) -> schema.ProductT
 
 
 def _site(rows: Sequence[schema.SiteCounts]) -> schema.SiteTotals:
-    """Returns totals of one site: frequency (2) over all microsteps, severity (4) as the maximum over all steps."""
+    """Returns the totals of one site: the frequency (equation 2) over all microsteps, the severity (equation 4) as the
+    maximum over all steps."""
     total = _total(rows, COUNTS)
     checked, mismatched = total["checked"], total["mismatched"]
     return schema.SiteTotals(
@@ -187,7 +188,8 @@ def _site(rows: Sequence[schema.SiteCounts]) -> schema.SiteTotals:
 
 
 def _total(rows: Iterable[schema.Counts], names: Sequence[str] = COUNTS[:2]) -> dict[str, int]:
-    """Sums counts. A line with an invalid count is damaged and does not contribute, in particular not as checked."""
+    """Sums counts. A line with an invalid count is damaged and contributes to no sum, in particular not to
+    `checked`."""
     total = dict.fromkeys(names, 0)
     for row in rows:
         counts = {name: whole(0 if (value := getattr(row, name)) is None else value) for name in names}
@@ -202,7 +204,8 @@ def _layers(
     mismatches: Sequence[MismatchRow],
     sites: Mapping[str, schema.SiteTotals],
 ) -> dict[str, schema.LayerTotals]:
-    """Returns frequency (1) and severity (3) per layer; every layer has the same number of checked elements."""
+    """Returns the frequency (equation 1) and severity (equation 3) per layer; every layer has the same number of
+    checked elements."""
     recorded = {row.step for row in steps}  # a crash can leave mismatches of a step that has no line
     rows = [(layer, row) for row in mismatches if row.step in recorded and (layer := whole(row.layer)) is not None]
     layers = min(max([manifest.layers or 0, *(layer + 1 for layer, _ in rows)]), MOST_LAYERS)

@@ -56,7 +56,8 @@ def submodules(summary: RunSummary, steps: Sequence[StepRow]) -> Table | LeftOut
 
 
 def counts(summary: RunSummary) -> Table | LeftOut:
-    """Returns the element counts behind the frequencies, and the injected ones, the ground truth of a simulation."""
+    """Returns the counts of elements from which frequencies are computed, and of injected elements, the ground truth of
+    a simulation."""
     sites = summary.sites
     if not any(site.checked or site.injected for site in sites.values()):
         return LeftOut(ELEMENTS, NOTHING)
@@ -143,7 +144,8 @@ def first_mismatches(mismatches: Sequence[MismatchRow], limit: int = 10) -> Tabl
 
 
 def products(found: ProductTotals | None) -> list[Table | LeftOut]:
-    """Returns checked rows of products, products that could not be checked, and flagged layers and ranks."""
+    """Returns tables of the checked rows of matrix products, of the products that could not be checked, and of the
+    flagged layers and ranks."""
     found = found or ProductTotals()
     margins = ("worst margin", "first tier's")
     checked = [
@@ -203,7 +205,7 @@ def aggregation(steps: Sequence[StepRow], summary: RunSummary) -> list[Table]:
             "parameter_loss": "packets of parameters lost, share",
             "unreduced": "packets of which no copy arrived",
             "owner_drift": "drift of copies from their owners, mean square",
-            "pair_drift": "drift between copies, mean square",  # with two workers there is only one copy, and none
+            "pair_drift": "drift between copies, mean square",  # no value with two workers: only one copy
         }
         means = {name: np.asarray(per_method(steps, key) or [np.nan]) for key, name in names.items()}
         cells = [(name, show(float(np.nanmean(each)))) for name, each in means.items() if np.isfinite(each).any()]

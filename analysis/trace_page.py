@@ -177,7 +177,7 @@ def _headline(result: TraceComparison) -> Headline:
 
 
 def _spread(a: Trace, b: Trace, found: TraceDifference) -> Figure | LeftOut:
-    """Draws the share of the digests of each value that differ at the first differing step, in program order."""
+    """Draws, for each value in program order, the share of its digests that differ at the first differing step."""
     title = "Spread of the difference within the step"
     if found.step is None or found.first is None:
         return LeftOut(title, "no digest differs")

@@ -28,7 +28,8 @@ LONGEST = 300
 
 
 class HostKey(NamedTuple):
-    """A machine and its name. Two machines with the same name are two hosts, as is one machine under two names."""
+    """A machine and its name. Two machines with the same name count as two hosts, and so does one machine with two
+    names."""
 
     name: str
     machine: str | None
@@ -49,7 +50,7 @@ class WorkloadResult(NamedTuple):
 
 
 class DeviceResult(CheckedDevice, kw_only=True):
-    """A device and its identities."""
+    """A checked device and its possible identities."""
 
     kind: str
     identity: str
@@ -83,7 +84,7 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class Duplicate(msgspec.Struct, frozen=True):
-    """A file whose result was already read."""
+    """A file whose result had already been read from another file."""
 
     file: str
     of: str
@@ -100,7 +101,7 @@ class Collection:
 
 
 def find_results(paths: Iterable[AnyPath]) -> Iterator[Path]:
-    """Returns the given files, and every `result.json` in the given folders or below."""
+    """Yields the given files, and every `result.json` in the given folders and their subfolders."""
     for path in map(Path, paths):
         if not path.exists():
             raise SettingError("FILES", path, "no such file or folder; give results of sdc burnin")
@@ -116,9 +117,10 @@ def find_results(paths: Iterable[AnyPath]) -> Iterator[Path]:
 
 
 def collect(paths: Iterable[AnyPath], progress: Callable[[str], None] = lambda _: None) -> Collection:
-    """Reads results. Refuses any that are damaged, have another layout or contradict themselves.
+    """Reads results, and refuses files that are damaged, have another layout or contradict themselves.
 
-    Two equal files with the same id count once; if they differ, both are refused, since either may be wrong.
+    Two files with the same id count once if they are equal. If they differ, both are refused, since either may be
+    wrong.
     """
     refused: list[Refused] = []
     duplicates: list[Duplicate] = []
@@ -168,7 +170,8 @@ def collect(paths: Iterable[AnyPath], progress: Callable[[str], None] = lambda _
 
 
 def _impossible(report: BurninResult) -> Iterator[str]:
-    """Describes impossible counts, so that false claims cannot reduce the sums over a fleet."""
+    """Yields a description of each impossible count in a report, so that false claims cannot reduce the sums over a
+    fleet."""
     indices = [device.index for device in report.devices]
     if len(set(indices)) < len(indices):
         yield "a device is listed twice"
@@ -182,7 +185,8 @@ def _impossible(report: BurninResult) -> Iterator[str]:
 
 
 def reduced(file: str, report: BurninResult) -> HostResult:
-    """Keeps the used parts of a report. Equal strings are interned, since a fleet has each a thousand times."""
+    """Returns the parts of a report that later stages use. Equal strings are interned, since a fleet repeats each of
+    them a thousand times."""
     named = [candidates(report, device) for device in report.devices]
     surroundings = report.environment
     parts: dict[int, DeviceResult] = {}
@@ -220,7 +224,7 @@ def reduced(file: str, report: BurninResult) -> HostResult:
 
 
 def _settled(results: Sequence[HostResult]) -> tuple[list[HostResult], tuple[str, ...]]:
-    """Removes identities that two hosts claim at the same time from the devices of results."""
+    """Removes from the devices of all results those identities that two hosts claim at the same time."""
     claims: dict[str, list[tuple[datetime.datetime, datetime.datetime, HostKey]]] = defaultdict(list)
     for result in results:
         try:
@@ -284,7 +288,8 @@ def _is(value: str | None) -> bool:
 def identities(named: Sequence[Sequence[str]], doubtful: Set[str] = frozenset()) -> list[str]:
     """Returns, for each device of a result, the first candidate that is unique in the result and not doubtful.
 
-    Devices on one board share its serial number, as do all devices of a driver that reports the same one for each.
+    Devices on one board share the serial number of the board, and some drivers report the same serial number for all
+    devices.
     """
     counts = Counter(name for names in named for name in names)
     return [

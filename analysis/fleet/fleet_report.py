@@ -20,7 +20,7 @@ from .suspects import SuspectRow
 PAGE, SUSPECTS_SHEET, DEVICES_SHEET = "index.html", "suspects.csv", "devices.csv"
 LABELS = {Verdict.CORRUPT: "DIFFERENCES FOUND", Verdict.CLEAN: "NO SUSPECT", Verdict.INCONCLUSIVE: "INCONCLUSIVE"}
 MARKS = {"all": "SIMULATION: ", "some": "PARTLY SIMULATED: ", "none": ""}
-MOST = 200  # maximum rows of a table on the page; the sheets have all
+MOST = 200  # maximum number of rows in a table on the page; the sheets have every row
 FORMULAS = tuple("=+-@＝＋－＠\t\r\n|%")  # prefixes that some spreadsheet interprets as a formula or command
 DEFINITIONS = (
     ("Confirmed", "Two independent kinds of evidence name this device alone, or two burn-ins do."),
@@ -229,7 +229,8 @@ def simulation_table(rounds: Sequence[Named], hosts: int, bad: int, probability:
 
 
 def cell(value: Any) -> str:
-    """Formats a value as a cell: prefixes strings that would be formulas with an apostrophe, numbers never."""
+    """Formats a value as a cell of a sheet; a string that would be a formula gets an apostrophe as a prefix; a number
+    never does."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -14,13 +14,13 @@ from .collection import Collection, DeviceResult, Duplicate, HostKey, HostResult
 from .ledger import Added, FleetLedger, enter, limits, past_of
 from .suspects import NamedDevice, SuspectRow, TieRow, Votes, find_suspects, named_device, vote
 
-LEAST = 8  # minimum number of devices of a kind for a median
-FAR = 5.0  # deviations from the median that count as far
+LEAST = 8  # minimum number of devices of one kind from which a median is computed
+FAR = 5.0  # number of robust deviations from the median that counts as far
 FLOOR = 0.02
-"""Minimum deviation as a share of the median: otherwise, devices that agree within a per mille would all be outliers.
-Five of these are a tenth of the throughput."""
+"""Minimum of the robust deviation, as a share of the median. Without it, devices whose throughputs agree within 0.1 %
+would all be outliers. Five such deviations are a tenth of the throughput."""
 NORMAL = 1.4826  # standard deviation of a normal distribution divided by its median absolute deviation
-SHARE = 0.1  # share of its workloads in which an outlier is far
+SHARE = 0.1  # minimum share of a device's workloads in which an outlier is far from the median
 
 
 class WatchRow(msgspec.Struct, kw_only=True):
@@ -50,7 +50,7 @@ class Outlier(msgspec.Struct, kw_only=True):
 
 
 class Moved(msgspec.Struct, kw_only=True):
-    """A device that was in several hosts, in chronological order."""
+    """A device that was in several hosts, and those hosts in chronological order."""
 
     identity: str
     hosts: list[str]
@@ -104,7 +104,7 @@ class FleetSummary(msgspec.Struct, kw_only=True):
 
 
 class DeviceSheetRow(NamedDevice, kw_only=True):
-    """A device, its totals in these results or in the ledger, and the fault rates that they exclude."""
+    """A device, its totals in these results or in the ledger, and the fault rates that those totals exclude."""
 
     suspect: str
     agrees_with_other_hosts: bool
@@ -139,7 +139,7 @@ def summarize_results(
     suspects = find_suspects(results, votes, past_of(ledger))
     hosts = {result.host for result in results}
     simulated = simulation(results)
-    # In a mixture, agreement between simulations does not test the real hosts.
+    # If real and simulated results are mixed, agreement between simulations does not test the real hosts.
     voters = (
         votes.hosts & {result.host for result in results if not result.simulated}
         if simulated == "some"
@@ -251,7 +251,8 @@ def _moved(results: Sequence[HostResult], ledger: FleetLedger | None) -> list[Mo
 def device_rows(
     results: Sequence[HostResult], votes: Votes, suspects: Sequence[SuspectRow], ledger: FleetLedger | None
 ) -> list[DeviceSheetRow]:
-    """Yields each device with its totals in these results or in the ledger, and the fault rates that they exclude."""
+    """Returns each device with its totals in these results or in the ledger, and the fault rates that those totals
+    exclude."""
     whole = ledger
     if whole is None:
         whole = FleetLedger(simulated=simulation(results) == "all")
@@ -314,7 +315,7 @@ def _printable(value: Shown, type: type[Shown]) -> Shown:
 
 
 def robust_z(values: Sequence[float], floor: float = FLOOR) -> list[float]:
-    """Returns the distance of each value from the median in deviations: (x - median) / max(1.4826 MAD, floor ·
+    """Returns the distance of each value from the median, in robust deviations: (x - median) / max(1.4826 MAD, floor ·
     median)."""
     middle = statistics.median(values)
     spread = NORMAL * statistics.median(abs(value - middle) for value in values)
@@ -323,10 +324,11 @@ def robust_z(values: Sequence[float], floor: float = FLOOR) -> list[float]:
 
 
 def outliers(results: Sequence[HostResult]) -> list[Outlier]:
-    """Returns devices whose throughput is far from others of their kind in at least a tenth of their workloads.
+    """Returns devices whose throughput is far from that of others of their kind in at least a tenth of their workloads.
 
-    A device tested several times counts with its median. Throughput that a burn-in did not judge, because runs are
-    short or devices share a processor, is omitted; that of throttled devices is included on purpose."""
+    The throughput of a device that was tested several times is its median. Throughput that a burn-in did not judge,
+    because runs were short or devices share a processor, is omitted; the throughput of throttled devices is included on
+    purpose."""
     rates: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     simulated: set[str] = set()
     for result in results:

@@ -62,7 +62,7 @@ class Added(NamedTuple):
 
     added: int  # results newly counted
     known: int  # results already counted
-    changed: tuple[str, ...]  # files of results already counted that continued since then: their additions are omitted
+    changed: tuple[str, ...]  # files of counted results whose burn-in has continued since; the additions are omitted
     foreign: int  # simulated results for a ledger of real ones, or vice versa
 
 
@@ -140,7 +140,8 @@ def update_ledger(
 
 
 def past_of(ledger: FleetLedger | None) -> Mapping[str, Mapping[str, Accusation]]:
-    """Returns a ledger's evidence against devices, by identity and burn-in id; nothing for simulations."""
+    """Returns a ledger's evidence against devices, by identity and burn-in id; an empty mapping for a ledger of
+    simulations."""
     if ledger is None or ledger.simulated:
         return {}
     return {name: account.accused for name, account in ledger.devices.items() if account.accused}
@@ -153,7 +154,7 @@ class Limits(NamedTuple):
     run_rate: (
         tuple[float, float] | None
     )  # exact (Garwood) limits of the share of runs with a difference, if there is one
-    interval: float | None  # bursts at least this often (seconds at load) would have been detected; None if some were
+    interval: float | None  # bursts at this interval (seconds at load) would have been detected; None if some were
     mean_interval: tuple[float, float] | None  # exact limits of the mean time between runs with a difference
 
 
@@ -170,7 +171,7 @@ def limits(account: Account) -> Limits:
 
 
 def _accuse(ledger: FleetLedger, results: Sequence[HostResult], votes: Votes) -> None:
-    """Records which devices differed in which burn-in. More hosts add evidence about the same burn-in."""
+    """Records which devices differed in which burn-in. Results of further hosts add evidence about the same burn-in."""
     created = {result.id: result.created for result in results}
     kinds: dict[tuple[str, str], dict[str, None]] = {}
     alone: set[tuple[str, str]] = set()

@@ -90,7 +90,7 @@ def _check(hosts: Sequence[str], rounds: int, suspects: Sequence[str]) -> None:
 
 
 def _apart(bad: list[str], good: list[str], rounds: int) -> list[list[Pair]] | None:
-    """Returns rounds in which no suspects meet, by the rule above; None if there are too few."""
+    """Returns rounds in which no two suspects meet; None if there are fewer such rounds than required."""
     whole = (len(bad) + len(good)) % 2 == 0
     sides: list[tuple[list[Seat], list[Seat]]] = []
     if whole:
@@ -230,11 +230,11 @@ MOST_SIMULATED, MOST_BAD, MOST_TRIALS = 1_000, 12, 100_000
 
 
 class Named(NamedTuple):
-    """The outcome of a number of rounds."""
+    """The outcome of simulated fleets after a number of rounds."""
 
     rounds: int
-    exact: int  # trials in which exactly the bad hosts are named
-    wrong: int  # trials in which other hosts, or only some of the bad ones, are named
+    exact: int  # trials that identify exactly the bad hosts
+    wrong: int  # trials that identify other hosts, or only some of the bad ones
     undecided: int  # trials in which several sets explain the differences, or no pair differed
     trials: int
     share: float
@@ -247,7 +247,7 @@ def name_bad(pairs: Iterable[tuple[str, str]]) -> frozenset[str] | None:
     for part in _components(frozenset(map(frozenset, pairs))):
         covers: list[frozenset[str]] = []
         size = 0
-        while not covers:  # up to two sets of this size with a member in every pair
+        while not covers:  # find up to two sets of this size that have a member in every pair
             size += 1
             exact = (cover for cover in _covers(part, size) if len(cover) == size)
             covers = list(itertools.islice(exact, 2))
@@ -260,7 +260,7 @@ def name_bad(pairs: Iterable[tuple[str, str]]) -> frozenset[str] | None:
 def simulate_naming(
     hosts: int, bad: int, probability: float, rounds: int, *, trials: int = 1000, seed: int = 0
 ) -> list[Named]:
-    """Simulates the share of fleets whose bad hosts are named after each number of rounds."""
+    """Simulates fleets and returns, for each number of rounds, the share of fleets whose bad hosts are identified."""
     most = min(MOST_BAD, hosts - 1)
     for right, setting, given, problem in (
         (2 <= hosts <= MOST_SIMULATED, "hosts", hosts, f"expected 2 to {MOST_SIMULATED:,}"),
@@ -309,7 +309,7 @@ def _components(edges: Edges) -> Iterator[Edges]:
 
 
 def _covers(edges: Edges, size: int) -> Iterator[frozenset[str]]:
-    """Yields covers of at most `size` hosts: a cover has a host or all hosts that it met."""
+    """Yields covers of at most `size` hosts: for every host, a cover contains that host or all hosts that it met."""
     if not edges:
         yield frozenset()
         return

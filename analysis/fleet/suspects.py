@@ -46,11 +46,11 @@ NEXT_PAIRED = 4  # healthy hosts to pair with a suspect
 SEVERITY = {"persistent": 2, "intermittent": 1, "transient": 0, None: 0}
 FLEET = "fleet vote"
 Counts: TypeAlias = dict[tuple[str, str], tuple[int, int]]
-"""Runs with a difference, and all runs, by burn-in and workload."""
+"""Number of runs with a difference and number of all runs, by burn-in and workload."""
 
 
 class Ballot(NamedTuple):
-    """The result of a device of a host in a burn-in."""
+    """The result that a device produced for a workload in a burn-in of its host."""
 
     result: HostResult
     part: DeviceResult
@@ -68,7 +68,7 @@ class Outvoted(NamedTuple):
     expected: str
     hosts: int  # other hosts with the majority's digest
     among: int  # other hosts that took part
-    shared: tuple[HostKey, ...]  # other hosts with the same wrong digest, which independent faults do not produce
+    shared: tuple[HostKey, ...]  # other hosts with the same wrong digest, which rules out independent faults
 
 
 class Group(msgspec.Struct, kw_only=True):
@@ -135,7 +135,7 @@ def vote(results: Sequence[HostResult]) -> Votes:
             continue
         true = {ballot.result.host for ballot in each if not ballot.result.simulated}
         compared += 1
-        hosts |= among if len(true) != 1 else among - true  # a real result among simulations is compared with nothing
+        hosts |= among if len(true) != 1 else among - true  # a single real result is not compared with simulations
         if len({ballot.digest for ballot in each}) == 1:  # nearly always true
             agreed.update(ballot.part.identity for ballot in each)
             continue
@@ -216,7 +216,7 @@ class NamedDevice(msgspec.Struct, kw_only=True):
 
 
 class SuspectRow(NamedDevice, kw_only=True):
-    """A device that differs."""
+    """A device whose results differ."""
 
     confidence: Confidence
     points: int | float
@@ -264,9 +264,10 @@ def find_suspects(
 def wrong_runs(
     results: Sequence[HostResult], votes: Votes
 ) -> dict[tuple[str, bool], dict[tuple[str, str], tuple[int, int]]]:
-    """Returns the runs with a difference and all runs, by device and simulation, and by burn-in and workload.
+    """Returns the number of runs with a difference and the number of all runs, by device and simulation, and by burn-in
+    and workload.
 
-    A device outvoted by other hosts counts as wrong in each run that agrees with its other runs.
+    For a device that other hosts outvote, every run that agrees with its other runs counts as a run with a difference.
     """
     found: dict[tuple[str, bool], Counts] = defaultdict(dict)
     for result in results:

@@ -26,14 +26,14 @@ INK, GRID, PAPER, ZERO, MARK, FULL = "#18212b", "#e3e6ea", "#fefefe", "#eceef0",
 HEAT = (
     "#c9def2", "#b6d3ed", "#a3c7e8", "#90bbe2", "#7eb0db", "#2f6fb0", "#24609f", "#1b4f8a", "#123e72", "#0a2d59"
 )  # fmt: skip
-"""Colours of a heat map from low to high; text is in the paper colour on the upper half, otherwise in the ink
-colour."""
+"""Colours of a heat map, from low to high values. Text has the paper colour on the upper half of the scale and the ink
+colour on the lower half."""
 VARIABLES = {
     **{colour: f"h{place}" for place, colour in enumerate(HEAT)},
     **{colour: f"c{place}" for place, colour in enumerate(COLOURS, start=1)},
     INK: "ink", GRID: "grid", PAPER: "paper", ZERO: "zero", MARK: "mark", FULL: "full",
 }  # fmt: skip
-"""The page's variable for each colour; other colours are the same in both modes."""
+"""The CSS variable of the page for each colour; other colours are the same in light and dark mode."""
 STYLE = {
     "svg.fonttype": "none",  # keep text as text, which can be searched, copied and read aloud
     "text.parse_math": False,  # do not interpret a dollar sign in a name
@@ -71,7 +71,7 @@ class Drawing:
         return self.figure.axes[0] if self.figure.axes else self.figure.subplots()
 
     def legend(self) -> None:
-        """Adds a legend above the drawing, which grows accordingly."""
+        """Adds a legend above the drawing, and makes the figure higher accordingly."""
         handles, labels = self.axes.get_legend_handles_labels()
         columns = max(1, min(len(labels), int(70 / (max(map(len, labels), default=0) + 6))))
         self.figure.set_figheight(self.figure.get_figheight() + 0.2 * math.ceil(len(labels) / columns))
@@ -132,7 +132,7 @@ def line_figure(chart: Chart) -> Figure | LeftOut:
         for place, (line, x, y, shown) in enumerate(zip(chart.lines, xs, ys, drawable, strict=True)):
             if not shown.any():
                 continue
-            few = shown.sum() <= 40 and not line.dashed  # then a marker shows each point, even next to gaps
+            few = shown.sum() <= 40 and not line.dashed  # a marker shows each point, even between gaps
             colour = COLOURS[(place if line.colour is None else line.colour) % 6]
             if len(line.error):
                 reach = np.asarray(line.error, np.float64)[shown]
@@ -147,7 +147,7 @@ def line_figure(chart: Chart) -> Figure | LeftOut:
         if chart.x == "step":
             every = np.concatenate(xs)
             margin = max(0.5, 0.02 * (every.max() - every.min()))
-            axes.set_xlim(every.min() - margin, every.max() + margin)  # include steps without a point
+            axes.set_xlim(every.min() - margin, every.max() + margin)  # let the axis include steps without a point
             whole_numbers(axes.xaxis)
         for which in chart.log:
             powers(axes, which)
@@ -158,7 +158,7 @@ def line_figure(chart: Chart) -> Figure | LeftOut:
 
 
 def thin(x: Points, y: Points, limit: int = 2000) -> tuple[Points, Points]:
-    """Thins a long line: keeps the minimum and maximum of each run of neighbours, and therefore spikes."""
+    """Thins a long line: keeps the minimum and maximum of each group of neighbouring points, so that spikes remain."""
     if len(x) <= limit:
         return x, y
     keep = []
@@ -169,7 +169,7 @@ def thin(x: Points, y: Points, limit: int = 2000) -> tuple[Points, Points]:
 
 
 def whole_numbers(axis: "Axis") -> None:
-    """Sets integer ticks, such as for steps."""
+    """Restricts the ticks of an axis to integers, for example for steps."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis.set_major_locator(MaxNLocator(nbins="auto", integer=True, min_n_ticks=1))

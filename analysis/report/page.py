@@ -73,7 +73,7 @@ class Headline:
     since: str
     real: str = ""
     actions: tuple[Action, ...] = ()
-    # The basis of advice after a finding.
+    # The data from which the advice after a finding is derived.
     course: str | None = None
     first: int | None = None  # step
     named: str = ""  # affected hardware
@@ -173,7 +173,7 @@ class Findings:
 
     @classmethod
     def of(cls, parts: Iterable[Finding]) -> "Findings":
-        """Sorts the parts that a study yields."""
+        """Sorts the parts that a study yields by their type."""
         found: dict[type, list[Any]] = {Table: [], Chart: [], Check: []}
         for part in parts:
             found[type(part)].append(part)
@@ -206,12 +206,12 @@ class Conclusion:
 
     @property
     def contents(self) -> dict[str, Any]:
-        """Returns the result of `conclude`."""
+        """The result that `conclude` returns."""
         path = Path(self.record.path)
         return {**self.fields, "sentence": self.entry("").sentence, "run": str(path), "report": str(path / PAGE)}
 
     def entry(self, name: str) -> "IndexEntry":
-        """Returns its entry in an index."""
+        """Returns the record's entry in an index."""
         banner = self.report.banner
         return IndexEntry(name, self.verdict, banner.label if banner else "", banner.sentence if banner else "")
 
@@ -239,7 +239,7 @@ def summarize_findings(study: str, findings: Findings) -> StudyFindings:
 
 
 def study_page(record: Contents, findings: StudyFindings) -> Report:
-    """Makes the page of a study, complete or not."""
+    """Makes the page of a complete or incomplete study."""
     study, manifest, checks = str(findings.study), record.study, findings.checks
     missing = [check.claim for check in checks if not check.holds]
     tables = [marked(table, SIMULATED) for table in findings.grids]

@@ -55,7 +55,7 @@ class Line:
     Attributes:
         label: label for the legend; empty for none.
         x: abscissae.
-        y: ordinates, of the same number; values that are not finite are omitted.
+        y: ordinates, one for each abscissa; values that are not finite are omitted.
         dashed: whether the line is dashed, for theory next to measurements.
         points: points without a line between them.
         error: half-lengths of the 95 % intervals of `y`, or none.
@@ -155,7 +155,8 @@ class Banner:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """Parts under a heading. In a row or on the first screen they are side by side; `folded` ones are collapsed."""
+    """Parts under a heading. The parts of a row, or of the first screen, are side by side; a `folded` section is
+    collapsed."""
 
     heading: str | Link
     parts: tuple["Part", ...]
@@ -178,7 +179,8 @@ class Report:
 
 
 def marked(part: Marked, mark: str) -> Marked:
-    """Marks a table or figure with what is simulated in it; returns it unchanged without a mark."""
+    """Returns a table or figure whose caption begins with `mark`, which names what is simulated; unchanged if `mark` is
+    empty."""
     if not mark:
         return part
     caption = f"[{mark}] {part.caption}"
@@ -188,12 +190,12 @@ def marked(part: Marked, mark: str) -> Marked:
 
 
 def filled(table: Table, lacking: str) -> Table | LeftOut:
-    """Returns a table, or the reason why it has no rows."""
+    """Returns the table; if it has no rows, a `LeftOut` with the reason `lacking`."""
     return table if table.rows else LeftOut(table.caption, lacking)
 
 
 def show(value: Any, *, digits: int = 3) -> str:
-    """Formats a number with a few digits; counts in full with separators; a dash if not measured."""
+    """Formats a value: numbers with a few digits, counts in full with separators, unmeasured values as a dash."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return NOT_MEASURED
     try:

@@ -47,7 +47,7 @@ CONFIDENCE = 0.95
 def frequency_upper_bound(
     mismatched: int, checked: int, *, confidence: float = CONFIDENCE, recall: float = 1.0
 ) -> float:
-    """One-sided upper bound of the mismatch frequency: chi2_confidence(2x + 2) / (2 n recall), at most 1.
+    """Computes the one-sided upper bound of the mismatch frequency: chi2_confidence(2x + 2) / (2 n recall), at most 1.
 
     Args:
         mismatched: mismatched elements x.
@@ -73,7 +73,7 @@ def frequency_upper_bound(
 def frequency_interval(
     mismatched: int, checked: int, *, confidence: float = CONFIDENCE, recall: float = 1.0
 ) -> tuple[float, float]:
-    """Two-sided exact (Garwood) interval of the mismatch frequency.
+    """Computes the two-sided exact (Garwood) interval of the mismatch frequency.
 
     Args:
         mismatched: mismatched elements x.
@@ -97,7 +97,7 @@ def frequency_interval(
 
 
 def proportion_interval(successes: int, trials: int, *, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Two-sided exact interval of a proportion (Clopper and Pearson, Biometrika 26, 1934).
+    """Computes the two-sided exact interval of a proportion (Clopper and Pearson, Biometrika 26, 1934).
 
     Args:
         successes: number of successes.
@@ -121,11 +121,11 @@ def proportion_interval(successes: int, trials: int, *, confidence: float = CONF
 
 
 def needed_mismatches(*, shape: float = math.inf, confidence: float = CONFIDENCE) -> float:
-    """Expected mismatches at which observing none is improbable: the numerator that replaces 3.0 in a clean run's
-    bound.
+    """Computes the expected number of mismatches at which observing none is improbable. This number replaces 3.0 in the
+    numerator of a clean run's bound.
 
-    If the rate itself varies between runs as a gamma distribution of the given shape, the count is negative binomial
-    and P(0) = (1 + mean/shape)^-shape.
+    If the rate itself varies between runs and follows a gamma distribution with the given shape, the count is negative
+    binomial and P(0) = (1 + mean/shape)^-shape.
 
     Args:
         shape: shape of the gamma distribution; infinite means independent elements, smaller means burstier.
@@ -148,7 +148,7 @@ def _check_counts(mismatched: int, checked: int, confidence: float, recall: floa
         raise ValueError(f"confidence {confidence} and recall {recall}: expected shares above 0, confidence below 1")
 
 
-MOST = 30  # maximum number of blocks: too long blocks cost little, too short ones make intervals too narrow
+MOST = 30  # maximum number of blocks: overly long blocks cost little; overly short ones narrow the intervals
 LEAST = 8  # minimum number of blocks with a mismatch: with fewer, no interval is valid
 DRAWN = 1999
 
@@ -160,13 +160,14 @@ Each: TypeAlias = Float[np.ndarray, "*draws"]
 def bootstrap_interval(
     mismatched: Sequence[int], checked: Sequence[int], *, confidence: float = CONFIDENCE, seed: int = 0
 ) -> tuple[float, float] | None:
-    """Two-sided interval of a mismatch frequency, by a studentized block bootstrap over steps.
+    """Computes a two-sided interval of a mismatch frequency by a studentized block bootstrap over steps.
 
-    Blocks are at least twice as long as `block_length` returns, and at most 30. In simulations at 95 %, with 2,000 runs
-    per line and about 1,000 mismatches per step, the interval contains the true frequency with probability
+    Each block is at least twice as long as `block_length` returns, and there are at most 30 blocks. In simulations at
+    95 %, with 2,000 runs per line and about 1,000 mismatches per step, the interval contains the true frequency with
+    probability
 
     ================================================================================  =======
-    elements independent (a mismatch a step, or one in 20 steps); 1,350 steps         96 %
+    elements independent (1 mismatch per step, or 1 in 20 steps); 1,350 steps       96 %
     rates of steps gamma distributed: shape 1, 60 and 1,350 steps; 1/2, 200 steps     94-96 %
     spikes in 1.5 % and 3 % of 1,350 steps, their heights gamma of shape 1 and 1/2    95-96 %
     bursts of 5 steps on average, every 105 and every 45 of 1,350 steps               93 %
@@ -176,8 +177,9 @@ def bootstrap_interval(
     a lognormal rate that correlates over 20 of 1,350 and 50 of 4,500 steps           91-92 %
     ================================================================================  =======
 
-    If it fails, the true value is above it more often than below. The limits for independent elements
-    (`frequency_interval`) contain it as stated in the first line, but in less than 6 % of the runs in all others.
+    If the interval misses the true frequency, the true frequency is more often above the interval than below it. The
+    limits for independent elements (`frequency_interval`) contain the true frequency with the same probability in the
+    first line, but in less than 6 % of the runs in all other lines.
 
     Args:
         mismatched: mismatched elements of each step, in the order of the steps.
@@ -267,10 +269,10 @@ PUBLISHED = {"node 13": (450, True), "node 14": (4500, False)}
 
 
 def burn_in_steps(mean_interval: float, *, observed: int | None = None, confidence: float = CONFIDENCE) -> int:
-    """Number of steps that show at least one burst, for bursts at random times.
+    """Computes the number of steps that show at least one burst with a given probability, for bursts at random times.
 
-    Known mean: n = -ln(1 - confidence) m. Mean of k observed intervals: n = k m ((1 - confidence)^(-1/k) - 1), which
-    is m times the quantile of F with 2 and 2k degrees of freedom.
+    If the mean m is known: n = -ln(1 - confidence) m. If m is the mean of k observed intervals: n = k m ((1 -
+    confidence)^(-1/k) - 1), which is m times the quantile of F with 2 and 2k degrees of freedom.
 
     If k bursts were observed in a run of fixed length T instead of intervals, use T/k as the mean. Over all runs,
     including those without a burst, for which nothing is planned, such a plan fails with a probability of at most 1 -
@@ -297,7 +299,7 @@ def burn_in_steps(mean_interval: float, *, observed: int | None = None, confiden
 
 
 def probability_seen(steps: float, mean_interval: float, *, observed: int | None = None) -> float:
-    """Probability that `steps` steps show a burst: the inverse of `burn_in_steps`.
+    """Computes the probability that `steps` steps show a burst; this is the inverse of `burn_in_steps`.
 
     Args:
         steps: length of a run.
@@ -320,7 +322,7 @@ def probability_seen(steps: float, mean_interval: float, *, observed: int | None
 def mean_interval_limits(
     steps: float, observed: int, *, ends_with_burst: bool = False, confidence: float = CONFIDENCE
 ) -> tuple[float, float]:
-    """Two-sided exact interval of the mean number of steps between bursts.
+    """Computes the two-sided exact interval of the mean number of steps between bursts.
 
     Args:
         steps: steps over which bursts were counted, T.
@@ -332,11 +334,13 @@ def mean_interval_limits(
             Biometrika 28, 1936).
 
     Returns:
-        Lower and upper limit: 2T / chi2(2k) and 2T / chi2(2k), at 1 - a/2 and a/2; if the number of steps was fixed,
-        2T / chi2(2k + 2) is the lower one. The upper one is infinite without a burst.
+        Lower and upper limit, in steps: 2T / chi2(2k) with the quantiles at 1 - a/2 and at a/2, where a = 1 -
+        confidence. If the number of steps was fixed, the lower limit is 2T / chi2(2k + 2). The upper limit is infinite
+        if no burst was observed.
 
     Raises:
-        ValueError: no steps, a negative count, no burst although one ended the count, or an invalid confidence.
+        ValueError: there are no steps, a count is negative, a burst is said to have ended the count but none was
+            observed, or the confidence is not a valid share.
     """
     from scipy.special import gammainccinv, gammaincinv
 
@@ -352,7 +356,7 @@ def mean_interval_limits(
 
 
 def excluded_interval(steps: float, *, confidence: float = CONFIDENCE) -> float:
-    """Interval such that a run of `steps` steps without a burst excludes bursts at this or a shorter interval.
+    """Computes the longest mean interval, in steps, that a run of `steps` steps without a burst excludes.
 
     Nothing is estimated here, so the rule of three holds: if bursts were this frequent, a run of this length would show
     none with a probability of at most 1 - confidence.
@@ -364,13 +368,13 @@ def count_bursts(steps: Sequence[int], length: int) -> int:
     """Counts the bursts in the steps with a mismatch.
 
     Adjacent steps form one burst, as do steps separated by fewer clean steps than a fifth of the mean distance between
-    bursts. Merging increases this distance, so it is repeated until nothing more is merged. Of steps hit at random at
-    most a fifth is merged, so plans based on the count are slightly too long.
+    bursts. Merging increases the mean distance, so it is repeated until no more bursts can be merged. If mismatches
+    occur at random steps, at most a fifth of these steps is merged, so plans based on the count are slightly too long.
 
-    A plan by `burn_in_steps(length / bursts, observed=bursts)` for 95 % was simulated over 1,350 steps. It showed a
-    mismatch again in at least 97 % of the runs if steps were hit at random (1 in 450, 100, 20, 3, 2) or in bursts of 5
-    or 20 steps at random times, every 100 or 450 steps; and in 90 % if bursts of 50 steps, with hits in one step of 10,
-    occurred every 150 steps.
+    Plans for 95 % by `burn_in_steps(length / bursts, observed=bursts)` were simulated for counts over 1,350 steps. Runs
+    of the planned length showed a mismatch again with a probability of at least 97 % if mismatches occurred at random
+    steps (1 in 450, 100, 20, 3, 2) or in bursts of 5 or 20 steps at random times (every 100 or 450 steps), and of 90 %
+    if bursts of 50 steps, with a mismatch in one step out of 10, occurred every 150 steps.
     """
     gaps = np.diff(np.unique(np.asarray(steps, np.float64)))
     bursts = np.count_nonzero(gaps > 1) + 1
@@ -380,7 +384,8 @@ def count_bursts(steps: Sequence[int], length: int) -> int:
 
 
 def burst_outlooks(steps: int, published: Iterable[str] = tuple(PUBLISHED)) -> list[BurstOutlook]:
-    """Probability that a number of training steps shows a burst, with the exact limits (95 %) of the mean interval.
+    """Computes the probability that `steps` training steps show a burst of each published node, and the limits of this
+    probability for the exact limits (95 %) of the mean interval between bursts.
 
     The probability is that of at least one burst of a Poisson process, averaged over the uncertainty of one observed
     interval.

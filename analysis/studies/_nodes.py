@@ -11,7 +11,7 @@ from ..report import Chart, Check, Finding, Line, Table
 
 STUDY = "nodes study"
 MOST_OUTSIDE = 0.1  # maximum share of values outside of 95 % intervals; a larger share refutes the model
-NEAR = 5.0  # maximum factor between a small model's response to last bits and the fitted one for the same mechanism
+NEAR = 5.0  # maximum factor between the measured and the fitted response to changed last bits
 TABLES = ("frequency", "severity")
 YES = {True: "yes", False: "NO", None: "undetermined"}
 
@@ -163,8 +163,8 @@ def _why(row: Compared, rows: Sequence[Compared]) -> str:
 
 
 def _scatter(rows: Sequence[Compared], place: tuple[str, str] | None) -> float:
-    """Returns the factor by which the published severities of a submodule's layers scatter; of all layers without a
-    name."""
+    """Returns the factor by which published severities scatter among the layers of a submodule, or among all layers if
+    `place` is None."""
     groups: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         if row.quantity == "severity by layer" and row.published:

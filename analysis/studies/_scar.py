@@ -57,13 +57,13 @@ PARTIAL = {0.25: (0.59, 0.89), 0.5: (0.31, 0.62), 0.75: (0.12, 0.42)}
 # Published number of iterations by which SCAR reaches a likelihood sooner (figure 9), and the averaging window.
 SOONER, AFTERWARDS = 3, 8
 LEAST_STARTS = 5  # minimum number of starts for an interval
-# Predictions are good within this factor, or if both costs are below this many iterations; and the share that should
-# be.
+# A prediction is good if it is within this factor of the cost, or if both are below this number of iterations. This
+# share of the predictions should be good.
 FACTOR, SHARE, LEAST_COST = 2.0, 0.8, 0.5
 
 
 class Workload(NamedTuple):
-    """All failures of a training: one row per case and start."""
+    """All failures of a workload, one row per case and start."""
 
     name: str
     criterion: Criterion
@@ -75,7 +75,7 @@ class Workload(NamedTuple):
 
 
 class CaseCosts(NamedTuple):
-    """The costs of a policy of saving and a kind of loss; most have no prediction."""
+    """The costs of one saving policy with one kind of loss; most of these combinations have no prediction."""
 
     costs: Float[np.ndarray, "starts trials"]
     sizes: Float[np.ndarray, "starts trials"]
@@ -276,7 +276,8 @@ def _saving(workloads: Sequence[Workload]) -> Iterator[Finding]:
 
 
 def _bounds(title: str, perturbed: Mapping[str, Perturbed], *, always: bool) -> Iterator[Finding]:
-    """Yields perturbations compared with the bound; `always` if the iteration shrinks every error by c in each step."""
+    """Yields a table and a figure that compare the costs of perturbations with their bound; `always` means that the
+    iteration shrinks every error by the factor c in each step."""
     rows, lines = [], []
     for kind, one in perturbed.items():
         bounds, costs, beyond = (np.asarray(values, float) for values in (one.bounds, one.costs, one.beyond))
@@ -342,7 +343,7 @@ def _overhead(workload: str, overhead: Overhead) -> Iterator[Finding]:
 
 
 def _behind(losses: Sequence[float], undisturbed: Sequence[float], after: int) -> float:
-    """Returns the mean number of iterations by which a training is behind another after its failure."""
+    """Returns the mean number of iterations by which a training run lags behind the undisturbed run after a failure."""
     found = []
     for k in range(after, after + AFTERWARDS):
         at = next((other for other, one in enumerate(undisturbed) if one <= losses[k]), len(undisturbed) - 1)

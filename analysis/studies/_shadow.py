@@ -42,7 +42,7 @@ def findings(measured: ShadowMeasured) -> Iterator[Finding]:
 
 
 def _judged(run: Watched) -> tuple[tuple[Any, ...], bool]:
-    """Returns a row of the table, and whether it is as expected."""
+    """Returns a row of the table, and whether the run is as expected."""
     seen = run.corrupted & (run.compared == (-1 if run.faulty is None else run.faulty)).any(axis=-1)
     first = [int(np.flatnonzero(mask)[0]) if mask.any() else None for mask in (run.corrupted, run.differed)]
     named = ", ".join(map(str, run.suspects)) or (

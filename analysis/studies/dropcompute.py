@@ -116,7 +116,7 @@ def _training(measured: DropComputeMeasured, training: DroppedTraining) -> Itera
         title = f"{name}: loss against {what}"
         yield Chart(title, "Training loss, mean over ten steps.", what, "loss", tuple(lines))
     whole, extra = rows[0], next(row for row, run in zip(rows, training.runs, strict=True) if run.extra)
-    # The tolerance of the loss is the variation between single trainings.
+    # The tolerance of the loss is the variation between single training runs.
     same = extra[3] <= 1.02 * whole[3] + 0.005
     yield Check(
         f"{name}: with extra steps, the same loss in less time",

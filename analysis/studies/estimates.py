@@ -37,7 +37,7 @@ DEFINITIONS = (
 
 
 def summarize_estimates(programs: Iterable[ProgramEstimate]) -> EstimateSummary:
-    """Summarizes the programs of an estimate, each with its ratio to the first of the same target."""
+    """Summarizes the programs of an estimate, each with its ratio to the first program for the same target."""
     first: dict[str, float] = {}
     rows = []
     for row in programs:

@@ -59,7 +59,7 @@ def _shares(found: SchemeCounts, magnitudes: Sequence[float]) -> SchemeShares:
     shares = np.asarray(found.found) / np.maximum(np.asarray(found.made), 1)
 
     def smallest(share: float) -> float | None:
-        """Returns the smallest magnitude from which on at least this share is found."""
+        """Returns the smallest magnitude from which on at least this share of the errors is found."""
         enough = np.append(np.flatnonzero(shares < share), -1).max() + 1
         return float(magnitudes[enough]) if enough < len(magnitudes) else None
 
@@ -150,7 +150,7 @@ def _table(variant: str, schemes: Mapping[str, SchemeShares]) -> Table:
 def _drawn(
     variant: str, schemes: Mapping[str, SchemeShares], magnitudes: Sequence[float]
 ) -> Iterator[Figure | LeftOut]:
-    """Yields figures of errors found by magnitude, and of flips found by bit."""
+    """Yields figures of the share of errors found, by magnitude, and of the share of bit flips found, by bit."""
     sizes, bits = [], []
     for scheme, found in schemes.items():
         sizes.append(Line(scheme, magnitudes, np.asarray(found.found) / np.maximum(np.asarray(found.made), 1)))

@@ -35,7 +35,7 @@ def findings_of(measured: Measured | NodesMeasured) -> Findings:
 
 
 def conclude_study(record: Contents) -> Conclusion:
-    """Makes the summary and the page of a study or an estimate, complete or not."""
+    """Makes the summary and the page of a complete or incomplete study or estimate."""
     stored, kind = record.summary or {}, record.kind.name
     if kind == products.STUDY:
         shares = msgspec.convert(stored, ProductsSummary)
@@ -97,7 +97,7 @@ def write_estimate(folder: Path, programs: Iterable[ProgramEstimate], **manifest
 
     Args:
         folder: a new folder.
-        programs: the cost of each, without its ratio to the first.
+        programs: the estimated cost of each program, without its ratio to the first program.
         **manifest: further fields of the manifest, such as the command.
 
     Returns:
