@@ -1,4 +1,4 @@
-"""Outcomes of training after a fault: classes of outcomes, detectors and latencies.
+"""Outcomes of training after a fault: their classes, detectors of faults, and detection latencies.
 
 A struck run is compared with the clean run of the same program, step by step. Its outcome is one of
 
@@ -7,13 +7,13 @@ outcome      meaning
 ===========  =======================================================================================================
 not_reached  the struck operation was not executed: it is in a branch that was not taken
 masked       after the struck step, the state and all observed numbers equal those of the clean run bit for bit
-benign       the state differs, but no loss exceeds the clean one by more than the share `SPIKE`
-spike        a loss exceeded the clean one by more than `SPIKE`, but the last observed loss does not
-divergence   the last observed loss exceeds the clean one by more than `SPIKE`
+benign       the state differs, but no loss exceeds the clean loss by more than the share `SPIKE` of it
+spike        a loss exceeded the clean loss by more than this share, but the last observed loss does not
+divergence   the last observed loss exceeds the clean loss by more than this share
 nonfinite    the loss, another observed number or the state became NaN or infinite
 ===========  =======================================================================================================
 
-Detectors that a training run can use without a clean twin may detect it:
+Each of these detectors, which a training run can use without a clean twin, may detect the fault:
 
 ===================  ===============================================================================================
 detector             fires when
@@ -29,7 +29,7 @@ history_bound        the optimizer's history exceeds a bound that no sound step 
 abft                 a checksum flags a row of a matrix product of the struck step (if products are checked)
 ===================  ===============================================================================================
 
-The thresholds of the two spike detectors are derived from the clean run, so that they raise no false alarms on it.
+The thresholds of the two spike detectors are derived from the clean run, so that neither raises a false alarm on it.
 """
 
 import itertools
@@ -37,8 +37,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-SPIKE = 0.1  # share of the clean loss by which a loss exceeds it in a spike
-VISIBLE = 1e-3  # share of the clean loss by which a loss differs visibly from it
+SPIKE = 0.1  # least excess of a loss over the clean loss in a spike, as a share of the clean loss
+VISIBLE = 1e-3  # least visible difference between a loss and the clean loss, as a share of the clean loss
 LEAST_RISE = 0.05
 LEAST_FACTOR = 3.0
 OUTCOMES = ("not_reached", "masked", "benign", "spike", "divergence", "nonfinite")
@@ -47,12 +47,12 @@ ABFT = "abft"
 
 
 class Observed(NamedTuple):
-    """One step of a run.
+    """Observed numbers of one step of a run.
 
     Attributes:
         loss: loss of the step.
-        gradient_norm: norm of its gradient; None if not observed.
-        history: largest ratio of the optimizer's history to its bound; None if not observed.
+        gradient_norm: norm of the step's gradient; None if not observed.
+        history: largest ratio of the optimizer's history to the bound on it; None if not observed.
         finite: whether the state after the step and all of these numbers are finite.
         digest: digest of the state after the step and of all of these numbers.
     """
@@ -65,14 +65,14 @@ class Observed(NamedTuple):
 
 
 class Thresholds(NamedTuple):
-    """Thresholds of the spike detectors: rise of the loss, and factor of the gradient norm."""
+    """Thresholds of the spike detectors: for the rise of the loss, and for the growth factor of the gradient norm."""
 
     rise: float
     factor: float
 
 
 def thresholds(clean: Sequence[Observed]) -> Thresholds:
-    """Calibrates the spike detectors on a clean run."""
+    """Returns the thresholds of the spike detectors, calibrated on a clean run."""
     losses = [step.loss for step in clean]
     norms = [step.gradient_norm for step in clean if step.gradient_norm is not None]
     rises = [b - a for a, b in itertools.pairwise(losses)]
@@ -82,7 +82,7 @@ def thresholds(clean: Sequence[Observed]) -> Thresholds:
 
 
 def decided(clean: Observed, struck: Observed, *, first: bool) -> bool:
-    """Whether the outcome is certain after a step: masked, or nonfinite."""
+    """Returns whether the outcome is certain after a step, namely masked or nonfinite."""
     return not struck.finite or (first and struck.digest == clean.digest)
 
 
@@ -96,9 +96,10 @@ def classify(clean: Sequence[Observed], struck: Sequence[Observed], start: int, 
         limits: see `thresholds`.
 
     Returns:
-        `outcome`, `followed` (observed steps after the struck one), `peak_excess` and `last_excess` (share of the clean
-        loss by which the loss exceeds it; None if it is not finite), `detected` (by detector: steps from fault to
-        detection, or None), `visible_after` (steps until the loss differs visibly, or None).
+        `outcome`, `followed` (number of observed steps after the struck one), `peak_excess` and `last_excess` (excess
+        of the loss over the clean loss, as a share of the clean loss; None if not finite), `detected` (for each
+        detector, the number of steps from fault to detection, or None), `visible_after` (number of steps until the loss
+        differs visibly, or None).
     """
     same = clean[start : start + len(struck)]
     excess = [_excess(a.loss, b.loss) for a, b in zip(same, struck, strict=True)]
@@ -133,13 +134,13 @@ def _excess(clean: float, struck: float) -> float | None:
 
 
 def _fires(clean: Observed, struck: Observed, before: Observed | None, limits: Thresholds) -> Mapping[str, bool]:
-    """Returns which detectors fire at a step; only the fingerprint uses the clean run."""
+    """Returns, for each detector, whether it fires at a step; only the fingerprint uses the clean run."""
     rise = struck.loss - before.loss if before is not None else 0.0
     norm, earlier = struck.gradient_norm, before.gradient_norm if before is not None else None
     return {
         "fingerprint": struck.digest != clean.digest,
         "nonfinite": not struck.finite,
-        # The detector above covers values that are not finite.
+        # The detector `nonfinite` covers values that are not finite.
         "loss_spike": math.isfinite(rise) and rise > limits.rise,
         "gradient_norm_spike": (
             norm is not None

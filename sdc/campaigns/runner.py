@@ -2,13 +2,13 @@
 
 The step is compiled once with a strike as data, and once unchanged. The clean run is executed once, and the state
 before each of its steps is kept. Every injection starts from the state just before its step, runs the struck step and
-then a few plain ones, and is compared with the clean run until its outcome is certain. Bits are compared only after the
-struck step, with those of the same program without a strike; later steps run the plain program, whose last bits differ,
-so that only losses and norms are compared.
+then a few unchanged steps, and is compared with the clean run until the outcome is certain. Bits are compared only
+after the struck step, with those of the same program without a strike. Later steps run the unchanged program, whose
+results differ in the last bits, so that only their losses and norms are compared.
 
-A Kronecker sequence spreads injections evenly over sites, steps, iterations, devices, elements, kinds of faults and
-bits, so that the first n injections are spread as evenly as all of them. Injection number i is the same in every
-campaign with the same seed, so that a campaign can be stopped and resumed.
+A Kronecker sequence distributes injections over sites, steps, iterations, devices, elements, kinds of faults and bits,
+and the first n injections are distributed as evenly as all of them. Injection number i is the same in every campaign
+with the same seed, so that a campaign can be stopped and resumed.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ from ..program import Site, Where, arithmetic, as_selector, functional, sites
 from ..twins import tree_digest
 from .outcomes import ABFT, Observed, classify, decided, thresholds
 
-# `(state, metrics) -> {"loss": ..., "gradient_norm": ..., "history": ...}`; the last two may be absent.
+# `(state, metrics) -> {"loss": ..., "gradient_norm": ..., "history": ...}`; the last two keys may be absent.
 Observe = Callable[[Any, Any], Mapping[str, Any]]
 
 
@@ -66,15 +66,15 @@ def campaign(
     """Injects single faults into a training step and classifies the outcome of training.
 
     Args:
-        step: `(state, batch) -> (state, metrics)`, any function that JAX can trace. It may change Flax NNX objects in
-            its state in place, and must return them.
-        state: state before the first step, which is not modified.
+        step: `(state, batch) -> (state, metrics)`, any function that JAX can trace. It may change Flax NNX objects of
+            the state in place, and must return these objects.
+        state: state before the first step; it is not modified.
         batches: batches of data, one for each step of the clean run.
         loss: `(state, metrics) -> loss`, a function of the step's results.
         injections: number of faults to inject.
-        where: selects the sites; by default all operations that compute floating-point numbers.
-        faults: the faults, each a `Fault`, its kind, or its text (see `as_fault`). The campaign chooses their place and
-            time.
+        where: selects the sites; by default, all operations that compute floating-point numbers.
+        faults: the faults, each a `Fault`, its kind, or its text (see `as_fault`). The campaign chooses the place and
+            time of each injection.
         follow: steps to run after the struck one to observe the effect.
         seed: seed of the injections.
 
@@ -83,7 +83,7 @@ def campaign(
 
     Raises:
         ValueError: nothing is selected, or there are too few batches.
-        NotDeterministic: the clean run does not repeat itself.
+        NotDeterministic: the clean run is not reproducible bit for bit.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -117,9 +117,9 @@ class Injection(NamedTuple):
     """One injection of a campaign.
 
     Attributes:
-        step: the struck step.
+        step: number of the struck step.
         strike: the fault and its place, as data.
-        row: its fields in the record.
+        row: fields of the injection in the record.
     """
 
     step: int
@@ -128,17 +128,17 @@ class Injection(NamedTuple):
 
 
 class NotDeterministic(RuntimeError):
-    """The clean run is not reproducible bit for bit, so that differences from it would be meaningless."""
+    """An error for a clean run that is not reproducible bit for bit, so that comparisons with it are meaningless."""
 
 
 class Campaign:
-    """A campaign that is ready to run: compiled, with a finished clean run.
+    """A campaign that is ready to run: the step is compiled, and the clean run is finished.
 
     Args:
-        observe: returns the observed numbers of each step, see `Observe`.
+        observe: a function that returns the observed numbers of each step, see `Observe`.
         batch: number of injections that run concurrently, under `vmap`.
-        abft: whether `sdc.abft` checks the products of the struck step, as an additional detector. Faults in products
-            then strike their sums, before rounding.
+        abft: whether `sdc.abft` checks the matrix products of the struck step, as an additional detector. Faults in
+            matrix products then strike the sums, before rounding.
 
     For the other arguments see `campaign`.
 
@@ -178,7 +178,7 @@ class Campaign:
         self.where = as_selector(where)
         where = self.where & NUMBERS
         self.sites = sites(step, state, batches[0], where=where)
-        # Check that every kind of fault can change the numbers of every site, before hours are spent on others.
+        # Check that every kind of fault can change the numbers of every site, before hours are spent on injections.
         for dtype, name in {x.dtype: site.name for site in self.sites for x in site.outputs if strikable(x)}.items():
             for fault in self.faults:
                 try:
@@ -257,7 +257,7 @@ class Campaign:
             if isinstance(what, StuckBit) or what.count == 1:
                 bits = [choices[int(place * len(choices))]]
                 what = dataclasses.replace(what, bits=tuple(bits), field=None)
-        # The length of a `while` is unknown: its first iteration is struck.
+        # The number of iterations of a `while` is unknown, so its first iteration is struck.
         iteration = tuple(int(next(u) * length) for length in site.trips)
         device = {axis: int(next(u) * length) for axis, length in site.mesh}
         element = int(next(u) * math.prod(shape))
@@ -288,20 +288,20 @@ class Campaign:
         return Injection(step, struck, row)
 
     def _phase(self, site: Site) -> str:
-        """Returns the direction; `update` for operations outside of derivatives, `memory` for the step's own arrays."""
+        """Returns a site's direction, but `update` outside derivatives, and `memory` for the step's own arrays."""
         if site.direction in ("arg", "out"):
             return "memory"
         outside = site.direction == "fwd" and "jvp(" not in site.scope
         return "update" if outside and any("jvp(" in other.scope for other in self.sites) else site.direction
 
     def run(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
-        """Runs injections and yields their rows, in order."""
+        """Runs the injections with the given numbers and yields their rows, in order."""
         planned = map(self.plan, numbers)
         while group := list(itertools.islice(planned, self.batch)):
             yield from self._run(group)
 
     def _run(self, group: Sequence[Injection]) -> Iterator[dict[str, Any]]:
-        """Runs some injections concurrently, until the outcome of each is certain."""
+        """Runs a group of injections concurrently, until the outcome of each is certain."""
         members = [*group, *[group[-1]] * (self.batch - len(group))]
         states, seen, happened = self._strike(
             self._stack([member.strike for member in members]),
@@ -356,7 +356,7 @@ class Campaign:
         return many if self.batch == 1 else jax.tree.map(lambda x: x[0], many), self._read(seen)[0]
 
     def _run_unstruck(self, number: int) -> Observed:
-        """Runs a step of the program that can be struck, without a strike."""
+        """Runs a step of the program that accepts a strike, without a strike."""
         nothing = no_strike(room=self._room, axes=self._axes)
         arguments = nothing, self._states[number], self.batches[number]
         return self._read(self._strike(*(self._stack([part] * self.batch) for part in arguments))[1])[0]
@@ -392,9 +392,10 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _kronecker(number: int, seed: int) -> Iterator[float]:
-    """Yields the coordinates of a point of a Kronecker sequence with random shifts: frac(number * a_d + shift_d).
+    """Yields the coordinates of one point of a Kronecker sequence with random shifts: frac(number * a_d + shift_d).
 
-    The multiples of each coordinate's irrational a_d fill the interval evenly; a_d is the root of a prime.
+    For each coordinate d, a_d is the square root of a prime; the multiples of this irrational number fill the interval
+    evenly.
     """
     shifts = np.random.default_rng(seed)
     for prime in PRIMES:
@@ -405,7 +406,7 @@ PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
 
 
 def _single(fault: Fault | FaultKind | str) -> Fault:
-    """Converts to a fault without a place, which the campaign chooses."""
+    """Converts to a fault that has no place, since the campaign chooses the place."""
     found = as_fault(fault)
     if found != Fault(found.what, pattern=found.pattern):
         raise SettingError(
@@ -419,7 +420,7 @@ def _single(fault: Fault | FaultKind | str) -> Fault:
 
 
 def _total(events: Any) -> Events:
-    """Sums the events of all sites, iterations and devices, since a strike hits only one place."""
+    """Sums the events of all sites, iterations and devices, of which a strike corrupts only one."""
 
     def total(leaves: Sequence[Any], trailing: int) -> Any:
         return sum(leaf.sum(tuple(range(leaf.ndim - trailing)), dtype=leaf.dtype) for leaf in leaves)
