@@ -1,4 +1,4 @@
-"""The study's published figures of its fifteen nodes: Ma et al. 2025 (arXiv:2502.12340), tables and figures as data."""
+"""The study's published figures on its fifteen nodes, from its tables and plots: Ma et al. 2025 (arXiv:2502.12340)."""
 
 from __future__ import annotations
 
@@ -18,37 +18,39 @@ SUBMODULES = ("fwd/attn", "fwd/ffn", "bwd/attn", "bwd/ffn")
 """Submodules that the study compared: outputs of attention and feed-forward network, and gradients of their inputs."""
 NODES = tuple(f"node{number}" for number in range(1, 16))
 
-# The smallest frequency in tables 6 and 7; the next larger ones are multiples of it, so it is one element per run.
+# The smallest frequency in tables 6 and 7. The next larger ones are multiples of it, so it is that of one element per
+# run.
 ONE_ELEMENT = 2.39e-14
-# Elements of a submodule's output in a microstep, over all devices of a node: 1/ONE_ELEMENT elements are 2.5 million
-# times 2^24 (the tokens of a sequence times the width), which is 32 times 4,870 steps of 16 microsteps; the study
-# states 4,500 steps.
+# Number of elements of a submodule's output in a microstep, over all devices of a node. A run has 1/ONE_ELEMENT
+# elements: 2.5 million times 2^24 (the tokens of a sequence times the width). With 32 times 2^24 elements in each of 16
+# microsteps per step, these are the elements of 4,870 steps; the study states 4,500 steps.
 ELEMENTS = 32 * 4096 * 4096
 MICROSTEPS = 16  # per step under computation synchronization
-LAST_BIT = 2.0**-9  # smallest relative change of the last bit of bfloat16: no mismatch is less severe
+LAST_BIT = 2.0**-9  # smallest relative change by the last bit of bfloat16; no mismatch is less severe
 STEPS = 4500  # under computation synchronization (appendix B.3)
-# Under parameter synchronization and without any, with 256 microsteps per step and 32 layers rather than 16.
+# Steps under parameter synchronization and without synchronization, with 256 microsteps per step and 32 layers rather
+# than 16.
 PARAMETER_STEPS = 2500
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """The study's figures for one submodule of one node."""
+    """The study's figures for one submodule on one node."""
 
     frequency: float  # mean mismatch frequency over microsteps and layers (table 1)
-    severity: float  # largest mismatch severity of any microstep and layer (table 2)
+    severity: float  # largest mismatch severity over microsteps and layers (table 2)
 
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """The study's figures for one submodule of one node by decoder layer (tables 6 to 9)."""
+    """The study's figures for one submodule on one node by decoder layer (tables 6 to 9)."""
 
-    frequency: Float64[np.ndarray, "layers"]  # mean mismatch frequency of each layer
-    severity: Float64[np.ndarray, "layers"]  # largest mismatch severity of each layer
+    frequency: Float64[np.ndarray, "layers"]  # mean mismatch frequency in each layer
+    severity: Float64[np.ndarray, "layers"]  # largest mismatch severity in each layer
 
     @property
     def counts(self) -> Float64[np.ndarray, "layers"]:
-        """Mismatched elements of the whole run that correspond to the frequencies."""
+        """Number of mismatched elements in the whole run that corresponds to the frequency, for each layer."""
         return self.frequency / ONE_ELEMENT
 
 
@@ -56,7 +58,7 @@ def published(name: str) -> dict[str, Published]:
     """Returns tables 1 and 2 for a node, by site.
 
     Args:
-        name: `node1` to `node15`; a suffix (`node11:uniform`) is ignored.
+        name: `node1` to `node15`; a suffix, as in `node11:uniform`, is ignored.
 
     Raises:
         ValueError: there is no such node.
@@ -68,7 +70,7 @@ def published(name: str) -> dict[str, Published]:
 
 
 def published_layers(name: str) -> dict[str, Layers]:
-    """Returns tables 6 to 9 for a node, by site; only sites with a mismatch.
+    """Returns tables 6 to 9 for a node, by site, omitting sites without a mismatch.
 
     Raises:
         ValueError: there is no such node.
@@ -82,7 +84,7 @@ def published_layers(name: str) -> dict[str, Layers]:
 
 
 def published_noise(name: str) -> float:
-    """Returns the largest noise-to-signal ratio of a node's gradients in 2,500 steps (equation 5, figure 5).
+    """Returns the largest noise-to-signal ratio of a node's gradients over 2,500 steps (equation 5, figure 5).
 
     Raises:
         ValueError: there is no such node.
@@ -92,7 +94,7 @@ def published_noise(name: str) -> float:
 
 
 def published_disagreement(name: str) -> dict[str, float]:
-    """Returns the share of test predictions after fine-tuning on a node that differ from the healthy node's (table 5).
+    """Returns the share of test predictions that differ between fine-tuning on a node and on a healthy node (table 5).
 
     Raises:
         ValueError: there is no such node.
@@ -104,7 +106,7 @@ def published_disagreement(name: str) -> dict[str, float]:
 
 
 def node_number(name: str) -> int:
-    """Returns the number of a node; its name may have a model and settings as suffix."""
+    """Returns the number of a node from its name, which may have a suffix with a model and settings."""
     base = name.partition(",")[0].partition(":")[0]
     if base not in NODES:
         raise ValueError(f"unknown node {base!r}; expected one of {NODES[0]} ... {NODES[-1]}")

@@ -1,10 +1,10 @@
-"""Simulation of faulty silicon as described in two studies: profiles in addition to the nodes of `simulated_nodes`.
+"""Simulation of faulty silicon as two studies describe it: profiles in addition to the nodes of `simulated_nodes`.
 
-`silicon:gpu` has the outcomes of stuck-at faults in the gates of a data-center GPU (Tung et al., *The Anatomy of Silent
-Data Corruption: GPU Error Pattern Study and Modeling Guidance*, DSN 2026 industry track, arXiv:2605.04213); the other
-three are the signatures of permanent faults of Tyagi et al. (*LLM-PRISM: Characterizing Silent Data Corruption from
-Permanent GPU Faults in LLM Training*, arXiv:2604.10390, section III-B and figure 3). A table in docs/faults.md
-distinguishes published figures, figures that only others quote, and our own assumptions.
+`silicon:gpu` reproduces the outcomes of stuck-at faults in the gates of a data-center GPU (Tung et al., *The Anatomy of
+Silent Data Corruption: GPU Error Pattern Study and Modeling Guidance*, DSN 2026 industry track, arXiv:2605.04213). The
+other three profiles reproduce the signatures of permanent faults in Tyagi et al. (*LLM-PRISM: Characterizing Silent
+Data Corruption from Permanent GPU Faults in LLM Training*, arXiv:2604.10390, section III-B and figure 3). A table in
+docs/faults.md distinguishes published figures, figures known only from quotations, and our own assumptions.
 """
 
 from __future__ import annotations
@@ -18,26 +18,28 @@ from ..faults import BitFlip, Fault, FaultKind, Mixed, One, Row, Stride, Tile
 from ..program import Where
 from .published_tables import SUBMODULES
 
-# Probability that a hit starts at an element: about ten hits per site in twenty steps of the configuration `tiny`.
-# Counting all elements of a hit, it is in the range of the frequencies published for nodes 1, 7 and 9.
+# Probability that a hit starts at an element: about ten hits per site in twenty steps of the configuration `tiny`. If
+# all elements of a hit are counted, the frequency is in the range of those published for nodes 1, 7 and 9.
 RATE = 1e-6
 WARP = 32
 PERIODS = (2, 4, 8, 16)
-# Shares of 1 to 4 flipped bits, each 0.7 times the last: the smallest two-digit factor with single bits below 40 %.
+# Shares of 1 to 4 flipped bits, each 0.7 times the one before. The ratio 0.7 is the smallest two-digit number for which
+# the share of single bits is below 40 %.
 FLIPS = (0.39, 0.28, 0.19, 0.14)
 FMA_FLIPS = (0.6, 0.4)
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishedShare:
-    """A published share of the corruptions, with its precision."""
+    """A published share of the corruptions, with its uncertainty."""
 
-    share: float  # as published; for a bound, the bound
-    # The interval for the profile's share. Exact 95 % limits for 25,000 independent faults, which caused the study's
-    # 600 million corruptions: corruptions by one fault are similar, so limits from their number would be too narrow.
+    share: float  # the published share, or the published bound on it
+    # The interval in which the profile's share must lie: exact 95 % limits for 25,000 independent faults, the number
+    # that caused the study's 600 million corruptions. Corruptions by one fault are similar, so limits computed from the
+    # number of corruptions would be too narrow.
     low: float
     high: float
-    quoted: bool = False  # whether the figure is known only from quotations of the study, not from its abstract
+    quoted: bool = False  # whether the figure is known only from quotations of the study, and not from its abstract
 
 
 # Shares of arXiv:2605.04213 that `silicon:gpu` reproduces.
@@ -62,7 +64,7 @@ SILICON = tuple(_PROFILES)
 def silicon_faults(
     name: str, *, layers: int, at: Mapping[str, int] | None = None, where: Callable[[str], Where] = str
 ) -> list[Fault]:
-    """Returns the faults of a device with faulty silicon; arguments are those of `node_faults`."""
+    """Returns the faults of a device with faulty silicon; the arguments are those of `node_faults`."""
     what, patterns = _profile(name)
     if layers < 1:
         raise ValueError(f"layers={layers}: expected at least 1")
@@ -71,10 +73,10 @@ def silicon_faults(
 
 
 def silicon_frequency(name: str) -> dict[str, float]:
-    """Returns the share of the elements that a profile hits, by site: the counterpart of `expected_frequency`.
+    """Returns the share of elements that a profile corrupts, by site: the counterpart of `expected_frequency`.
 
-    Tensors are assumed to be large, since patterns are clipped at their edges. The length of a row is that of the last
-    axis, which is unknown here, so the result is empty for `silicon:cache-line`.
+    Tensors are assumed to be so large that the clipping of patterns at their edges is negligible. A row is as long as
+    the last axis, whose length is unknown here, so the result is empty for `silicon:cache-line`.
     """
     _, patterns = _profile(name)
     if Row() in patterns:

@@ -1,11 +1,12 @@
-"""The fifteen unhealthy nodes of the study, simulated.
+"""Simulations of the study's fifteen unhealthy nodes.
 
 Frequencies and severities by layer are the published ones (Ma et al. 2025, arXiv:2502.12340, tables 1, 2 and 6 to 9).
-Unpublished properties are modelled: the distribution of severities, the smaller number of elements in severe steps, the
-course over time, load, silent nodes, node 9, and models with other than 16 layers. docs/faults.md describes each model;
-`sdc.train.studies._nodes` fits the parameters, and sdc/nodes/data/sdc_fitted.csv lists them with their intervals.
+Unpublished properties are modelled: the distribution of severities, the smaller number of struck elements in severe
+steps, the course over time, the load, silent nodes, node 9, and neural networks with a number of layers other than 16.
+docs/faults.md describes how each property is modelled; `sdc.train.studies._nodes` fits the parameters, and
+sdc/nodes/data/sdc_fitted.csv lists the parameters with their intervals.
 
-`node11:uniform` is an older model: every step is as severe as the worst, regardless of synchronization.
+`node11:uniform` is an older model, in which every step is as severe as the worst one, regardless of synchronization.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 HEALTHY = "healthy"
 TAILED, UNIFORM = "tailed", "uniform"
-# The kind of synchronization, which determines the load of a node: computation, parameters, or none.
+# The kind of synchronization (of the computation, of the parameters, or none), which determines the load of a node.
 Load: TypeAlias = Literal["compute", "params", "none"]
 
 FREAK = 1e9  # severities above this are attributed to a single microstep
@@ -58,7 +59,7 @@ class SuspectName:
 
     name: str  # `healthy`, a node, or a profile of silicon
     model: str = TAILED  # or `UNIFORM`
-    times: float = 1.0  # factor on the rates; 1 for the published ones
+    times: float = 1.0  # factor on the rates; 1 for published rates
 
     def __post_init__(self) -> None:
         if not 0 < self.times < math.inf:
@@ -69,7 +70,7 @@ class SuspectName:
         return write_term(self, {head: form(SuspectName, name=self.name, model=self.model)})
 
     def departs(self) -> str:
-        """Describes the departure from published rates, in words; empty for published rates."""
+        """Description of the departure from published rates; empty for published rates."""
         if self.times == 1 or self.name not in NODES:
             return ""
         low, high = rate_interval(self.name)
@@ -116,15 +117,15 @@ def node_faults(
     Args:
         name: `node1` to `node15`, such a name with `:uniform` or `(times=X)` (see `parse_suspect`), a profile of
             `SILICON`, or `healthy`.
-        layers: number of layers of the model.
-        at: the device that is the node, such as `{"twin": 1}`; by default every device.
-        where: maps a submodule of the study (see `SUBMODULES`) to sites. By default its name is a pattern of probe
-            names: outputs named `attn` and `ffn` by `sdc.probe`.
+        layers: number of layers of the neural network.
+        at: the device that simulates the node, such as `{"twin": 1}`; by default, every device.
+        where: maps a submodule of the study (see `SUBMODULES`) to sites. By default, the submodule's name is a pattern
+            of probe names, which matches outputs that `sdc.probe` names `attn` and `ffn`.
         sync: kind of synchronization with a healthy node, which determines the load.
 
     Returns:
-        One fault per submodule in which the study found mismatches, with rates and severities by layer; none for
-        `healthy`.
+        One fault for each submodule in which the study found mismatches, with rates and severities by layer; no faults
+        for `healthy`.
 
     Raises:
         ValueError: there is no such node, or `layers` is less than 1.
@@ -152,7 +153,7 @@ def node_faults(
 
 
 def _uniform(name: str, layers: int) -> list[Fault]:
-    """Returns faults with every step as severe as the worst: elements uniform in (0, 2 severity]."""
+    """Returns faults for which every step is as severe as the worst: changes are uniform in (0, 2 severity]."""
     when, faults = behaviour(name, uniform=True), []
     for site, figures in published_layers(name).items():
         kind = Relative(tuple((2 * largest_by_layer(figures.severity, layers)).tolist()))
@@ -169,22 +170,22 @@ def _tailed(name: str, layers: int, sync: Load) -> list[Fault]:
         freak = severity.max() > FREAK
         if freak:
             severity = tables[f"fwd/{site.partition('/')[2]}"].severity
-        if freak and sync == "compute":  # one element in one of the 4,500 steps
+        if freak and sync == "compute":  # the fault strikes one element in one of the 4,500 steps
             worst = Relative(tuple((2 * largest_by_layer(figures.severity, layers)).tolist()))
             rate = 1 / (ELEMENTS * MICROSTEPS * STEPS)
             faults.append(Fault(worst, rate, site, when=When(spike=1 / STEPS)))
         least = least_node_severity(name, dataclasses.replace(figures, severity=severity), tail=tail, few=few)
-        # With fewer layers the most severe one would otherwise be milder.
+        # With fewer layers, the most severe layer would otherwise be milder.
         kind = Tailed(least * (16 / layers) ** tail, tail, few)
         faults.append(Fault(kind, tuple(mean_by_layer(figures.frequency, layers).tolist()), site, when=when))
     return faults
 
 
 def least_node_severity(name: str, figures: Layers, *, tail: float, few: float) -> float:
-    """Returns the minimum severity of a node's steps at a site, from the largest severities of its layers.
+    """Returns the minimum severity of a node's steps at a site, from the largest severities of the layers.
 
-    Layers are treated as equal: the study observed no trends over them (its appendix C.2), and their largest severities
-    scatter like independent draws.
+    Layers are treated as equal: the study observed no trend over layers (its appendix C.2), and their largest
+    severities scatter as independent draws would.
     """
     spike = behaviour(name).spike
     hits = figures.frequency * ELEMENTS * MICROSTEPS / spike
@@ -194,14 +195,14 @@ def least_node_severity(name: str, figures: Layers, *, tail: float, few: float) 
 
 
 def silent() -> dict[str, Layers]:
-    """Returns figures of a node without observed mismatches: ln 2 elements per run, with a changed last bit."""
+    """Returns figures for a node without observed mismatches: ln 2 elements per run whose last bit changes."""
     places = len(SUBMODULES) * 16
     rate = math.log(2) / (ELEMENTS * MICROSTEPS * STEPS * places)
     return {site: Layers(np.full(16, rate), np.full(16, LAST_BIT)) for site in SUBMODULES}
 
 
 def behaviour(name: str, sync: Load = "compute", *, uniform: bool = False) -> When:
-    """Returns the time course of a node's faults, in the model of docs/faults.md or in the uniform one."""
+    """Returns the time course of a node's faults, in the model of docs/faults.md or in the uniform model."""
     number = node_number(name)
     burst, decay = _BURST.get(number, (0.0, 1.0))
     known = None if uniform else fitted().get(f"bursts/{NODES[number - 1]}")
@@ -213,7 +214,7 @@ def behaviour(name: str, sync: Load = "compute", *, uniform: bool = False) -> Wh
 
 @dataclasses.dataclass(frozen=True)
 class FittedValue:
-    """An estimate and its 95 % interval."""
+    """An estimate with its 95 % interval."""
 
     value: float
     low: float
@@ -222,15 +223,16 @@ class FittedValue:
 
 @functools.cache
 def fitted() -> Mapping[str, FittedValue]:
-    """Returns the fitted parameters of the nodes by name; `sdc study nodes` fits them again."""
+    """Returns the fitted parameters of the node models by name; `sdc study nodes` fits them again."""
     rows = read_table("sdc_fitted.csv")
     return {row["parameter"]: FittedValue(float(row["value"]), float(row["low"]), float(row["high"])) for row in rows}
 
 
 def rate_interval(name: str) -> tuple[float, float]:
-    """Returns the 95 % interval of the factor on a node's rates that is compatible with its published counts.
+    """Returns the 95 % interval of those factors on a node's rates that are compatible with its published counts.
 
-    It is the exact interval of a Poisson mean for the number of bursts, or of elements if there are fewer.
+    The interval is the exact one for a Poisson mean, given the number of bursts, or the number of elements if that is
+    smaller.
     """
     from scipy.special import gammainccinv, gammaincinv
 
@@ -256,24 +258,24 @@ def expected_frequency(name: str, steps: int, *, sync: Load = "compute") -> dict
         return {site: float(figures.frequency.mean()) * level for site, figures in silent().items()}
     left = {}
     for site, layers in (published_layers(suspect.name) if suspect.times != 1 else {}).items():
-        # The effective share of rates, as no element is hit twice: the mean of min(rate (1 + few) u^few, 1) over u.
+        # The effective rate, since no element is struck twice: the mean over u of min(rate (1 + few) u^few, 1).
         rates = layers.frequency * suspect.times
         most = np.minimum(rates, 1.0) / when.spike * (1 + few)
-        edge = np.maximum(most, 1.0) ** (-1 / max(few, 1e-9))  # draws beyond it hit every element
+        edge = np.maximum(most, 1.0) ** (-1 / max(few, 1e-9))  # draws above it strike every element
         left[site] = float(when.spike * np.mean(most * edge ** (1 + few) / (1 + few) + 1 - edge) / rates.mean())
     figures = published(suspect.name).items()
     return {site: min(known.frequency * level * left.get(site, 1.0), 1.0) for site, known in figures}
 
 
 def mean_by_layer(values: Float64[np.ndarray, "published"], layers: int) -> Float64[np.ndarray, "layers"]:
-    """Resamples figures by layer to another number of layers so that their mean is preserved."""
+    """Resamples figures by layer to another number of layers, preserving their mean."""
     edges = np.linspace(0, len(values), layers + 1)
     totals = np.interp(edges, np.arange(len(values) + 1), np.concatenate([[0.0], np.cumsum(values)]))
     return np.diff(totals) / np.diff(edges)
 
 
 def largest_by_layer(values: Float64[np.ndarray, "published"], layers: int) -> Float64[np.ndarray, "layers"]:
-    """Resamples figures by layer to another number of layers so that their maximum is preserved."""
+    """Resamples figures by layer to another number of layers, preserving their maximum."""
     edges = np.linspace(0, len(values), layers + 1)
     return np.asarray([values[int(a) : int(np.ceil(b))].max() for a, b in itertools.pairwise(edges)])
 
@@ -281,19 +283,20 @@ def largest_by_layer(values: Float64[np.ndarray, "published"], layers: int) -> F
 def smallest_draws(
     hits: Float64[np.ndarray, "layers"], *, steps: int, few: float
 ) -> Float64[np.ndarray, "layers quantiles"]:
-    """Returns quantiles of the smallest draw u among the steps of a run with hits: 100 equally likely values per layer.
+    """Returns quantiles of the smallest draw u among a run's steps with hits: 100 equally likely values per layer.
 
-    A step hits an element with probability 1 - exp(-hits (1 + few) u^few). If q(x) is the probability that a step has
-    u < x and a hit, no step of the run is below x with probability (1 - q(x))^steps, about exp(-steps q(x)).
+    A step has a hit with probability 1 - exp(-hits (1 + few) u^few), where `hits` is the expected number of hits per
+    step. If q(x) is the probability that a step has u < x and a hit, then the probability that no step of the run does
+    is (1 - q(x))^steps, about exp(-steps q(x)).
 
-    Values lie in (0, 1], given that at least one step of the run has a hit; `hits` is the expected number per step.
+    The values lie in (0, 1] and are conditional on at least one step of the run having a hit.
     """
     edges = np.concatenate([[0.0], np.geomspace(1e-7, 1, 2048)])
     middle = (edges[1:] + edges[:-1]) / 2
     seen = -np.expm1(-hits[:, None] * (1 + few) * middle**few)
     below = np.cumsum(seen * np.diff(edges), axis=1) * steps
     quantiles = (np.arange(100) + 0.5) / 100
-    # Exponential waiting, given that it ends before the last step.
+    # The waiting time is exponential, conditional on ending before the last step.
     waiting = -np.log1p(quantiles * np.expm1(-below[:, -1:]))
     return np.asarray([np.interp(wait, row, edges[1:]) for wait, row in zip(waiting, below, strict=True)])
 
@@ -309,11 +312,11 @@ def least_severity(
 ) -> float:
     """Returns the `severity` of a `Tailed` whose largest severities in a run match the observed ones, by layer.
 
-    Layers are treated as equal except for their hits; logarithms are averaged. The worst step is assumed to be the one
-    with the smallest draw, which holds if the tail is heavy or there are many hits.
+    Layers are treated as equal except for their numbers of hits; logarithms are averaged. The worst step is assumed to
+    be the one with the smallest draw, which holds if the tail is heavy or there are many hits.
 
-    `largest` is zero for layers without hits. The severity of a step is the largest mean over its `cells`, which are
-    devices times microsteps.
+    `largest` is zero for layers without hits. A step has one cell per device and microstep, `cells` in all; the
+    severity of the step is the largest of the cells' means.
     """
     known = (largest > 0) & (hits > 0)
     hits = hits[known]
@@ -323,10 +326,10 @@ def least_severity(
 
 
 def largest_mean(hits: Float64[np.ndarray, "*n"], cells: int) -> Float64[np.ndarray, "*n"]:
-    """Approximates the largest mean over cells of elements uniform in (0, 2], with `hits` distributed over the cells.
+    """Approximates the largest of the cells' means, for `hits` changes, uniform in (0, 2], that are spread over cells.
 
-    With one hit per cell, the largest of n is 2 n / (n + 1) on average; with many, means of cells are normal with
-    variance 1/3 divided by the number of hits.
+    With one hit per cell, the largest of n changes is 2 n / (n + 1) on average. With many hits per cell, the means of
+    the cells are normal, with variance 1/3 divided by the number of hits in a cell.
     """
     each, used = np.maximum(hits / cells, 1.0), np.clip(hits, 1, cells)
     many = 1 + np.sqrt(2 * np.log(cells) / (3 * each))
