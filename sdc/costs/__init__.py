@@ -1,8 +1,8 @@
-"""Estimates of the cost of a step on accelerators without access to them, from their compilers alone.
+"""Estimates of the cost of a step on accelerators, from their compilers alone and without access to the hardware.
 
-- `targets`: chips, their compilers and options, and the instructions of kernels that a compiler dumps.
-- `_estimate`: the cost of a compiled program, with each of the tools; `hlo`: its text, with collectives and traffic.
-- `cycles`: cycles on a TPU.
+- `targets`: chips, their compilers and compiler options, and the kernel instructions that a compiler dumps.
+- `_estimate`: the cost of a compiled program, and steps with each tool; `hlo`: collectives and traffic in its text.
+- `cycles`: cycles of a program on a TPU.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Estimates of the cost of a step on other chips, from the program that their compiler generates; steps with tools."""
+"""Estimates of the cost of a step on other chips, from the program that their compiler generates, for any tool."""
 
 import contextlib
 import re
@@ -22,7 +22,7 @@ from .cycles import cycles_of, estimated, replaced_products
 from .hlo import Instruction, collectives_of, is_kernel, parse_module, traffic_of
 from .targets import Tool, devices_of, find_target, forget_schedules, refuse_unknown, schedules
 
-MOST = 12  # operations that are listed
+MOST = 12  # number of operations that are listed
 _MEMORY = (
     re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm"),
     re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)"),
@@ -33,8 +33,8 @@ class DoesNotFit(ValueError):
     """A program needs more memory than the chips have.
 
     Attributes:
-        needed: bytes that it needs on each device.
-        there: bytes that each device has.
+        needed: bytes that the program needs on each device.
+        there: bytes of memory that each device has.
     """
 
     def __init__(self, target: str, needed: float, there: float) -> None:
@@ -54,24 +54,24 @@ def estimate(
     options: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Estimate:
-    """Compiles a step for other chips, and estimates its cost there.
+    """Compiles a step for other chips, and estimates its cost on them.
 
     Call `prepare_compilers` first, in a process that starts no device.
 
     Args:
         step: any function that JAX can trace, transformed or not. Its arguments may include Flax NNX objects.
-        *args: arguments: arrays, or their shapes (`jax.ShapeDtypeStruct`). A `NamedSharding` over the target's devices
-            (`devices_of`) is kept; without any the step runs on the first device.
-        target: see `find_target`.
+        *args: arguments of the step: arrays, or their shapes (`jax.ShapeDtypeStruct`). A `NamedSharding` over the
+            target's devices (`devices_of`) is kept; if no argument has one, the step runs on the first device.
+        target: name of the target, see `find_target`.
         donate: positions of arguments whose memory the step may reuse for its outputs.
-        options: options of the compiler by name.
-        **kwargs: further arguments.
+        options: compiler options by name.
+        **kwargs: keyword arguments of the step.
 
     Raises:
         SettingError: the target or an option is unknown, the compiler is not installed, or arguments are on a mesh of
             other devices.
         DoesNotFit: the step needs more memory than the devices have.
-        Uncharged: a kernel has no schedule.
+        Uncharged: the cost of a kernel is unknown.
 
     Example:
         >>> import importlib.util, jax, jax.numpy as jnp
@@ -105,8 +105,8 @@ def measure(
 
     Args:
         lowered: the result of `jax.jit(...).lower(...)`.
-        target: see `find_target`.
-        options: options of the compiler by name.
+        target: name of the target, see `find_target`.
+        options: compiler options by name.
 
     Raises:
         SettingError: an option is unknown.
@@ -119,7 +119,7 @@ def measure(
     started = time.perf_counter()
     try:
         compiled = lowered.compile(compiler_options=dict(options or {}))
-    except Exception as error:  # jaxlib's own type, with messages that differ by platform
+    except Exception as error:  # of a type that is jaxlib's own, with messages that differ by platform
         refuse_unknown(error, about.name)
         if found := next(filter(None, (form.search(str(error)) for form in _MEMORY)), None):
             needed, there = (float(found[at]) * 2 ** (10 * (1 + "KMGT".index(found[at + 1]))) for at in (1, 3))
@@ -168,7 +168,7 @@ def measure(
 
 
 def _placed(tree: Any, devices: Sequence[Any]) -> Any:
-    """Places shapes on the target's devices: keeps shardings; others are replicated over the mesh, or on one device."""
+    """Places shapes on the target's devices: keeps shardings; replicates the rest over the mesh or uses one device."""
     mesh = _mesh_of(tree)
     if mesh is not None and not set(mesh.devices.flat) <= set(devices):
         other = mesh.devices.flat[0]
@@ -185,7 +185,7 @@ def _placed(tree: Any, devices: Sequence[Any]) -> Any:
 
 
 def _donated(args: Sequence[Any], kwargs: Mapping[str, Any], donate: Sequence[int], inputs: int) -> list[int]:
-    """Returns the positions of the donated arguments' arrays among all arrays."""
+    """Returns the positions of the donated arguments' arrays among all input arrays."""
     counts = [sum(is_array(leaf) for leaf in jax.tree.leaves(one)) for one in (*args, kwargs)]
     if not donate:
         return []
@@ -197,7 +197,7 @@ def _donated(args: Sequence[Any], kwargs: Mapping[str, Any], donate: Sequence[in
 
 
 def _mesh(compiled: jax.stages.Compiled) -> tuple[Mapping[str, int], Sequence[Any]]:
-    """Returns the mesh of a program's inputs, and its devices in that order."""
+    """Returns the mesh of a program's inputs, and the devices of the program in the order of the mesh."""
     shardings = [*jax.tree.leaves(compiled.input_shardings), *jax.tree.leaves(compiled.output_shardings)]
     for sharding in shardings:
         if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
@@ -207,7 +207,7 @@ def _mesh(compiled: jax.stages.Compiled) -> tuple[Mapping[str, int], Sequence[An
 
 
 def _sharding_of(one: Any) -> NamedSharding | None:
-    """Returns the sharding of an array over a mesh; None if it is on no mesh."""
+    """Returns the sharding of an array over a mesh; None if the array is not on a mesh."""
     found = getattr(one, "sharding", None)
     return found if isinstance(found, NamedSharding) else None
 
@@ -220,7 +220,7 @@ def _mesh_of(tree: Any) -> Mesh | None:
 
 @contextlib.contextmanager
 def _on_mesh(tree: Any) -> Iterator[None]:
-    """Sets the arguments' mesh for tracing if it has explicit axes, as a program does that sets its mesh once."""
+    """Sets the arguments' mesh for tracing if it has explicit axes, as programs do that set their mesh once."""
     mesh = _mesh_of(tree)
     if mesh is None or AxisType.Explicit not in mesh.axis_types:
         yield
@@ -233,7 +233,7 @@ TWIN = "twin"
 
 
 class ToolVariant(NamedTuple):
-    """A transformed step, and its arguments."""
+    """A transformed step, with its arguments."""
 
     step: Callable[..., Any]
     args: Sequence[Any]
@@ -252,14 +252,15 @@ def with_tool(
     """Transforms a step with one of the tools, for `estimate`.
 
     Args:
-        tool: `plain` for none; `lockstep` for twins, each on its own devices; `inject` for a fault that never hits.
+        tool: name of the tool: `plain` for no tool; `lockstep` for twins, each on its own devices; `inject` for a fault
+            that never strikes.
         step: the step.
-        args: its arguments, or their shapes.
+        args: arguments of the step, or their shapes.
         devices: devices of the target.
-        where: selects sites; by default probes, for `abft` all matrix products, for `inject` those of the backward
-            pass.
-        twins: number of twins of `lockstep`.
-        exchange: when they exchange digests, see `sdc.lockstep`.
+        where: selects sites; by default, probes; for `abft`, all matrix products; for `inject`, matrix products of the
+            backward pass.
+        twins: number of twins for `lockstep`.
+        exchange: when twins exchange digests, see `sdc.lockstep`.
 
     Raises:
         ValueError: no site is selected.
@@ -293,7 +294,7 @@ def with_tool(
         local = [leaf[0] for leaf in leaves]
         run, given = flat, local
         if not holds_objects(args):
-            # Traced again, on the mesh with an additional axis: the program above belongs to the arguments' mesh.
+            # The step is traced again, on the mesh with an additional axis: the program above uses the arguments' mesh.
             whole, structure = jax.tree.flatten(tuple(args))
             new = iter(local)
             run = step

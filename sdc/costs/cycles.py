@@ -1,16 +1,16 @@
 """Cycles of a program for a TPU, from the compiler's own estimate of each operation.
 
-The text of a compiled program has `estimated_cycles` for most operations. They are added up along the path of a step
-without mismatches. Operations without an estimate are charged by a bound: kernels by their instructions, but at least
-the time to move their inputs and outputs and, for products, at least the compiler's own product; collectives by bytes
-over a stated bandwidth. Overlap is not modelled. The sum compares programs for the same chips; it does not predict a
-time.
+The text of a compiled program has `estimated_cycles` for most operations. These estimates are summed along the path of
+a step without mismatches. Operations without an estimate are charged by a bound. A kernel is charged by its
+instructions, but at least the time to move its inputs and outputs and, if it computes a matrix product, at least the
+cost of the compiler's own product. A collective is charged by its bytes over a stated bandwidth. Overlap is not
+modelled. The sum serves to compare programs for the same chips; it does not predict a time.
 
-The compiler's estimate of a product exceeds the number of its instructions (1.1 to 1.5 times on a v5p), while only the
-instructions of a kernel are known: checking the products would seem to speed up a step. A kernel that computes a
-product is therefore charged with the compiler's estimate of its own product of the same factors, times the ratio of
-the kernel's instructions to those of that product. A separate process, in which the compiler dumps all instructions,
-computes these.
+The compiler's estimate of a matrix product exceeds the number of the product's instructions (1.1 to 1.5 times on a
+v5p), whereas for a kernel only the instructions are known, so that checking the products would seem to speed up a step.
+A kernel that computes a product is therefore charged with the compiler's estimate of its own product of the same
+factors, multiplied by the ratio of the kernel's instructions to those of that product. Both the estimate and the
+instructions of the compiler's product come from a separate process, in which the compiler dumps all instructions.
 """
 
 import collections
@@ -43,28 +43,28 @@ _BYTES = re.compile(r'"bytes_accessed":"(\d+)"')
 
 
 class Plain(NamedTuple):
-    """The compiler's own product."""
+    """The compiler's own matrix product."""
 
-    estimate: int  # cycles that the compiler estimates
-    instructions: int  # number of instructions that it generates
+    estimate: int  # cycles of the product as the compiler estimates them
+    instructions: int  # number of instructions that the compiler generates for the product
 
     def charged(self, instructions: int) -> int:
-        """Returns the cycles charged for a kernel with that number of instructions; at least those of the product."""
+        """Returns the cycles charged for a kernel with this number of instructions, at least those of the product."""
         return round(self.estimate * max(1.0, instructions / self.instructions))
 
 
 class Cycles(NamedTuple):
-    operations: int  # cycles of operations that the compiler estimates
+    operations: int  # cycles of operations for which the compiler has estimates
     kernels: int  # cycles charged for custom kernels
-    scheduled: int  # number of their instructions
+    scheduled: int  # number of the custom kernels' instructions
     parts: collections.Counter[str]  # cycles by operation of the step
 
 
 def cycles_of(
     module: Module, chip: Chip, schedules: Mapping[str, int] = NOTHING, products: Mapping[str, Plain] = NOTHING
 ) -> Cycles:
-    """Adds up the cycles of a program, without its collectives."""
-    # Keyed by the kernel's body: the compiler dumps the instructions of equal kernels once.
+    """Returns the total cycles of a program, without its collectives."""
+    # Keyed by the kernel's body, since the compiler dumps the instructions of equal kernels only once.
     lines = (one for computation in module.computations.values() for one in computation if _KERNEL in one.line)
     known = {_body(one): schedules[one.name] for one in lines if one.name in schedules}
     operations = kernels = scheduled = 0
@@ -78,7 +78,7 @@ def cycles_of(
                     f"the kernel %{one.name} has no estimate, and its instructions were not dumped; call "
                     "prepare_compilers(kernel=None) before anything is compiled"
                 )
-            # The kernel's own figure counts data that it reads repeatedly each time.
+            # The figure that the kernel states counts repeatedly read data each time.
             said = int(found[1]) if (found := _BYTES.search(one.line)) else 0
             moving = round(max(module.moved(one), said) / chip.bandwidth * chip.clock)
             own = max(products[one.name].charged(alone) if one.name in products else alone, moving)
@@ -93,7 +93,7 @@ def cycles_of(
 
 
 def estimated(one: Instruction) -> int:
-    """Returns the compiler's estimate of one operation; 0 if it has none."""
+    """Returns the compiler's estimate of an operation's cycles; 0 if there is none."""
     found = _CYCLES.search(one.line)
     return int(found[1]) if found else 0
 
@@ -104,12 +104,12 @@ def _body(one: Instruction) -> str:
 
 
 def replaced_products(module: Module, target: str) -> Mapping[str, Plain]:
-    """Returns the compiler's own product for each kernel that computes a product, by the kernel's name."""
+    """Returns the compiler's own product for each kernel that computes a matrix product, by the kernel's name."""
     forms = {}
     for one in (one for lines in module.computations.values() for one in lines):
         if one.opcode == "custom-call" and (axes := _FORM.search(one.line)):
             shapes = [_SHAPE.match(module.shapes.get(name, "")) for name in one.operands]
-            factors = [shape for shape in shapes if shape][:2]  # under vmap they have leading axes
+            factors = [shape for shape in shapes if shape][:2]  # under vmap, the shapes have leading axes
             a, b = ((int(factor[2]), int(factor[3])) for factor in factors)
             times = max(math.prod(map(int, re.findall(r"\d+", factor[1]))) for factor in factors)
             forms[one.name] = times, (a, b, (int(axes[1]), int(axes[2])))
@@ -134,9 +134,9 @@ def _plain(target: str, forms: Sequence[Form]) -> Mapping[Form, Plain]:
 
 
 def write_products(result: str, target: str, forms: str) -> None:
-    """Runs in the process of `_plain`: writes estimates and instructions of the compiler's own products as JSON.
+    """Writes estimates and instructions of the compiler's own matrix products as JSON, in the process of `_plain`.
 
-    In this process the compiler dumps all instructions.
+    In this process, the compiler dumps all instructions.
     """
     import jax
     import jax.numpy as jnp
@@ -151,6 +151,6 @@ def write_products(result: str, target: str, forms: str) -> None:
         product = functools.partial(lax.dot_general, dimension_numbers=numbers, preferred_element_type=jnp.float32)
         shapes = (jax.ShapeDtypeStruct(tuple(sides), jnp.bfloat16) for sides in factors)
         cost = estimate(product, *shapes, target=target).cost
-        # The program contains little besides the product.
+        # The program contains little besides the matrix product.
         found.append(Plain(int(cost), max(schedules().values())))
     Path(result).write_text(json.dumps(found), encoding="utf-8")

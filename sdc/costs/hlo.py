@@ -2,15 +2,16 @@
 
 Compilers print programs as XLA's high-level operations, one instruction per line.
 
-Collectives: the mesh axes, the bytes, and whether they cross hosts or slices. The compiler's cost model omits them.
-They are charged here by the bytes that a ring sends over a stated bandwidth, with n devices per group and s bytes of
-the largest array that a device holds of it (Patarasu and Yuan, *Bandwidth optimal all-reduce algorithms*, 2009, section
-3): 2 (n - 1) / n * s for an all-reduce, (n - 1) / n * s for an all-gather, a reduce-scatter and an all-to-all, s for a
-permutation. A stated latency is added for each.
+For each collective, the parser determines the mesh axes, the bytes, and whether the collective crosses hosts or slices.
+The compiler's cost model omits collectives. Here, a collective is charged by the bytes that a ring sends over a stated
+bandwidth, with n devices per group and s bytes of the largest array that a device holds (Patarasu and Yuan, *Bandwidth
+optimal all-reduce algorithms*, 2009, section 3): 2 (n - 1) / n * s for an all-reduce, (n - 1) / n * s for an
+all-gather, a reduce-scatter and an all-to-all, s for a permutation. A stated latency is added for each collective.
 
-Traffic: the kernels of a program for a GPU, and the bytes that they move: a roofline, since its compiler estimates no
-cycles. Each kernel reads its operands and writes its results at least once. Products are charged for that too, but not
-for their arithmetic: the ratio of two programs with the same products shows the cost of the operations around them.
+For GPUs, whose compiler estimates no cycles, the traffic gives a roofline: the kernels of a program, and the bytes that
+they move. Each kernel reads its operands and writes its results at least once. Matrix products are also charged for
+these bytes, but not for their arithmetic: the ratio of two programs with the same products shows the cost of the
+operations around them.
 """
 
 import collections
@@ -46,7 +47,7 @@ _MESH = re.compile(r"mesh\[(?P<mesh>[^\]]*)\]\s*\{(?P<axes>[^}]*)\}")
 _BETWEEN = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _BODIES = re.compile(r"(?:to_apply|calls|body|condition)=%?([\w.\-]+)|called_computations=\{([^}]*)\}")
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
-# Opcodes that are not kernels.
+# Opcodes that launch no kernel.
 FREE = frozenset(
     ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
      "partition-id", "replica-id", "optimization-barrier", "async-start", "async-done", "async-update")
@@ -56,7 +57,7 @@ FREE = frozenset(
 @dataclasses.dataclass(frozen=True)
 class Instruction:
     name: str
-    shape: str  # text of the shape of its result
+    shape: str  # text of the result's shape
     opcode: str
     arguments: str  # text between the parentheses after the opcode
     line: str  # the whole line
@@ -67,7 +68,7 @@ class Instruction:
 
     @property
     def label(self) -> str:
-        """The operation of the step that it comes from, if the compiler states it; else its own name."""
+        """The operation of the step from which the instruction stems, if the compiler states it; else its own name."""
         found = _NAME.search(self.line)
         return found[1] if found else f"%{re.sub(r'[.][0-9]+$', '', self.name)}"
 
@@ -79,14 +80,14 @@ class Instruction:
 @dataclasses.dataclass(frozen=True)
 class Module:
     computations: dict[str, list[Instruction]]  # instructions by computation
-    entry: str  # name of the computation that runs
+    entry: str  # name of the computation with which the program starts
 
     def way(self, name: str | None = None, times: int = 1) -> Iterator[tuple[Instruction, int]]:
-        """Yields the instructions on the path of a step without mismatches, and the number of runs of each.
+        """Yields the instructions on the path of a step without mismatches, each with its number of runs.
 
-        Loops run as often as the compiler states, or once. This library's own conditionals take the first branch, which
-        is the false branch of `lax.cond`; those of the step take the branch that produces most bytes. Instructions
-        inside of a fusion are omitted.
+        A loop runs as often as the compiler states, or once. This library's own conditionals take the first branch,
+        which is the false branch of `lax.cond`; conditionals of the step take the branch that produces the most bytes.
+        Instructions inside a fusion are omitted.
         """
         for one in self.computations[self.entry if name is None else name]:
             yield one, times
@@ -104,9 +105,9 @@ class Module:
                 yield from self.way(called[1], times)
 
     def trips(self, loop: Instruction) -> int:
-        """Returns the trips of a loop: as the compiler states, or the constant bound of its condition; else one.
+        """Returns the trip count of a loop: as stated by the compiler, or the constant bound in the condition, or 1.
 
-        Loops that run only after a mismatch have no trips.
+        Loops that run only after a mismatch have a trip count of 0.
         """
         if Tags.RARELY in loop.line:
             return 0
@@ -122,7 +123,8 @@ class Module:
         turns = [1]
         for one in whole:
             if one.opcode == "compare" and (found := _BELOW.search(one.line)):
-                # A TPU compares 64 bits in two halves, the upper one with 0. A fused comparison has constants outside.
+                # A TPU compares 64 bits in two halves, the upper half with 0. The constants of a fused comparison are
+                # outside the fusion.
                 known = [constants[name] for name in one.operands[1:] if name in constants]
                 known = known if known or one in condition else list(constants.values())
                 turns += [value + (found[1] == "LE") for value in known]
@@ -133,7 +135,7 @@ class Module:
 
     @functools.cached_property
     def shapes(self) -> dict[str, str]:
-        """Shape by name of instruction; names are unique in a compiled program."""
+        """Shapes by name of the instruction; names are unique in a compiled program."""
         return {one.name: one.shape for lines in self.computations.values() for one in lines}
 
     def read(self, one: Instruction) -> int:
@@ -144,7 +146,7 @@ class Module:
         return one.bytes + self.read(one)
 
     def inside(self, one: Instruction) -> list[Instruction]:
-        """Returns the instructions of a fusion."""
+        """Returns the instructions inside a fusion."""
         called = _CALLED.search(one.line) if one.opcode == "fusion" else None
         return self.computations.get(called[1], []) if called else []
 
@@ -168,7 +170,7 @@ def parse_module(text: str) -> Module:
 
 
 def sizes_of(shape: str) -> list[int]:
-    """Returns the bytes of each array in the text of a shape."""
+    """Returns the size in bytes of each array in the text of a shape."""
     found = []
     for dtype, sides in _ARRAY.findall(shape):
         bits = 8 if dtype == "pred" or dtype.startswith("f8") else int(re.sub(r"\D", "", dtype))
@@ -194,7 +196,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _closing(text: str) -> int:
-    """Returns the index after the parenthesis that closes the first."""
+    """Returns the index after the parenthesis that closes the first one."""
     depth = 0
     for found in re.finditer(r"[()]", text):
         depth += 1 if found[0] == "(" else -1
@@ -210,7 +212,7 @@ def _named(line: str, key: str) -> str:
 
 
 def groups_of(line: str) -> tuple[tuple[int, ...], ...]:
-    """Returns groups of communicating devices, by position in the program's device assignment; empty for all."""
+    """Returns groups of communicating devices, by position in the device assignment; empty for one group of all."""
     match = _GROUPS.search(line)
     if match is None:
         return ()
@@ -238,7 +240,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 @dataclasses.dataclass
 class _Begun:
-    """A collective that has started: its duration, and the hidden part of it."""
+    """A collective that has started: its duration, and the part of the duration that other work hides."""
 
     key: tuple[str, str, str, bool]
     seconds: float
@@ -246,9 +248,9 @@ class _Begun:
 
 
 def kind_of(one: Instruction) -> str | None:
-    """Returns the kind of collective that an instruction is, or starts; None for all others.
+    """Returns the kind of collective that an instruction performs or starts; None for other instructions.
 
-    Hosts send data between TPU slices: an attribute of the send names the collective to which it belongs.
+    Hosts send data between TPU slices; an attribute of the send identifies the collective to which it belongs.
     """
     if one.opcode == "send" and (between := _BETWEEN.search(one.line)):
         return between[1].lower().replace("_", "-")
@@ -259,14 +261,14 @@ def kind_of(one: Instruction) -> str | None:
 class CollectiveCall(NamedTuple):
     """One collective instruction of a program."""
 
-    kind: str  # opcode
-    sizes: tuple[int, ...]  # bytes of each array that it returns on a device; XLA combines several in one instruction
+    kind: str  # opcode of the collective
+    sizes: tuple[int, ...]  # bytes of each array that it returns on a device; XLA combines several collectives into one
     # Groups of communicating devices, by position in the program's device assignment; empty for one group of all
     groups: tuple[tuple[int, ...], ...]
-    conditional: bool  # whether it runs only inside a branch of a conditional, or in a loop that rarely runs
+    conditional: bool  # whether it is inside a branch of a conditional, or in a loop that rarely runs
 
     def crosses(self, part: Sequence[int]) -> bool:
-        """Whether devices of different parts communicate, where `part[i]` is the part of device i."""
+        """Returns whether devices of different parts communicate, where `part[i]` is the part of device i."""
         groups = self.groups or (tuple(range(len(part))),)
         return any(len({part[device] for device in group}) > 1 for group in groups)
 
@@ -304,7 +306,7 @@ def collectives_of(
         if done := next((begun.pop(name) for name in one.operands if name in begun and "-done" in one.opcode), None):
             hidden[done.key] += times * done.hidden
         elif begun and not kind_of(one):
-            # Its duration hides started collectives, the earliest first, and never two at once.
+            # The instruction's duration hides collectives that have started, the earliest first and never two at once.
             left = takes(one)
             for other in begun.values():
                 used = min(left, other.seconds - other.hidden)
@@ -323,7 +325,7 @@ def collectives_of(
             if size < 2:
                 continue
             crosses, far = _crosses(groups, devices, chip)
-            # The results of a `-start` operation include its operands.
+            # The results of a `-start` operation include the operands.
             held = max(0 if "-start" in each.opcode else each.bytes, module.read(each))
             turns = {"collective-permute": 1, "collective-broadcast": 1, "all-reduce": 2 * (size - 1) / size}
             sent = turns.get(kind, (size - 1) / size) * held
@@ -346,7 +348,7 @@ def _axes(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> list[str]
 
 
 def _crosses(groups: Sequence[Sequence[int]], devices: Sequence[Any], chip: Chip) -> tuple[str, bool]:
-    """Returns whether a collective crosses slices or hosts, and whether it uses the data-center network."""
+    """Returns the boundary that a collective crosses, if any, and whether it uses the data-center network."""
     for place, what in (("slice_index", "slices"), ("process_index", "hosts")):
         if any(len({getattr(devices[one], place, None) for one in group}) > 1 for group in groups):
             return what, what == "slices" or chip.platform == "gpu"
@@ -355,18 +357,18 @@ def _crosses(groups: Sequence[Sequence[int]], devices: Sequence[Any], chip: Chip
 
 class Traffic(NamedTuple):
     kernels: int  # number of kernels
-    moved: int  # bytes of their operands and results
-    seconds: float  # time to move them at the memory's bandwidth
+    moved: int  # bytes of the kernels' operands and results
+    seconds: float  # time to move these bytes at the memory's bandwidth
     parts: collections.Counter[str]  # bytes by operation of the step
 
 
 def is_kernel(one: Instruction) -> bool:
-    """Whether an instruction is a kernel launch other than a collective."""
+    """Returns whether an instruction launches a kernel and is not a collective."""
     return not (one.opcode in FREE or one.opcode.endswith("-done") or kind_of(one))
 
 
 def traffic_of(module: Module, chip: Chip) -> Traffic:
-    """Counts the kernels of a program and their bytes, without its collectives."""
+    """Counts the kernels of a program, other than collectives, and the bytes that they move."""
     kernels = moved = 0
     parts: collections.Counter[str] = collections.Counter()
     for one, times in module.way():

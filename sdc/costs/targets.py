@@ -1,13 +1,13 @@
 """Targets of compilation: published figures of chips, compilers on machines without the chips, compiler options.
 
-TPU kernels are charged by their own instructions, since the compiler has no estimate of the cost of a Pallas kernel. It
-can dump the instructions of every kernel, bundle by bundle, and a bundle takes a cycle.
+TPU kernels are charged by their own instructions, since the compiler does not estimate the cost of a Pallas kernel. The
+compiler can dump the instructions of every kernel, bundle by bundle, and a bundle takes one cycle.
 
-`v5p:2x2x4` is one TPU slice of 16 chips and `2xv5p:2x2x4` two such slices; `h100x8` is one host of eight GPUs and
-`2xh100x8` two hosts.
+`v5p:2x2x4` is one TPU slice with 16 chips, and `2xv5p:2x2x4` is two such slices; `h100x8` is one host with eight GPUs,
+and `2xh100x8` is two such hosts.
 
-Sources: the Cloud TPU pages on v4, v5e, v5p, v6e and TPU7x (memory, bandwidths, peak arithmetic), and NVIDIA's data
-sheet of the H100 SXM. Clocks follow from the peak arithmetic and the number and size of the matrix units.
+Sources: the Cloud TPU pages on v4, v5e, v5p, v6e and TPU7x (memory, bandwidths, peak throughput), and NVIDIA's data
+sheet for the H100 SXM. Clock rates follow from the peak throughput and the number and size of the matrix units.
 """
 
 import atexit
@@ -35,19 +35,19 @@ Tool: TypeAlias = Literal["plain", "lockstep", "fingerprint", "abft", "inject"]
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Published figures of a chip, per JAX device. None of them was measured.
+    """Published figures for a chip, per JAX device. None of them was measured.
 
     Attributes:
         platform: `tpu` or `gpu`.
-        compiler: name of the chip for the compiler.
+        compiler: the compiler's name for the chip.
         memory: bytes of high-bandwidth memory.
         bandwidth: bandwidth of that memory in bytes per second.
         clock: cycles per second.
-        link: bytes per second that a device sends to the next one along one axis of its slice, or to its host's other
-            GPUs.
-        network: bytes per second of a device's share of the data-center network.
-        latency: minimum seconds of a collective, within a slice or host and over the network.
-        host: chips of a host along each dimension.
+        link: bytes per second that a device sends to the next device along one axis of its slice, or to the other GPUs
+            of its host.
+        network: bytes per second of a device's share in the data-center network.
+        latency: minimum duration of a collective in seconds: within a slice or host, and over the network.
+        host: number of chips of a host along each dimension.
         cores: `megacore` if one device consists of both cores of a chip.
         devices: number of JAX devices per chip.
     """
@@ -66,7 +66,7 @@ class Chip:
 
 
 GIB, GB = 2**30, 1e9
-NEAR = (1e-6, 3e-5)  # assumed: one microsecond per hop, and thirty over the network. Neither figure is published.
+NEAR = (1e-6, 3e-5)  # assumptions, as neither figure is published: 1 microsecond per hop, and 30 over the network
 
 CHIPS = {
     "v4": Chip("tpu", "v4", 32 * GIB, 1228 * GB, 1.05e9, 100 * GB, 6.25 * GB, NEAR, (2, 2, 1), "megacore"),
@@ -76,8 +76,8 @@ CHIPS = {
     "7x": Chip("tpu", "tpu7x", 96 * GIB, 3690 * GB, 2.2e9, 200 * GB, 6.25 * GB, NEAR, (2, 2, 1), devices=2),
     "h100": Chip("gpu", "h100", 85_899_345_920, 3352 * GB, 1.98e9, 450 * GB, 50 * GB, (5e-6, 3e-5), (8,)),
 }
-"""A ring along one axis of a slice uses the two links of that axis: a third (3D torus) or half (2D) of all links. No
-figure for the network of v4 is published; that of v5p is used instead."""
+"""Chips by name. A ring along one axis of a slice uses the two links of that axis: a third of all links of a 3D torus,
+or half of those of a 2D torus. For the network of v4, no figure is published, so that of v5p is used instead."""
 _NAME = re.compile(
     r"(?:(?P<slices>\d{1,4})x)?(?P<chip>[a-z0-9]+?)(?::(?P<shape>\d{1,4}(?:x\d{1,4}){1,2})|x(?P<count>\d{1,4}))"
 )
@@ -85,13 +85,13 @@ _NAME = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Chips that a program is compiled for.
+    """Chips for which a program is compiled.
 
     Attributes:
         name: name of the target, as given.
         chip: kind of chip.
-        slices: number of TPU slices, or hosts of GPUs, connected by the data-center network.
-        shape: chips of a slice along each of its dimensions; GPUs of a host.
+        slices: number of TPU slices or GPU hosts, which the data-center network connects.
+        shape: number of chips along each dimension of a slice, or number of GPUs in a host.
     """
 
     name: str
@@ -109,7 +109,7 @@ def find_target(name: str) -> Target:
     """Parses the name of a target.
 
     Raises:
-        SettingError: the name is not that of a target.
+        SettingError: there is no target of this name.
 
     Example:
         >>> from sdc.costs import find_target
@@ -136,12 +136,12 @@ def find_target(name: str) -> Target:
 INSTALL = "pip install 'jax-sdc[targets]'"
 TPU = {
     "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a second process fails on a lock file
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # otherwise, a second process fails because of a lock file
     "TPU_ACCELERATOR_TYPE": "v5p-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
 GPU = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
-# A description for XLA's compiler (`GpuTargetConfigProto`), with NVIDIA's published figures.
+# A description of the GPU for XLA's compiler (`GpuTargetConfigProto`), with NVIDIA's published figures.
 H100 = """
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
@@ -155,7 +155,7 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """
 
 
-PASS = "final_bundles"  # the compiler's name of its last pass
+PASS = "final_bundles"  # the compiler's name for its last pass
 _FILE = re.compile(rf"\d+-(?P<name>.+)-\d+-{PASS}\.txt")
 _BUNDLE = re.compile(r"^\s*0x[0-9a-f]+\s*:", re.MULTILINE)
 _GRID = re.compile(r"iteration_bounds: \(([\d, ]*)\)")
@@ -163,16 +163,16 @@ _folder: Path | None = None  # folder into which the compiler dumps the instruct
 
 
 def prepare_compilers(schedules: Path | None = None, kernel: str | None = Tags.KERNEL) -> None:
-    """Sets the environment that compilers read when they are loaded. Call it before JAX starts a device.
+    """Sets the environment that compilers read when they are loaded; must be called before JAX starts a device.
 
     Args:
-        schedules: a folder into which the TPU's compiler dumps the instructions of Pallas kernels, by which they are
-            charged. By default one that is removed when the process ends.
-        kernel: name of the kernel; by default this library's. Dumping those of all, with None, makes compiling take up
-            to twice as long.
+        schedules: a folder into which the TPU's compiler dumps the instructions of Pallas kernels, by which kernels are
+            charged. The default is a temporary folder, which is removed when the process ends.
+        kernel: name of the kernels to dump; by default, the name of this library's kernels. With None, all kernels are
+            dumped, and compilation takes up to twice as long.
     """
     os.environ["JAX_PLATFORMS"] = "cpu"
-    # Programs for absent chips can be stored in the cache, but not loaded from it.
+    # Programs for absent chips can be stored in the compilation cache, but cannot be loaded from it.
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     if "jax" in sys.modules:
         sys.modules["jax"].config.update("jax_enable_compilation_cache", False)
@@ -195,25 +195,25 @@ def prepare_compilers(schedules: Path | None = None, kernel: str | None = Tags.K
 
 
 class Uncharged(ValueError):
-    """A program has a kernel of unknown cost, so that a sum without it would be too low."""
+    """An error for a program with a kernel of unknown cost: a sum without this kernel would be too low."""
 
 
 def forget_schedules() -> None:
-    """Removes the compiler's dumps of other programs, which have kernels of the same names."""
+    """Removes the compiler's dumps of other programs, whose kernels have the same names."""
     for path in [] if _folder is None else _folder.iterdir():
         path.unlink()
 
 
 def schedules() -> Mapping[str, int]:
-    """Returns the cycles of each kernel and fusion of the last program; empty without `prepare_compilers`."""
+    """Returns the cycles of each kernel and fusion in the last program; empty without `prepare_compilers`."""
     return {} if _folder is None else read_schedules(_folder)
 
 
 def read_schedules(folder: Path) -> Mapping[str, int]:
-    """Returns the cycles of each kernel and fusion, by the name of its instruction.
+    """Returns the cycles of each kernel and fusion, by the name of the instruction.
 
-    Every bundle counts once per iteration of the grid: an upper bound, since bundles before and after the loop run only
-    once.
+    Every bundle counts once per iteration of the grid. This gives an upper bound, since bundles before and after the
+    loop run only once.
     """
     found = {}
     for path in folder.glob(f"*-{PASS}.txt"):
@@ -225,7 +225,7 @@ def read_schedules(folder: Path) -> Mapping[str, int]:
 
 
 def check_compiler(target: Target) -> None:
-    """Raises SettingError if the compiler of a target is not installed, or does not match this jax."""
+    """Raises SettingError if a target's compiler is not installed, or does not match the installed version of jax."""
     gpu = target.chip.platform == "gpu"
     package = "jax-cuda12-plugin" if gpu else "libtpu"
     try:
@@ -246,10 +246,10 @@ def check_compiler(target: Target) -> None:
 
 @functools.cache
 def devices_of(name: str) -> tuple[Any, ...]:
-    """Returns the devices of a target, as the compiler describes them; programs cannot run on them.
+    """Returns a target's devices as the compiler describes them; programs cannot run on these devices.
 
     Args:
-        name: see `find_target`.
+        name: name of the target, see `find_target`.
 
     Raises:
         SettingError: there is no such target, the compiler is not installed, or it does not support the topology.
@@ -267,7 +267,7 @@ def devices_of(name: str) -> tuple[Any, ...]:
     check_compiler(target)
     try:
         return tuple(topologies.get_topology_desc(**_description(target)).devices)
-    except Exception as error:  # the type depends on platform and version
+    except Exception as error:  # of a type that depends on platform and version
         reason = str(error).partition("\n")[0].removeprefix("INVALID_ARGUMENT: ")
         raise SettingError(
             "target", name, f"the installed compiler does not support it ({reason}); give another chip or shape"
@@ -279,7 +279,7 @@ def _description(target: Target) -> dict[str, Any]:
     if chip.platform == "gpu":
         return {"platform": "cuda", "target_config": H100, "topology": f"{target.slices}x1x{target.shape[0]}"}
     bounds = tuple(min(own, side) for own, side in zip(chip.host, (*target.shape, 1), strict=False))
-    # The compiler's name of the v5p is v5 with both cores.
+    # To the compiler, a v5p is a v5 with both cores in one device.
     return {
         "platform": "tpu",
         "topology_name": f"{chip.compiler}:{'x'.join(map(str, target.shape))}",
@@ -290,7 +290,7 @@ def _description(target: Target) -> dict[str, Any]:
 
 
 Value: TypeAlias = bool | int | str
-# The compilers' message about an unknown option.
+# The message of compilers about an unknown option.
 UNKNOWN = re.compile(r"[Nn]o such compile option:? '?([\w.\-]+)")
 
 
@@ -307,7 +307,7 @@ def read_options(texts: Sequence[str]) -> dict[str, Value]:
 
 
 def check_options(options: Mapping[str, Value]) -> None:
-    """Compiles a small program with the options; raises SettingError if the compiler rejects them."""
+    """Compiles a small program with the options; raises SettingError if the compiler rejects an option."""
     if not options:
         return
     try:
@@ -322,7 +322,7 @@ def check_options(options: Mapping[str, Value]) -> None:
 
 
 def refuse_unknown(error: Exception, target: str) -> None:
-    """Raises a `SettingError` if a compiler's error says that it has no such option."""
+    """Raises SettingError if the error of a compiler says that an option is unknown."""
     if found := UNKNOWN.search(str(error)):
         raise SettingError(
             "compiler_option", found[1], f"the compiler of {target} has no such option; check its name"
