@@ -352,8 +352,8 @@ class Dataset:
 def make_dataset(corpus: Corpus, tokenizer: Tokenizer, sequence_length: int, *, seed: int) -> Dataset:
     """Tokenizes and joins the documents of a corpus, cuts the tokens into chunks, and shuffles the chunks once.
 
-    Each document is followed by the end-of-text token. A corpus shorter than a chunk gives a data set without chunks,
-    for which `batches` raises CorpusError.
+    Each document is followed by the end-of-text token. A corpus shorter than a chunk results in a data set without
+    chunks, for which `batches` raises CorpusError.
     """
     assert sequence_length >= 1, sequence_length
     if seed < 0:

@@ -1,4 +1,4 @@
-"""Runs and campaigns of the reference workload, whose records allow them to be resumed.
+"""Runs and campaigns of the reference workload, which can be resumed from their records.
 
 `run` is the training loop: for each batch it runs a step, writes a line of the record, saves checkpoints and applies
 policies.

@@ -124,13 +124,13 @@ class Checks:
                 raise SettingError("profile", str(self.profile), str(error)) from error
 
     def transform(self) -> "programs.Transform":
-        """Returns the transformation of a step. Requires JAX's devices to be started."""
+        """Returns the transformation of a step. JAX must have started its devices."""
         return functools.partial(
             sdc.abft, where=as_selector(self.where), mode=self.mode, scheme=self.scheme, profile=self.read_profile()
         )
 
     def read_profile(self) -> Profile:
-        """Returns the profile, or the assumptions about the platform. Requires JAX's devices to be started."""
+        """Returns the profile, or the assumptions about the platform. JAX must have started its devices."""
         return Profile.assumed() if self.profile is None else Profile.read(self.profile)  # type: ignore[arg-type]
 
     def describe(self) -> dict[str, Any]:
@@ -311,7 +311,7 @@ class Job(Planned, abc.ABC):
         """Builds the program of the job."""
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
-        """Returns the manifest fields of this kind of job. Requires JAX's devices to be started."""
+        """Returns the manifest fields of this kind of job. JAX must have started its devices."""
         return {"sync": None, "compare": "gated", "exchange": "probe"}
 
     def policy(self) -> StepPolicy | None:
@@ -367,8 +367,8 @@ class CheckedJob(Job):
             self.checks.check()
 
     def tools(self, config: TrainConfig) -> dict[str, Any]:
-        """Returns the faults and the checks of matrix products, as arguments of the program. Requires JAX's devices to
-        be started."""
+        """Returns the faults and the checks of matrix products, as arguments of the program. JAX must have started its
+        devices."""
         faults = self.simulated(config.model.layers)
         checks = None if self.checks is None else self.checks.transform()
         return {"faults": faults, "checks": checks, "seed": self.workload.seed}

@@ -59,8 +59,8 @@ def cache_folder(name: str) -> Path:
 
 
 def fixed_order(count: int, seed: int, stream: int) -> Int64[np.ndarray, "n"]:
-    """Returns a permutation that is the same on every host: NumPy guarantees the raw output of bit generators, but not
-    its shuffles.
+    """Returns a permutation that is the same on every host: NumPy guarantees the raw output of its bit generators, but
+    not its shuffles.
 
     Each stream of a seed, such as an epoch, has its own order; seed and stream are from 0 to 2^64 - 1.
     """

@@ -201,7 +201,8 @@ def _from_files(contents: dict[str, bytes], source: str) -> Images:
 
 
 def _idx(data: bytes, rank: int, place: str) -> UInt8[np.ndarray, "..."]:
-    """Parses an idx file of bytes: a magic number that ends in the rank, the sizes (big-endian), the values."""
+    """Parses an idx file of bytes, which consists of a magic number ending in the rank, the sizes (big-endian) and the
+    values."""
     header = 4 * (1 + rank)
     magic = 0x800 + rank
     if len(data) < header or int.from_bytes(data[:4], "big") != magic:

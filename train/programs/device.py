@@ -179,7 +179,7 @@ class Program(abc.ABC):
 
     @property
     def inputs(self) -> tuple[Any, tuple[Any, Any]]:
-        """Returns the shapes, types and shardings of the inputs of `compiled`."""
+        """Shapes, types and shardings of the inputs of `compiled`."""
         return self.abstract(), (self.batch, self.beside())
 
     def jitted(self, fn: Callable[[Any, Any], Any], shared: Any, *reports: Any) -> jax.stages.Wrapped:

@@ -376,7 +376,7 @@ class ClockedProgram(Program):
 
     @functools.cached_property
     def _given(self) -> Any:
-        """Returns the shapes and types of one worker's inputs to a step."""
+        """Shapes and types of one worker's inputs to a step."""
         model = self.work.config.model
         return jax.eval_shape(lambda: Given(gradient_sum(init_params(model, jax.random.key(0))), jnp.int32(0)))
 
@@ -408,7 +408,7 @@ class ClockedProgram(Program):
 
 
 class _Clock:
-    """The clock of one process, which also chooses its threshold."""
+    """The clock of one process, which also chooses the threshold of DropCompute."""
 
     def __init__(self, replicas: Replicas, placement: Placement) -> None:
         self.replicas, self.mesh = replicas, placement.mesh

@@ -23,7 +23,7 @@ SITE = "gradient"
 
 
 def experiment(study: ShadowStudy, workloads: Sequence[Task]) -> Generator[str, None, ShadowMeasured]:
-    """Trains on each simulated set of ranks."""
+    """Trains on each simulated set of ranks, and returns what the shadow replica detected."""
     trainings = []
     for workload in workloads:
         runs = []

@@ -115,7 +115,8 @@ SHARE = 0.01  # share of a site's rows that the first tier passes on, above whic
 
 
 def measure(dtype: str, *, seed: int = 0, depths: Sequence[int] = DEPTHS) -> dict[int, float]:
-    """Measures the rounding errors of matrix products of a type, on the default device, over all `DISTRIBUTIONS`.
+    """Measures the rounding errors of matrix products of one data type, on the default device, over all
+    `DISTRIBUTIONS`.
 
     Returns, by number of terms, the largest `|r| / (q + |cs|)` of any row, where q is the second tier's scale.
     """

@@ -127,7 +127,7 @@ class PaftStudy(Study["PaftMeasured"]):
 
     @property
     def methods(self) -> Mapping[str, Callable[[optax.GradientTransformation], optax.GradientTransformation]]:
-        """Returns the wrappers of the optimizer by name."""
+        """Wrappers of the optimizer by name."""
         from ._paft import methods
 
         return methods(self.periods)
@@ -450,7 +450,7 @@ class ProductsStudy:
 
     @property
     def marked(self) -> tuple[int, ...]:
-        """Returns the steps in whose products errors are injected: the first and the last."""
+        """Steps in whose matrix products errors are injected: the first and the last."""
         return tuple(sorted({0, self.steps - 1}))
 
     def count(self) -> int:

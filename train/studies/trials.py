@@ -235,5 +235,5 @@ def _going_on(task: Iterative, *arguments: Any) -> tuple[Array, Array]:
 
 
 def finite(costs: Float[np.ndarray, "trials"]) -> list[float | None]:
-    """Returns costs as numbers for the record: None if the run did not converge again."""
+    """Returns costs as numbers for the record, with None for runs that did not converge again."""
     return [float(cost) if np.isfinite(cost) else None for cost in costs]

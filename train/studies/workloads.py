@@ -60,7 +60,7 @@ class Task:
         metric: `accuracy` or `perplexity`.
         optimizer: returns the optimizer for a full batch, given the number of steps.
         rows: rows of a global batch.
-        data: `(rows, seed) -> iterator`, endless, of batches with that number of rows.
+        data: `(rows, seed) -> endless iterator over batches`, each with that number of rows.
     """
 
     name: str
