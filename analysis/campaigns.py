@@ -56,7 +56,7 @@ def summarize_campaign(manifest: CampaignManifest, rows: Sequence[InjectionRow])
     """
     readable = {
         row.injection: row for row in reversed(rows) if row.outcome in OUTCOMES
-    }  # only the first line of each injection
+    }  # only the first line of each injection counts
     known = [readable[place] for place in sorted(readable)]
     outcomes = Counter(row.outcome for row in known)
     reached = [row for row in known if row.outcome != "not_reached"]

@@ -54,7 +54,7 @@ def conclude(folder: str | PathLike[str], *, write: bool = True) -> dict[str, An
 def write_report(path: Path) -> Path:
     """Writes `report.html` and `report.md` into a run folder, each atomically.
 
-    The same record gives the same bytes.
+    Equal records give equal bytes.
 
     Args:
         path: folder of a complete or incomplete run.

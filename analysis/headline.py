@@ -280,7 +280,7 @@ def _odd(manifest: RunManifest, summary: RunSummary, odd: Sequence[int], ranks: 
     """Returns the names of the twins that differ, and their hardware."""
     pair = manifest.twins in (2, None)
     if not odd and pair:
-        odd = [1]  # by convention the first of two is the reference
+        odd = [1]  # by convention, the first of two twins is the reference
     # A rank that differs only in the state or the gradient cannot be identified.
     known = [rank for rank in ranks if rank[0] in odd]
     names = []

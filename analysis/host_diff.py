@@ -44,7 +44,7 @@ class Read(NamedTuple):
     """A stage as read from its folder."""
 
     row: StageRow
-    run: Contents | None  # None if it cannot be read
+    run: Contents | None  # None if the record cannot be read
     summary: RunSummary
     evidence: Evidence | None
 
@@ -82,7 +82,7 @@ def judge_pair(run: Path, opening: Opening, *, ended: str, seconds: float, lost:
 
 
 def _read(run: Path, name: Stage, planned: int) -> Read | None:
-    """Reads a stage from its folder, complete or not; returns None if it has not started."""
+    """Reads a complete or incomplete stage from its folder; returns None if the stage has not started."""
     folder = run / FOLDERS[name]
     if not (folder / records.MANIFEST).is_file():
         return None

@@ -55,7 +55,7 @@ class DeviceResult(CheckedDevice, kw_only=True):
     kind: str
     identity: str
     names: tuple[str, ...]  # possible identities, the most reliable first
-    errors: tuple[str, ...]  # errors that its driver reported during the test
+    errors: tuple[str, ...]  # errors that the device's driver reported during the test
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ def _settled(results: Sequence[HostResult]) -> tuple[list[HostResult], tuple[str
             began, ended = (time.replace(tzinfo=time.tzinfo or datetime.UTC) for time in times)
         except ValueError:
             continue
-        if began <= ended:  # otherwise its clock jumped back
+        if began <= ended:  # otherwise the host's clock jumped back
             for name in (name for part in result.parts.values() for name in part.names[:-1]):
                 claims[name].append((began, ended, result.host))
     doubtful = set()

@@ -39,8 +39,8 @@ class Outlier(msgspec.Struct, kw_only=True):
 
     identity: str
     slow: bool
-    far: int  # workloads in which it is far
-    judged: int  # workloads in which it was judged
+    far: int  # number of workloads in which it is far from the median
+    judged: int  # number of workloads in which it was judged
     workload: str  # workload in which it is farthest from the median
     ratio: float  # its throughput in that workload, as a share of the median
     z: float  # its distance from the median in robust deviations

@@ -60,10 +60,10 @@ LEDGER = Format(type=FleetLedger, noun="ledger of a fleet", remedy="restore it, 
 class Added(NamedTuple):
     """The outcome of adding results to a ledger."""
 
-    added: int  # results newly counted
-    known: int  # results already counted
+    added: int  # number of newly counted results
+    known: int  # number of results that were already counted
     changed: tuple[str, ...]  # files of counted results whose burn-in has continued since; the additions are omitted
-    foreign: int  # simulated results for a ledger of real ones, or vice versa
+    foreign: int  # number of simulated results for a ledger of real ones, or vice versa
 
 
 def read_ledger(path: AnyPath) -> FleetLedger | None:
@@ -120,7 +120,7 @@ def update_ledger(
     """
     until = time.monotonic() + patience
     lock = None
-    while lock is None:  # the lock file next to it exists only while this process may write
+    while lock is None:  # the lock file next to the ledger exists only while this process may write
         try:
             lock = Lock(Path(path).parent, f"{Path(path).name}.lock")
         except RecordBusy as error:

@@ -186,9 +186,9 @@ class Sighting(NamedTuple):
     workload: str
     burn_in: str
     created: str
-    persistence: str | None  # whether it recurred; None if not tried
+    persistence: str | None  # whether the difference recurred; None if no run was repeated
     alone: bool  # whether only this device is accused
-    hosts: int  # number of hosts that outvote it
+    hosts: int  # number of hosts that outvote the device
     text: str
 
 

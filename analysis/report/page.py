@@ -226,7 +226,7 @@ class IndexEntry(msgspec.Struct, frozen=True):
 
 
 class StudyFindings(StudySummary, kw_only=True):
-    """`summary.json` of a study with findings."""
+    """The contents of `summary.json` of a study with findings."""
 
     grids: tuple[Table, ...] = ()
     charts: tuple[Chart, ...] = ()

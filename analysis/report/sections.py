@@ -149,7 +149,7 @@ class Banner:
 
     @property
     def tone(self) -> str:
-        """Name of its colours."""
+        """Name of the banner's colours."""
         return self.verdict or "neutral"
 
 

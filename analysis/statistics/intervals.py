@@ -59,8 +59,8 @@ def frequency_upper_bound(
         Mismatches per element.
 
     Raises:
-        ValueError: no element was checked, more mismatched than were checked, or confidence or recall is not a valid
-            share.
+        ValueError: no element was checked, more elements mismatched than were checked, or confidence or recall is not a
+            valid share.
     """
     from scipy.special import gammainccinv
 
@@ -167,7 +167,7 @@ def bootstrap_interval(
     probability
 
     ================================================================================  =======
-    elements independent (1 mismatch per step, or 1 in 20 steps); 1,350 steps       96 %
+    elements independent (1 mismatch per step, or 1 in 20 steps); 1,350 steps         96 %
     rates of steps gamma distributed: shape 1, 60 and 1,350 steps; 1/2, 200 steps     94-96 %
     spikes in 1.5 % and 3 % of 1,350 steps, their heights gamma of shape 1 and 1/2    95-96 %
     bursts of 5 steps on average, every 105 and every 45 of 1,350 steps               93 %
@@ -255,7 +255,7 @@ def block_length(counts: Sequence[float] | Counts) -> int:
 
 
 def _estimate(hits: Sums, elements: Sums) -> tuple[Each, Each]:
-    """Returns the frequencies of drawn blocks and their standard errors, those of a ratio by the delta method."""
+    """Returns the frequencies of drawn blocks and the standard errors of these ratios, by the delta method."""
     blocks = hits.shape[-1]
     total = elements.sum(-1)
     found = hits.sum(-1) / total
@@ -274,10 +274,10 @@ def burn_in_steps(mean_interval: float, *, observed: int | None = None, confiden
     If the mean m is known: n = -ln(1 - confidence) m. If m is the mean of k observed intervals: n = k m ((1 -
     confidence)^(-1/k) - 1), which is m times the quantile of F with 2 and 2k degrees of freedom.
 
-    If k bursts were observed in a run of fixed length T instead of intervals, use T/k as the mean. Over all runs,
+    If, instead of intervals, k bursts were observed in a run of fixed length T, use T/k as the mean. Over all runs,
     including those without a burst, for which nothing is planned, such a plan fails with a probability of at most 1 -
     confidence (Nelson, IEEE Transactions on Reliability R-19, 1970, for a count of zero). It fails more often for runs
-    that show a burst by chance, because bursts are far rarer than the run is long.
+    that show a burst by chance, because the mean interval is then much longer than the run.
 
     Args:
         mean_interval: mean number of steps between bursts.
@@ -288,14 +288,14 @@ def burn_in_steps(mean_interval: float, *, observed: int | None = None, confiden
         Number of steps, rounded up.
 
     Raises:
-        ValueError: the interval is not positive, none was observed, or the confidence is not a valid share.
+        ValueError: the interval is not positive, no interval was observed, or the confidence is not a valid share.
     """
     _check_interval(mean_interval, observed, confidence)
     odds = -math.log1p(-confidence)
     intervals = odds if observed is None else observed * math.expm1(odds / observed)
     return math.ceil(
         intervals * mean_interval * (1 - 1e-12)
-    )  # keep rounding from turning 19 intervals into 19 and one step
+    )  # prevents rounding from turning 19 intervals into 19 intervals and one step
 
 
 def probability_seen(steps: float, mean_interval: float, *, observed: int | None = None) -> float:
