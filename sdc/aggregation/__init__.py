@@ -1,12 +1,13 @@
 """Robust aggregation for data-parallel training, as optax transforms.
 
-Pure functions with explicit state that run under a bound worker axis (`shard_map`, `pmap`, `vmap`), inside one `jit`.
+The transforms are pure functions with explicit state; they run under a bound worker axis (`shard_map`, `pmap`, `vmap`),
+inside one `jit`.
 
-- `noise`: simulated inconsistent gradients. `synchronization`: resynchronization of replicas (PAFT).
+- `noise`: simulated gradients that differ between workers. `synchronization`: resynchronization of replicas (PAFT).
 - `dropcompute`: workers that stop at a compute threshold. `speedup`: the resulting speedup. `delays`: random latencies.
 - `lossy`: links that lose packets, and ZeRO-2 over them. `channels`: models of packet loss.
 - `spares`: spare ranks that recompute the gradients of others.
-- `trainer`: any method for a model that XLA shards. `methods`: settings and text form of all methods.
+- `trainer`: any method, applied to a model that XLA shards. `methods`: settings and text form of all methods.
 - `assignment`: updates that set parameters. `workers`: the mapped axis.
 """
 

@@ -1,7 +1,7 @@
-"""Updates that set parameters, as optax updates.
+"""Optax updates that set parameters instead of adding to them.
 
-`optax.apply_updates` adds, and `parameter + (target - parameter)` is not bitwise `target`. A method that makes replicas
-equal must set them.
+`optax.apply_updates` adds updates to parameters, but `parameter + (target - parameter)` is not bitwise equal to
+`target`. A method that makes replicas equal must therefore set their parameters.
 """
 
 import functools
@@ -22,14 +22,14 @@ Tree = Any  # a pytree of arrays
 
 @jax.tree_util.register_pytree_node_class
 class Assignment:
-    """An update that sets: `parameter + Assignment(value)` is `value`, bit for bit.
+    """An update that sets a parameter: `parameter + Assignment(value)` is `value`, bit for bit.
 
     `optax.apply_updates` and any other code that computes `parameter + update` therefore accept it. Other arithmetic
     raises an error: a transform that scales updates belongs inside the wrapped optimizer, not after it.
 
-    It is a pytree, so it passes through `jit` and `vmap`, and `jax.tree.map` reaches its leaf. The leaf holds the
-    value's bits in a type on which JAX does no arithmetic (TypeError). Code that replaces it by another array, or
-    selects between it and zeros, is not detected.
+    An assignment is a pytree, so it passes through `jit` and `vmap`, and `jax.tree.map` reaches its leaf. The leaf
+    holds the bits of the value in a type for which JAX raises TypeError on arithmetic. Code that replaces an assignment
+    by another array, or selects between an assignment and zeros, is not detected.
 
     Attributes:
         value: the new parameter.
@@ -41,7 +41,7 @@ class Assignment:
 
     def __init__(self, value: Shaped[Array, "*shape"]) -> None:
         value = jnp.asarray(value)
-        # Keys already refuse arithmetic, and elements narrower than 8 bits cannot be converted to bits.
+        # Random keys already reject arithmetic, and elements narrower than 8 bits cannot be converted to bits.
         key = jnp.issubdtype(value.dtype, jax.dtypes.extended)
         hide = not key and (value.dtype == np.bool_ or jax.dtypes.itemsize_bits(value.dtype) >= 8)
         self._leaf, self._dtype = (_hidden(value), value.dtype) if hide else (value, None)
@@ -86,7 +86,7 @@ def assigns(updates: Tree) -> bool:
 def stepped(
     optimizer: optax.GradientTransformationExtraArgs, gradient: Tree, state: optax.OptState, params: Tree, **extra: Any
 ) -> tuple[Tree, optax.OptState]:
-    """Returns the parameters after one step of an optimizer, and its state; booleans and keys are unchanged."""
+    """Returns the parameters and the optimizer state after one step; boolean parameters and keys are unchanged."""
 
     def apply(parameter: Any, update: Any) -> Any:
         if parameter is None:
@@ -101,7 +101,7 @@ def stepped(
 
 
 def check_update(state: Any, kind: type, params: Tree) -> None:
-    """Raises ValueError unless `update` received parameters, and a state from its own `init`."""
+    """Raises ValueError unless `update` received parameters and a state that the same optimizer's `init` made."""
     if params is None:
         raise ValueError("no parameters were given; call update(gradient, state, params)")
     if not isinstance(state, kind):
@@ -113,7 +113,7 @@ def check_update(state: Any, kind: type, params: Tree) -> None:
 
 @functools.cache
 def _type(words: int) -> Any:
-    """Returns a key type with a number of words, for which random draws raise an error."""
+    """Returns a key type of `words` 32-bit words that raises an error if it is used in a random draw."""
 
     def refuse(*_: Any) -> Any:
         raise TypeError("an Assignment is not a random key")

@@ -1,7 +1,7 @@
 """Channels that lose packets: models that determine which packets of a worker arrive.
 
-Each worker sends a stream of packets to every other one. A channel decides at the sender's end of each link, from a key
-of the step and the sender, so losses depend only on seed, step and link.
+Each worker sends a stream of packets to every other worker. A channel draws the losses at the sender's end of each
+link, with a key derived from the step and the sender; losses therefore depend only on seed, step and link.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Sent(NamedTuple):
     step: Int32[Array, ""]  # number of the step
     workers: int  # number of receivers
     packets: int  # number of packets to each receiver
-    scale: Float32[Array, ""]  # factor on the loss rates, at most 1
+    scale: Float32[Array, ""]  # factor by which loss rates are multiplied, at most 1
 
 
 class Channel(ABC):
     """A model of the links from one worker to all workers."""
 
     def init(self, workers: int) -> Any:
-        """Returns the state of the links of one sender before the first packet."""
+        """Returns the initial state of one sender's links."""
         return ()
 
     @abstractmethod
@@ -40,12 +40,12 @@ class Channel(ABC):
         """Draws which packets to each receiver arrive in a step.
 
         Args:
-            key: a distinct key for each step and sender.
+            key: random key, different for each step and sender.
             state: the state of this sender's links.
             sent: the packets.
 
         Returns:
-            A mask of packets that arrive, and the state after the last packet.
+            A mask of the packets that arrive, and the state of the links after the last packet.
         """
 
 
@@ -53,7 +53,7 @@ class Channel(ABC):
 class Independent(Channel):
     """Every packet is lost with the same probability, independently of all others."""
 
-    rate: float  # probability of a loss
+    rate: float  # probability that a packet is lost
 
     def __post_init__(self) -> None:
         check_probability("rate", self.rate)
@@ -64,16 +64,16 @@ class Independent(Channel):
 
 @dataclasses.dataclass(frozen=True)
 class GilbertElliott(Channel):
-    """Losses in bursts: each link is in a good or a bad state, and may change between them at every packet.
+    """Losses in bursts: each link is in a good or a bad state, and may switch between the two at every packet.
 
     Gilbert, *Capacity of a Burst-Noise Channel* (1960); Elliott (1963). Links start in the good state and keep their
     state between steps.
     """
 
     rate: float  # long-run share of lost packets
-    burst: float = 8.0  # mean length of a stay in the bad state, in packets
-    bad: float = 1.0  # probability of a loss in the bad state
-    good: float = 0.0  # probability of a loss in the good state
+    burst: float = 8.0  # mean duration of the bad state, in packets
+    bad: float = 1.0  # probability that a packet is lost in the bad state
+    good: float = 0.0  # probability that a packet is lost in the good state
 
     def __post_init__(self) -> None:
         for name in ("rate", "bad", "good"):
@@ -95,12 +95,13 @@ class GilbertElliott(Channel):
 
     @property
     def into_bad(self) -> float:
-        """Probability of a change from good to bad at a packet; determines the share of time in the bad state."""
+        """Probability per packet of a change from the good to the bad state, which determines the share of time in the
+        latter."""
         return self._share / (1 - self._share) / self.burst if self._share < 1 else 1.0
 
     @property
     def out_of_bad(self) -> float:
-        """Probability of a change from bad to good at a packet."""
+        """Probability per packet of a change from the bad to the good state."""
         return 1 / self.burst if self._share < 1 else 0.0
 
     def init(self, workers: int) -> Bool[Array, "workers"]:
@@ -108,7 +109,7 @@ class GilbertElliott(Channel):
 
     def draw(self, key: PRNGKeyArray, state: Any, sent: Sent) -> tuple[Bool[Array, "workers packets"], Any]:
         change, loss = jax.random.uniform(key, (2, sent.workers, sent.packets))
-        # A packet maps {good, bad} to itself; maps compose, so a whole stream is one scan.
+        # Each packet maps {good, bad} to itself; such maps compose, so one associative scan handles a whole stream.
         from_good, from_bad = change < self.into_bad, change >= self.out_of_bad
 
         def after(first: Any, then: Any) -> Any:
@@ -122,12 +123,12 @@ class GilbertElliott(Channel):
 
 @dataclasses.dataclass(frozen=True)
 class BadLink(Channel):
-    """One bad link, or one bad worker, among better ones."""
+    """One bad link, or all links of one bad worker, among better links."""
 
-    rate: float  # probability of a loss on the bad links
+    rate: float  # probability that a packet is lost on the bad links
     sender: int | None = None  # only links from this worker are bad; None for all
     receiver: int | None = None  # only links to this worker are bad; None for all
-    other: float = 0.0  # probability of a loss on all other links
+    other: float = 0.0  # probability that a packet is lost on all other links
 
     def __post_init__(self) -> None:
         check_probability("rate", self.rate)
@@ -152,7 +153,8 @@ class BadLink(Channel):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recorded(Channel):
-    """A recorded trace: the losses of a real network, or of an earlier run. Steps beyond its end wrap around."""
+    """A recorded trace: the losses of a real network, or of an earlier run. Steps beyond the end of the trace start
+    again at its beginning."""
 
     arrived: Bool[np.ndarray, "steps senders receivers packets"]
 

@@ -1,7 +1,7 @@
-"""The duration of a micro-batch: random latencies with exactly known mean and variance.
+"""The latency of a micro-batch: random distributions whose mean and variance are known exactly.
 
 The theory of DropCompute (`speedup`) requires only the mean and variance of a latency; simulations draw samples. Times
-are in seconds. Samples are drawn from a key and reproducible.
+are in seconds. Samples are drawn with a random key and are reproducible.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NORMAL = NormalDist()
 class _Written:
     """The time of a micro-batch, drawn independently for each: mean, variance and samples.
 
-    Parameters are above 0 unless stated otherwise. The `repr` of a latency is its text form, see `parse_latency`.
+    Parameters are above 0 unless stated otherwise. The `repr` of a latency is its text form (see `parse_latency`).
     """
 
     def __post_init__(self) -> None:
@@ -71,8 +71,8 @@ class Constant(_Written):
 class Normal(_Written):
     """max(0, X) with X ~ N(mu, sigma²): negative draws become 0.
 
-    Mean and variance are those after clipping. With a = mu/sigma, phi and Phi the density and the distribution of
-    N(0, 1), and W = max(Z, -a) for Z ~ N(0, 1):
+    Mean and variance are those after clipping. Let a = mu/sigma, let phi and Phi be the density and the distribution
+    function of N(0, 1), and let W = max(Z, -a) for Z ~ N(0, 1). Then:
 
         E[W] = phi(a) - a Phi(-a);  E[W²] = Phi(a) - a E[W];  mean = mu + sigma E[W];  variance = sigma² Var[W].
     """
@@ -82,7 +82,7 @@ class Normal(_Written):
 
     @property
     def _clipped(self) -> float:
-        """Returns E[W], the increase of the mean by clipping, in units of sigma."""
+        """E[W], by which clipping increases the mean, in units of sigma."""
         ratio = self.mu / self.sigma
         return _NORMAL.pdf(ratio) - ratio * _NORMAL.cdf(-ratio)
 
@@ -118,7 +118,7 @@ class LogNormal(_Written):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Exponential(_Written):
-    """Density exp(-t/mean)/mean."""
+    """Exponential distribution with density exp(-t/mean)/mean."""
 
     mean: float  # mean of the distribution, above 0
 
@@ -132,7 +132,7 @@ class Exponential(_Written):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Gamma(_Written):
-    """Gamma distribution of scale mean/shape."""
+    """Gamma distribution with scale mean/shape."""
 
     mean: float  # mean of the distribution, above 0
     shape: float  # shape of the distribution, above 0; 1 is the exponential distribution, larger values vary less
@@ -147,7 +147,7 @@ class Gamma(_Written):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Bernoulli(_Written):
-    """Stragglers: `base`, plus `extra` with a given probability."""
+    """Stragglers: a micro-batch takes `base` seconds, plus `extra` seconds with a given probability."""
 
     base: float  # time of every micro-batch, at least 0
     extra: float  # additional time of a straggler, at least 0

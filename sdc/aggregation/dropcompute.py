@@ -4,12 +4,13 @@ Giladi et al., *DropCompute* (NeurIPS 2023, arXiv:2306.10598). A worker that has
 joins the all-reduce with its partial sum. The number of micro-batches that each worker completes is determined in one
 of two ways, with the same arithmetic:
 
-- *real* (`Stopwatch`): every process checks its clock between micro-batches, on its own devices (algorithm 1);
-- *replayed* (`masked`): the numbers are given, from simulated latencies (`delays`, `completed_before`) or from the log
-  of a real run, and the program skips the rest: deterministic, with any number of simulated workers.
+- *real* (`Stopwatch`): every process computes on its own devices, and checks its clock between micro-batches
+  (algorithm 1);
+- *replayed* (`masked`): the numbers come from simulated latencies (`delays`, `completed_before`) or from the log of a
+  real run, and the program skips the other micro-batches. It is deterministic, and simulates any number of workers.
 
-Both run a micro-batch inside the same conditional and add in the same order, so a real run can be replayed bit for bit.
-Dropped samples are repeated before the next epoch starts (`Resampling`, section 4.5).
+Both ways run a micro-batch inside the same conditional and accumulate in the same order, so a real run can be replayed
+bit for bit. Dropped samples are repeated before the next epoch starts (`Resampling`, section 4.5).
 """
 
 import dataclasses
@@ -42,7 +43,7 @@ class Sum(NamedTuple):
     """The accumulated sums of a worker."""
 
     loss: Float32[Array, ""]  # sum of the losses of completed micro-batches
-    gradient: Tree  # sum of their gradients, at least float32
+    gradient: Tree  # sum of the gradients of completed micro-batches, in float32 or wider
 
 
 class Combined(NamedTuple):
@@ -50,18 +51,18 @@ class Combined(NamedTuple):
 
     loss: Float32[Array, ""]  # mean loss of the completed micro-batches; NaN if none was completed
     gradient: Tree  # see `combine`
-    completed: Int32[Array, ""]  # micro-batches completed by all workers
-    empty: Bool[Array, ""]  # whether none was completed, so that `skip_empty` skips the step
+    completed: Int32[Array, ""]  # number of micro-batches completed by all workers together
+    empty: Bool[Array, ""]  # whether no micro-batch was completed, so that `skip_empty` skips the step
 
 
 def gradient_sum(params: Tree) -> Sum:
-    """Returns the sum before the first micro-batch."""
+    """Returns the sums before the first micro-batch, which are zero."""
     none = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), at_least_float32(jnp.result_type(x))), params)
     return Sum(jnp.zeros((), jnp.float32), none)
 
 
 def accumulate(loss: Callable[[Tree, Tree], Float32[Array, ""]]) -> Work:
-    """Makes the work of gradient accumulation: `(sum, micro_batch, params) -> sum`.
+    """Returns the work function of gradient accumulation, `(sum, micro_batch, params) -> sum`.
 
     Args:
         loss: mean loss over a micro-batch, `(params, micro_batch) -> scalar`.
@@ -70,7 +71,7 @@ def accumulate(loss: Callable[[Tree, Tree], Float32[Array, ""]]) -> Work:
 
 
 def summing(gradient: Callable[[Tree, Tree], tuple[Float32[Array, ""], Tree]]) -> Work:
-    """Does the same as `accumulate` for `(params, micro_batch) -> (loss, gradient)`."""
+    """Returns the work function of `accumulate` for a given function `(params, micro_batch) -> (loss, gradient)`."""
 
     def work(total: Sum, batch: Tree, params: Tree) -> Sum:
         value, found = gradient(params, batch)
@@ -85,30 +86,33 @@ def completed_before(latencies: Float32[Array, "*rows micro_batches"], threshold
     4.3).
 
     Args:
-        latencies: seconds of each micro-batch in order, such as samples from `delays`.
-        threshold: seconds; infinity for all micro-batches."""
+        latencies: duration of each micro-batch in seconds, in order, such as samples from `delays`.
+        threshold: time in seconds at which a worker stops; infinity for all micro-batches."""
     return jnp.sum(jnp.cumsum(latencies, axis=-1) < threshold, axis=-1, dtype=jnp.int32)
 
 
 def masked(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], context: Tree = None) -> Tree:
     """Runs the work on the first `completed` micro-batches and skips the others.
 
-    With the work of gradient accumulation (`accumulate`) this is DropCompute; with a whole optimizer step,
-    `lambda state, batch, _: step(state, batch)`, it is DropCompute on local SGD (appendix B.3 of the paper), whose
-    parameters must be averaged afterwards (`replica_mean`).
+    If `work` accumulates gradients (`accumulate`), this is DropCompute. If `work` is a whole optimizer step,
+    `lambda state, batch, _: step(state, batch)`, this is DropCompute on local SGD (appendix B.3 of the paper), after
+    which the parameters must be averaged (`replica_mean`).
 
     Args:
-        work: computation of one micro-batch, without collectives, since workers complete different numbers.
+        work: computation on one micro-batch, without collectives, since workers complete different numbers of
+            micro-batches.
         carry: the initial carry.
         batches: micro-batches, stacked on the leading axis of every leaf.
-        completed: number that this worker completes, 0 to all. A traced number is not checked; a larger one means all.
+        completed: number of micro-batches that this worker completes. A traced number is not checked; if it is too
+            large, all are completed.
         context: further input common to all micro-batches, such as parameters.
 
     Returns:
         The last carry.
 
     Raises:
-        ValueError: there is no micro-batch, leaves disagree on their number, or `completed` is out of range.
+        ValueError: there is no micro-batch, leaves disagree on the number of micro-batches, or `completed` is out of
+            range.
     """
     counts = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else 0 for leaf in jax.tree.leaves(batches)}
     if len(counts) != 1 or counts == {0}:
@@ -123,7 +127,7 @@ def masked(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], 
         number, batch = numbered
         return work_if(work, number < completed, carry, batch, context), None
 
-    # A loop needs a carry of one type, including `shard_map`'s type of what varies between workers.
+    # The carry of a loop must keep its type, which includes the axes over which `shard_map` considers it to vary.
     first = jax.tree.map(lambda leaf: leaf[0], batches)
     kept = jax.eval_shape(lambda *args: work_if(work, jnp.asarray(completed > 0), *args), carry, first, context)
     carry = jax.tree.map(lambda x, y: varying(x, like=y), carry, kept)
@@ -131,9 +135,9 @@ def masked(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], 
 
 
 def work_if(work: Work, go: Bool[Array, ""], carry: Tree, batch: Tree, context: Tree) -> Tree:
-    """Runs the work if `go` is true; the branch keeps the compiler from fusing it with surrounding code."""
-    # A derivative with respect to values that `shard_map` considers equal on all workers is a sum over them: a
-    # collective, which would hang in a branch that not all workers take, and which `combine` would repeat.
+    """Runs the work if `go` is true; the branch keeps the compiler from fusing the work with surrounding code."""
+    # A derivative with respect to values that `shard_map` considers equal on all workers is a sum over the workers.
+    # This collective would hang in a branch that not all workers take, and `combine` would sum once more.
     given = (carry, batch, context)
     widest = varying(go, like=given)
     carry, batch, context = varying(given, like=widest)
@@ -153,21 +157,22 @@ def combine(
     """All-reduces the workers' accumulated sums.
 
         none:   g = 1/(N M) sum_n sum_{m completed} g_n^(m)                          (algorithm 1)
-        rate:   (1 - drop_rate) g, as a learning rate lower by the mean drop rate   (appendix B.2.2)
+        rate:   (1 - drop_rate) g, as if the learning rate were lower by the mean drop rate   (appendix B.2.2)
         count:  sum_n sum_{m completed} g_n^(m) / (micro-batches completed by all)    (appendix B.2.2)
 
     Args:
         total: the sum of this worker.
         axis_name: the axis of the workers, bound.
         completed: number of micro-batches in the sum. A traced number is not checked against `micro_batches`.
-        micro_batches: M, number in a full step of one worker.
-        correction: see above. `rate` scales the gradient; for optimizers that are invariant to its scale, such as Adam,
-            scale the learning rate instead.
-        drop_rate: mean share of dropped micro-batches, for `rate`.
+        micro_batches: M, number of micro-batches in a full step of one worker.
+        correction: see above. `rate` scales the gradient; for optimizers that are invariant to the scale of gradients,
+            such as Adam, scale the learning rate instead.
+        drop_rate: mean share of dropped micro-batches, for correction `rate`.
 
     Returns:
-        See `Combined`; the gradient is at least float32: cast it to the type of narrower parameters before an optimizer
-        whose state takes the gradient's type, such as Adam. The gradient is zero if no micro-batch was completed.
+        See `Combined`. The gradient is float32 or wider; if parameters are narrower, cast it to their type before
+        passing it to an optimizer whose state takes the gradient's type, such as Adam. It is zero if no micro-batch was
+        completed.
 
     Raises:
         ValueError: the correction is unknown, the drop rate is not a probability, there is no micro-batch, `completed`
@@ -202,14 +207,14 @@ class SkipEmptyState(NamedTuple):
 
 
 def skip_empty(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Skips steps in which no worker completed a micro-batch, and counts them.
+    """Skips and counts the steps in which no worker completed a micro-batch.
 
     Args:
-        optimizer: any optax optimizer whose updates are arrays. One that assigns (`paft`) must be outside:
-            `paft(skip_empty(...), ...)`.
+        optimizer: any optax optimizer whose updates are arrays. An optimizer whose updates are assignments must be on
+            the outside: `paft(skip_empty(...), ...)`.
 
     Returns:
-        An optimizer whose `update` takes `empty`, the same on every worker: if true, updates are zero and the
+        An optimizer whose `update` takes `empty`, the same on every worker: if it is true, updates are zero and the
         optimizer's state is unchanged. `update` raises ValueError if the optimizer assigns.
     """
     inner = optax.with_extra_args_support(optimizer)
@@ -239,23 +244,23 @@ class Stopped(NamedTuple):
 
     carry: Tree  # the carry after the last completed micro-batch
     completed: int  # number of micro-batches in it
-    latencies: tuple[float, ...]  # seconds of each, from the end of the previous one
-    seconds: float  # time from the start to the end of the last one
+    latencies: tuple[float, ...]  # seconds of each completed micro-batch, from the end of the previous one
+    seconds: float  # time from the start of the step to the end of the last micro-batch
 
 
 @dataclasses.dataclass(frozen=True)
 class Stopwatch:
     """Runs micro-batches until a time threshold.
 
-    As long as a micro-batch in flight is expected to end before the threshold (by the mean of completed ones), the next
-    one is dispatched after it, so the device never waits for the clock. Close to the threshold, the end of the
-    micro-batch is awaited first. At most one micro-batch is therefore in flight at the threshold. A device cannot be
-    stopped within a program: that micro-batch counts as completed, since its sum is available when the all-reduce can
-    start.
+    While the micro-batch in flight is expected to end before the threshold (estimated by the mean of completed ones),
+    the next micro-batch is queued behind it, so that the device never waits for the host. Close to the threshold, the
+    host first waits for the micro-batch to end. At most one micro-batch is therefore in flight at the threshold. A
+    device cannot be interrupted within a program, so that micro-batch counts as completed: its sum is available by the
+    time the all-reduce can start.
 
     Attributes:
-        work: computation of one micro-batch, without collectives; compiled once for each shape.
-        threshold: seconds; infinity for none.
+        work: computation on one micro-batch, without collectives; it is compiled once for each shape.
+        threshold: seconds from the start of a step; infinity for no threshold.
 
     Raises:
         ValueError: the threshold is not above 0.
@@ -273,7 +278,7 @@ class Stopwatch:
         return jax.jit(functools.partial(work_if, self.work))
 
     def at(self, threshold: float) -> "Stopwatch":
-        """Returns a copy with another threshold, without recompiling."""
+        """Returns a copy with another threshold, which shares the compiled programs."""
         other = dataclasses.replace(self, threshold=threshold)
         other.__dict__["_run"] = self._run
         return other
@@ -292,8 +297,9 @@ class Stopwatch:
         Args:
             carry, context: see `masked`.
             batches: micro-batches, in order.
-            delays: simulated idle seconds before each micro-batch, cut off at the threshold. None for real hardware.
-            completed: number to complete regardless of the clock, from a log; None to use the clock.
+            delays: simulated idle time before each micro-batch in seconds, cut off at the threshold. None for real
+                hardware.
+            completed: number of micro-batches to complete regardless of the clock, from a log; None to use the clock.
 
         Raises:
             ValueError: a number is negative or not finite, or there are too few delays or micro-batches.
@@ -348,7 +354,7 @@ def to_workers(tree: Tree, axis_name: str, mesh: Mesh) -> Tree:
     Args:
         tree: arrays of this process, whose shapes are the same in all processes.
         axis_name: the axis of the workers.
-        mesh: a mesh whose `axis_name` runs over the processes, one device each.
+        mesh: a mesh whose `axis_name` runs over the processes, with one device per process.
     """
     sharding = NamedSharding(mesh, P(axis_name))
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf[None]), tree)
@@ -362,12 +368,15 @@ def from_workers(tree: Tree) -> Tree:
 class Resampling:
     """An endless iterator over sample indices, whose position can be saved.
 
-    Each epoch has every sample once in a new order, followed by the samples dropped in it, until none remain. Samples
-    that do not fill a step at the end of an epoch start the next one, so none is lost.
+    Each epoch visits every sample once in a new order, then repeats the samples that were dropped in this epoch until
+    none remain. Samples that do not fill a step at the end of an epoch start the next epoch, so no sample is lost.
 
     Args:
-        size: number of samples in the data set. workers: N. micro_batches: M, number in a full step of one worker.
-            batch: samples per micro-batch. seed: determines the order of each epoch.
+        size: number of samples in the data set.
+        workers: N, number of workers.
+        micro_batches: M, number of micro-batches in a full step of one worker.
+        batch: number of samples per micro-batch.
+        seed: determines the order of each epoch.
 
     Raises:
         ValueError: a number is below 1, or a step needs more samples than the data set has.
@@ -409,10 +418,11 @@ class Resampling:
         """Records the completed micro-batches of the last step.
 
         Args:
-            completed: number of micro-batches that each worker completed; the samples of the others are repeated.
+            completed: number of micro-batches that each worker completed; the samples of dropped micro-batches are
+                repeated.
 
         Raises:
-            ValueError: no step was drawn since the last call, or the numbers do not fit.
+            ValueError: no step was drawn since the last call, or `completed` does not fit the step.
         """
         workers, micro_batches, _ = self.shape
         if self._last is None:
@@ -424,14 +434,14 @@ class Resampling:
         self._last = None
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position, JSON-serializable; a drawn step counts as done."""
+        """Returns the position as JSON-serializable data; a step that was drawn counts as done."""
         return {"epoch": self._epoch, "queue": list(self._queue), "dropped": list(self._dropped)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Sets the position.
 
         Raises:
-            ValueError: it does not fit a data set of this size.
+            ValueError: the position does not fit a data set of this size.
         """
         numbers = [*state["queue"], *state["dropped"]]
         if not all(0 <= number < self.size for number in numbers):

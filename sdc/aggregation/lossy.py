@@ -1,17 +1,17 @@
-"""Training over links that lose packets: collectives, ZeRO-2 with them, and a log of the losses.
+"""Training over links that lose packets: lossy collectives, ZeRO-2 with lossy collectives, and a log of the losses.
 
 Weintraub, Banner, Orda, *Distributed Training under Packet Loss* (2025), algorithm 1:
 
     forward, backward -> lossy reduce-scatter of gradients -> the owner updates its shard -> lossy all-gather
 
 Parameters are divided into N shards; worker j owns shard j of the optimizer, and every worker has a copy of all
-parameters. Gradients are averaged over the pieces that arrived, and parameters that did not arrive stay stale:
+parameters. Gradients are averaged over the pieces that arrived; parameters that did not arrive stay stale:
 
     ghat_j = sum_i s_ij g_i^(j) / sum_i s_ij,    s_ij = 1 if the piece from i to j arrived, s_jj = 1
 
-Shards are divided into packets, with the same numbers for every receiver. A mask of the packets that a worker *sends*
-to each receiver states the losses (`channels` draws them); receivers obtain it from the collective that carries the
-data, at one number per packet.
+Each shard is divided into packets in the same way for every receiver. A mask of the packets that a worker *sends* to
+each receiver states which of them arrive (`channels` draws it); receivers obtain the mask from the collective that
+carries the data, at the cost of one number per packet.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Layout:
 
     workers: int  # N, number of shards
     sizes: tuple[int, ...]  # elements of each array
-    packet: int | None  # elements per packet; None for one packet with a worker's shards of all arrays
+    packet: int | None  # elements per packet; None: one packet contains a worker's shards of all arrays
 
     def __post_init__(self) -> None:
         check_some("packet", self.packet, "elements")
@@ -54,7 +54,7 @@ class Layout:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Packets per shard of each array; with one packet for all, 1 for each array."""
+        """Packets per shard of each array; 1 if one packet contains the shards of all arrays."""
         return tuple(1 if self.packet is None else max(1, -(-shard // self.packet)) for shard in self.shards)
 
     @property
@@ -63,7 +63,7 @@ class Layout:
         return 1 if self.packet is None else sum(self.counts)
 
     def spread(self, packets: Array) -> list[Array]:
-        """Spreads values per packet to the elements of each array's shard: [..., packets] to [..., shard]."""
+        """Repeats each packet's value for all of its elements, by array: [..., packets] to [..., shard]."""
 
         def spread(part: Array, shard: int) -> Array:
             length = shard if self.packet is None else min(self.packet, shard)
@@ -112,9 +112,9 @@ def lossy_psum_scatter(
     Args:
         x: this worker's summand for every receiver.
         axis_name: the axis of the workers, bound.
-        arrived: mask of the packets from this worker that arrive at each receiver; its own always do. A shard is
-            divided into as many packets as there are columns, of equal length except for the last.
-        previous: value of packets of which nothing arrived, or whose weights are all 0.
+        arrived: mask of the packets from this worker that arrive at each receiver; packets to itself always arrive. A
+            shard is divided into as many packets as there are columns, of equal length except for the last.
+        previous: values to use for packets of which no summand arrived, or only summands of weight 0.
         weight: w_i of this worker, such as its completed micro-batches (default: 1).
 
     Returns:
@@ -138,7 +138,7 @@ def lossy_all_gather(
     *,
     stale: Float[Array, "workers shard"],
 ) -> tuple[Float[Array, "workers shard"], Bool[Array, "workers packets"]]:
-    """All-gathers shards; packets that did not arrive keep their stale values.
+    """All-gathers shards; where packets were lost, copies keep their stale values.
 
     Args:
         shard: this worker's shard.
@@ -186,7 +186,8 @@ def all_gather(
     arrived: Bool[Array, "workers packets"],
     stale: Sequence[Float[Array, "workers _"]],
 ) -> tuple[list[Float[Array, "workers _"]], list[Float[Array, "workers _"]], Bool[Array, "workers packets"]]:
-    """Applies `lossy_all_gather` to several arrays; also returns the owners' shards, which a real network would not."""
+    """Applies `lossy_all_gather` to several arrays; also returns the owners' shards, which a real network would not
+    deliver."""
     arrived |= own_packets(layout, axis_name)
     received = lax.all_to_all(arrived.astype(jnp.uint8), axis_name, 0, 0, tiled=True) > 0
     owners = [lax.all_gather(shard, axis_name) for shard in shards]
@@ -250,12 +251,12 @@ def _layout(x: Float[Array, "workers shard"], axis_name: str, arrived: Bool[Arra
     return layout
 
 
-SAMPLE = 256  # maximum elements of a shard in the estimate of the drift between copies
+SAMPLE = 256  # maximum number of elements of a shard from which the drift between copies is estimated
 
 
 class LossyLog(NamedTuple):
-    """Mask of this worker's packets that arrived at the last step, eight per byte (`numpy.packbits` along the last
-    axis)."""
+    """Masks of the packets from this worker that arrived in the last step, eight packets per byte (`numpy.packbits`
+    along the last axis)."""
 
     gradient: UInt8[Array, "receivers bytes"]  # packets of the reduce-scatter
     parameter: UInt8[Array, "receivers bytes"]  # packets of the all-gather
@@ -264,21 +265,21 @@ class LossyLog(NamedTuple):
 class LossyReport(NamedTuple):
     """The losses of the last step, and the drift of the copies; the same on every worker."""
 
-    gradient_loss: Float32[Array, ""]  # share of lost gradient packets between different workers
+    gradient_loss: Float32[Array, ""]  # share of the gradient packets between different workers that were lost
     parameter_loss: Float32[Array, ""]  # the same for parameter packets
-    # packets of shards of which nothing arrived, so their gradient is that of the previous step
+    # number of packets of which no summand arrived, so that their gradient is that of the previous step
     unreduced: UInt32[Array, ""]
     move: Float32[Array, ""]  # s^2, mean square of the owners' parameter updates
-    # mean square of the difference between a copy and its owner's shard, estimated like `pair_drift`
+    # mean square of the difference between a copy and its owner's shard, estimated as `pair_drift` is
     owner_drift: Float32[Array, ""]
-    # the same between two copies other than the owner's, from a sample of up to `SAMPLE` elements of each shard;
-    # NaN with two workers, which have only one copy. Theory: `drift.pair_drift`
+    # mean square of the difference between two copies other than the owner's, from a sample of up to `SAMPLE` elements
+    # of each shard; NaN with two workers, which have only one copy. Theory: `drift.pair_drift`
     pair_drift: Float32[Array, ""]
-    norm: Float32[Array, ""]  # Euclidean norm of the aggregated gradient; 0 if rates do not tighten
+    norm: Float32[Array, ""]  # Euclidean norm of the aggregated gradient; 0 without `tighten`
 
 
 def recorded(logs: Sequence[LossyLog], params: Tree, *, packet: int | None = None) -> tuple[Recorded, Recorded]:
-    """Makes channels that replay a run, from the logs of its steps.
+    """Returns channels that replay the losses of a run, from the logs of its steps.
 
     Args:
         logs: the log of each step, from all workers: leaves uint8 [senders, receivers, bytes].
@@ -323,7 +324,7 @@ def measured_losses(
     copies: Sequence[Float[Array, "workers _"]],
     owners: Sequence[Float[Array, "workers _"]],
 ) -> LossyReport:
-    """Reports the losses of a step and the drift of the copies; its norm is 0."""
+    """Returns the losses of a step and the drift of the copies, as a report whose `norm` is 0."""
     others = ~own_packets(layout, axis_name)
     # Using all elements would take another pass over all parameters.
     pairs = [(copy, owner, -(-copy.shape[1] // SAMPLE)) for copy, owner in zip(copies, owners, strict=True)]
@@ -383,32 +384,33 @@ def lossy_zero2(
     parity: int | None = None,
     tighten: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """ZeRO-2 with lossy collectives.
+    """Shards an optimizer as ZeRO-2 does, with collectives that lose packets.
 
     `update` takes this worker's own gradient, before any all-reduce, and its own copy of the parameters; `init` and
-    `update` run under the worker axis. Each leaf is flattened, padded with zeros to a multiple of the workers, and
-    divided into shards; the optimizer sees flat shards in the structure of the parameters. It must therefore work
-    element by element, as SGD, momentum and Adam do; an optimizer that uses the shape of a leaf (Adafactor's factored
-    moments) or the whole leaf (a norm) sees those of a shard.
+    `update` run under the worker axis. Each leaf is flattened, padded with zeros to a multiple of the number of
+    workers, and divided into shards; the optimizer sees flat shards in the structure of the parameters. The optimizer
+    must therefore work element by element, as SGD, momentum and Adam do; one that uses the shape of a leaf (Adafactor's
+    factored moments) or the whole leaf (a norm) would use those of a shard instead.
 
     Args:
         optimizer: any optax optimizer; its state lives on shards.
         axis_name: the axis of the workers, bound.
         p_grad: probability that a packet of gradients is lost, or a channel.
         p_param: the same for packets of parameters.
-        packet: elements per packet, counted for each leaf; None for one packet per step and link, as in the paper.
-        seed: determines all draws.
+        packet: elements per packet, of one leaf; None for one packet per step and link, as in the paper.
+        seed: seed of all random draws.
         reliable: share of the packets to each receiver that are sent reliably: those with the largest norm of the
-            gradient, or of the parameters' movement.
-        parity: number of packets per XOR parity packet: a group that lost one packet, but not the parity, recovers it
-            bit for bit, for 1/parity more traffic. None for no parity.
+            gradient, or of the change of the parameters.
+        parity: number of data packets per XOR parity packet. A group that lost one data packet, but not the parity
+            packet, recovers the former bit for bit; traffic grows by 1/parity. None for no parity.
         tighten: loss rates are multiplied by (||ghat|| / the largest ||ghat|| so far)^tighten, where ghat is the
-            aggregated gradient of the previous step, if finite, so that links improve as training converges. 0 for
-            constant rates.
+            aggregated gradient of the previous step, if it is finite, so that links improve as training converges. 0
+            for constant rates.
 
     Returns:
         An optimizer with `LossyState`, whose `update` takes `weight`, the weight of this worker's gradient in the mean,
-        such as its completed micro-batches (default: 1). Its updates are assignments: nothing may be chained after it.
+        such as its completed micro-batches (default: 1). The updates of this optimizer are assignments: nothing may be
+        chained after it.
 
     Raises:
         ValueError: a probability, the packet size or `parity` is out of range; in `init` and `update`: the axis is not
@@ -431,7 +433,8 @@ def lossy_zero2(
     channels = [rate if isinstance(rate, Channel) else Independent(rate) for rate in (p_grad, p_param)]
 
     def deliver(channel: Channel, key: Array, state: Any, sent: Sent, squares: Any) -> tuple[Any, Any]:
-        """Draws packets that arrive; returns them and the channel's state. `squares` ranks packets to send reliably."""
+        """Draws which packets arrive; returns their mask and the channel's state. `squares` ranks packets to send
+        reliably."""
         if isinstance(channel, Recorded):  # a log already includes repairs
             return channel.draw(key, state, sent)
         workers, packets = sent.workers, sent.packets
@@ -446,7 +449,7 @@ def lossy_zero2(
             mended = data | ((jnp.sum(~data, axis=-1, keepdims=True) == 1) & spare)
             arrived = mended.reshape(workers, -1)[:, :packets]
         if squares is not None:
-            # NaN has the highest priority; of equal norms the first are used.
+            # NaN has the highest priority; among packets of equal norm, the first are used.
             largest = lax.top_k(jnp.nan_to_num(squares, nan=jnp.inf), math.ceil(reliable * packets))[1]
             arrived |= jnp.zeros_like(arrived).at[jnp.arange(workers)[:, None], largest].set(True)
         return arrived, state

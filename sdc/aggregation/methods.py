@@ -2,7 +2,7 @@
 
 A specification joins methods with `+`: `noise(sigma=0.01) + paft(max_period=50)`, or as shorthand
 `noise,sigma=0.01+paft,max_period=50`. The settings of each method are the fields of its class below and keywords of the
-function that implements it. Nothing here imports JAX, so an invalid specification is rejected at once.
+function that implements the method. This module does not import JAX, so an invalid specification is rejected at once.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class _Method:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Noise(_Method):
-    """`noise`: simulated errors in all-reduces, see `gradient_noise`; standard deviations may be traced."""
+    """`noise`: simulated errors in all-reduces (see `gradient_noise`); standard deviations may be traced."""
 
     sigma: float = 0.0  # standard deviation of the noise on each element of a worker's aggregated gradient
     workers: tuple[int, ...] | None = None  # indices of the workers with noise, as in `0+2` (default: all)
@@ -57,7 +57,7 @@ def _known(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PaftSync(_Method):
-    """`paft_sync`: averages parameters at a fixed period, see `paft_sync`."""
+    """`paft_sync`: averages parameters at a fixed period (see `paft_sync`)."""
 
     period: int = 10  # steps
     sync_state: bool = False  # whether to average the optimizer's state too
@@ -65,10 +65,10 @@ class PaftSync(_Method):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Paft(_Method):
-    """`paft`: averages parameters concurrently with the next step, at a period that depends on the noise, see
-    `paft`."""
+    """`paft`: averages parameters concurrently with the next step, at a period that depends on the noise (see
+    `paft`)."""
 
-    initial_period: int = 10  # steps, like the next two
+    initial_period: int = 10  # in steps, as are the next two
     min_period: int = 1
     max_period: int = 1000
     sync_state: bool = False  # whether to average the optimizer's state too
@@ -76,19 +76,19 @@ class Paft(_Method):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class DropCompute(_Method):
-    """`dropcompute`: workers stop at a compute threshold, see `dropcompute`."""
+    """`dropcompute`: workers stop at a compute threshold (see `dropcompute`)."""
 
-    # Seconds; `auto` chooses them with algorithm 2 from sampled latencies, or from the first `measure` steps on a
-    # clock.
+    # Threshold in seconds; `auto` chooses it by algorithm 2 from sampled latencies or, on a real clock, from the first
+    # `measure` steps.
     threshold: float | Literal["auto"] = math.inf
-    # Simulated latencies of micro-batches, such as `lognormal(mean=0.1, std=0.05)`; without latencies and `replay`,
-    # every process uses its own clock.
+    # Simulated latencies of micro-batches, such as `lognormal(mean=0.1, std=0.05)`; if neither latencies nor `replay`
+    # are given, every process uses its own clock.
     latency: Latency | None = None
-    # Number of micro-batches per step of a worker (default: microsteps of the configuration).
+    # Number of micro-batches per step of a worker (default: the number of microsteps in the configuration).
     micro_batches: int | None = None
     correction: Literal["none", "rate", "count"] = "none"
-    serial: float = 0.0  # seconds of the rest of a step, for `auto` with simulated latencies
-    measure: int = 10  # steps without a threshold, for `auto` on a real clock
+    serial: float = 0.0  # seconds of a step outside of its micro-batches, for `auto` with simulated latencies
+    measure: int = 10  # number of steps without a threshold, for `auto` on a real clock
     replay: str | None = None  # run folder whose decisions are replayed
 
     def __post_init__(self) -> None:
@@ -103,17 +103,17 @@ class DropCompute(_Method):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Lossy(_Method):
-    """`lossy`: ZeRO-2 over links that lose packets, see `lossy_zero2`."""
+    """`lossy`: ZeRO-2 over links that lose packets (see `lossy_zero2`)."""
 
     p: float = 0.0  # loss rate of gradients and parameters, unless given separately
     p_grad: float | None = None
     p_param: float | None = None
-    packet: int | None = None  # elements per packet (default: everything that a worker sends another in a step)
+    packet: int | None = None  # elements per packet (default: everything that a worker sends to another in a step)
     burst: float | None = None  # mean length of bursts in packets, for losses in bursts
     sender: int | None = None  # only links from this worker lose packets
     receiver: int | None = None  # only links to this worker lose packets
     reliable: float = 0.0  # share of packets sent reliably
-    parity: int | None = None  # packets for each parity packet
+    parity: int | None = None  # number of data packets per parity packet
     tighten: float = 0.0  # exponent with which rates follow the gradient's norm
     replay: str | None = None  # run folder whose losses are replayed
 
@@ -140,7 +140,7 @@ class Lossy(_Method):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Shadow(_Method):
-    """`shadow`: spare ranks recompute the gradients of others, see `shadow`."""
+    """`shadow`: spare ranks recompute the gradients of others (see `shadow`)."""
 
     spares: int = 1  # number of spare ranks; their share of the batch is omitted
 
@@ -158,7 +158,7 @@ class Aggregation:
 
     @property
     def lossy(self) -> Lossy | None:
-        """Settings of lossy links; None without."""
+        """Settings of lossy links; None without lossy links."""
         return self.method if isinstance(self.method, Lossy) else None
 
     @property

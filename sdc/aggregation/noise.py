@@ -23,7 +23,7 @@ class NoiseState(NamedTuple):
     """State of `gradient_noise`, the same on every worker except for `changed`."""
 
     step: Int32[Array, ""]  # steps done
-    # elements of this worker's gradients that faults changed in the last step, the ground truth
+    # number of elements of this worker's gradients that injected faults changed in the last step (the ground truth)
     changed: UInt32[Array, ""]
 
 
@@ -40,7 +40,7 @@ def gradient_noise(
 ) -> optax.GradientTransformation:
     """Simulates all-reduces that give every worker a different wrong mean. Apply it after the all-reduce.
 
-    After the all-reduce each worker m has
+    After the all-reduce, each worker m has
 
         g~_m = mean_m(g_m) + e_m,    e_m ~ N(0, sigma^2) for every element.
 
@@ -50,21 +50,21 @@ def gradient_noise(
 
     Args:
         axis_name: the axis of the workers, bound.
-        sigma: standard deviation of the noise of each element. Like `burst_sigma` it may be traced, so that one program
-            serves every degree of noise; traced values are not checked.
-        seed: determines all draws.
+        sigma: standard deviation of the noise on each element. Both `sigma` and `burst_sigma` may be traced, so that
+            one program serves every degree of noise; traced values are not checked.
+        seed: seed of all random draws.
         workers: indices of the workers with errors (default: all).
-        burst_period: number of steps between bursts, in which the noise has `burst_sigma` instead (the first is at step
-            `burst_period - 1`, counted from 0); None for no bursts.
+        burst_period: number of steps from one burst to the next; None for no bursts. In a burst, the noise has the
+            standard deviation `burst_sigma`. The first burst is in step `burst_period - 1`, counted from 0.
         burst_sigma: standard deviation of a burst.
         faults: corrupted bits and faulty links, in the language of `sdc.faults`. Gradients are probes named
-            `gradient/...`. A fault without a worker (`at`) hits each of `workers`; a link that corrupts one lane is a
-            fault with a `Stride` pattern.
+            `gradient/...`. A fault without a worker (`at`) strikes each of `workers`; a link that corrupts one lane is
+            a fault with a `Stride` pattern.
         shard_axes: mesh axes over which the gradients of one worker are sharded; their ranks draw independently.
 
     Returns:
-        A transform with `NoiseState`. Steps with noise 0 leave gradients unchanged bit for bit, as do all steps for
-        leaves that are not real floats.
+        A transform with `NoiseState`. Steps whose noise is 0 leave gradients bitwise unchanged; leaves that are not
+        real floats receive no noise.
 
     Raises:
         ValueError: a sigma is negative or not finite, a period is below 1, a worker does not exist, or the axis is not
@@ -102,7 +102,7 @@ def gradient_noise(
         changed = jnp.zeros((), jnp.uint32)
         if faults:
             struck = range(total) if chosen is None else chosen
-            placed = [  # each fault with the worker that it hits
+            placed = [  # each fault with the worker that it strikes
                 dataclasses.replace(fault, at={**fault.at, axis_name: worker})
                 for fault in faults
                 for worker in ([fault.at[axis_name]] if axis_name in fault.at else struck)

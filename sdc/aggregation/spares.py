@@ -1,15 +1,16 @@
 """The shadow replica: a spare data-parallel rank recomputes the gradients of others, and digests are compared.
 
-Of N + 1 ranks N work, each on its own rows; at every step the spare recomputes the gradients of another rank on that
-rank's rows (proposed in Ma et al. 2025, arXiv:2502.12340, section 7.2). Since parameters are equal on all ranks, any
-difference is corruption. The cost is 1 / (N + 1) of the machines; 64-bit digests and rows are exchanged at every step,
-gradients only if they differ.
+N of N + 1 ranks work, each on its own rows; at every step, the spare rank recomputes the gradients of another rank from
+that rank's rows (proposed in Ma et al. 2025, arXiv:2502.12340, section 7.2). Since parameters are equal on all ranks,
+any difference is corruption. The cost is 1 / (N + 1) of the machines. At every step, 64-bit digests and rows are
+exchanged; gradients are exchanged only if digests differ.
 
-The role of spare rotates too: over ranks * (ranks - 1) steps every rank is watched by every other, and every step
-checks two ranks. If a working rank is the spare, a *home spare* (the last ranks of the axis, for which the loader
-has no rows) works on its rows. After a difference between ranks r and s three follow-up steps compare the same pair
-again, r with a third rank q, and q with s. A rank that stays wrong differs in two of the three pairs and so is
-named. With at least two spares, a majority decides in the same step and provides the mean.
+The role of spare rotates too: over ranks * (ranks - 1) steps, every rank is watched by every other, and every step
+checks two ranks. If a working rank has the role of the spare, a *home spare* (one of the last ranks of the axis, for
+which the data loader has no rows) works on its rows. After a difference between ranks r and s, three follow-up steps
+compare the same pair again, then r with a third rank q, then q with s. A rank that stays wrong differs in two of the
+three pairs, which identifies it. With at least two spares, a majority identifies wrong ranks in the same step and
+provides the mean.
 """
 
 import functools
@@ -40,12 +41,12 @@ class ShadowState(NamedTuple):
     turn: Int32[Array, ""]  # position in the round, which determines the compared ranks
     phase: Int32[Array, ""]  # phase of the follow-up of a difference; 0 without one
     third_differed: Bool[Array, ""]  # whether the watched rank of a follow-up differed from the third one
-    checked: UInt32[Array, "ranks ranks"]  # comparisons by (watched rank, spare), or by pair of spares
-    differed: UInt32[Array, "ranks ranks"]  # comparisons that found a difference
-    # undecided differences by pair; each counts once, together with its follow-up
+    checked: UInt32[Array, "ranks ranks"]  # number of comparisons by (watched rank, spare), or by pair of spares
+    differed: UInt32[Array, "ranks ranks"]  # number of these comparisons that found a difference
+    # number of undecided differences by pair; a difference and its follow-up count once
     undecided: UInt32[Array, "ranks ranks"]
     blamed: UInt32[Array, "ranks"]  # number of times that a follow-up or a majority found each rank wrong
-    repeated: UInt32[Array, ""]  # re-checks of a difference that differed again
+    repeated: UInt32[Array, ""]  # number of re-checks that differed again
 
 
 class ShadowReport(NamedTuple):
@@ -54,7 +55,7 @@ class ShadowReport(NamedTuple):
     watched: Int32[Array, ""]  # the watched rank
     spares: Int32[Array, "spares"]  # the ranks that computed on the same rows
     differed: Bool[Array, ""]  # whether any two of these ranks differed in any bit
-    repeats: Bool[Array, ""]  # whether this was the re-check of a difference, and differed again
+    repeats: Bool[Array, ""]  # whether this step re-checked a difference and differed again
     blamed: Bool[Array, "ranks"]  # the ranks that this step found wrong
     difference: Difference  # difference of each spare from the watched rank, summed over all devices of a rank
 
@@ -66,7 +67,7 @@ def init_shadow(ranks: int) -> ShadowState:
         ranks: size of the axis, spares included.
 
     Raises:
-        ValueError: fewer than three ranks.
+        ValueError: there are fewer than three ranks.
     """
     if ranks < 3:
         raise ValueError(f"ranks={ranks}: expected at least three, two working ranks and one spare")
@@ -84,11 +85,11 @@ def shadow(
     parameters are sharded over further axes, bind these too.
 
     Args:
-        gradient_fn: `(params, batch) -> floats`, any pytree: for instance `jax.value_and_grad(loss)`. A rank computes
-            independently: without collectives over `axis_name`, and deterministically as a function of its arguments (a
-            dropout key belongs in the batch).
+        gradient_fn: `(params, batch) -> pytree of floats`, for instance `jax.value_and_grad(loss)`. It uses no
+            collectives over `axis_name`, and is a deterministic function of its arguments (a dropout key belongs in the
+            batch).
         axis_name: the data-parallel axis.
-        spares: number of spare ranks; the batch of these, the last ranks, is ignored.
+        spares: number of spare ranks, which are the last ranks of the axis; their batches are ignored.
 
     Returns:
         A function of `(state, params, batch)` that returns the mean of `gradient_fn` over the working ranks, the state
@@ -130,7 +131,7 @@ def shadow(
         counted = jnp.all(group != me) | (group[best] == me)
 
         def working_mean(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
-            # Selected instead of multiplied by zero, to exclude a spare with NaN too.
+            # Values are selected, not multiplied by zero, so that NaN of a spare is excluded too.
             wide = at_least_float32(x.dtype)
             total = lax.psum(jnp.where(counted, x, jnp.zeros_like(x)).astype(wide), axis_name)
             return (total / jnp.asarray(ranks - spares, wide)).astype(x.dtype)
@@ -147,7 +148,7 @@ def shadow(
 
 
 def _groups(state: ShadowState, ranks: int, spares: int) -> tuple[Int32[Array, "group"], Int32[Array, "group"]]:
-    """Returns the watched rank and its spares: for the round, and for this phase."""
+    """Returns two groups of a watched rank and its spares: that of the regular round, and that of the current phase."""
     watched, offset = state.turn % ranks, 1 + state.turn // ranks
     regular = jnp.stack([watched, *((watched + offset + i) % ranks for i in range(spares))])
     if spares > 1:
@@ -158,9 +159,10 @@ def _groups(state: ShadowState, ranks: int, spares: int) -> tuple[Int32[Array, "
 
 
 def _rows(batch: Tree, group: Int32[Array, "group"], ranks: int, spares: int, axis_name: str) -> Tree:
-    """Returns the rows that this rank works on: those of one rank for the whole group, its own for every other rank.
+    """Returns the rows that this rank works on: all ranks of the group work on the rows of one of them (the owner), all
+    other ranks on their own.
 
-    Home spares outside the group take over the rows of the group's other working ranks, which are equal in number.
+    Home spares outside the group, one for each other working rank in the group, take over the rows of those ranks.
     """
     rank = jnp.arange(ranks, dtype=jnp.int32)
     home = rank >= ranks - spares
@@ -168,7 +170,8 @@ def _rows(batch: Tree, group: Int32[Array, "group"], ranks: int, spares: int, ax
     owner = group[jnp.argmax(group < ranks - spares)]
     displaced = jnp.nonzero(inside & ~home & (rank != owner), size=spares, fill_value=0)[0].astype(jnp.int32)
     free = home & ~inside
-    # 0 means its own rows: the owner computes on its original, so a copy corrupted in transfer is a difference too.
+    # 0 means the rank's own rows. The owner computes on its original rows, so a copy that is corrupted in transfer
+    # causes a difference too.
     origin = jnp.where(inside & (rank != owner), 1, jnp.where(free, 1 + jnp.cumsum(free), 0))[lax.axis_index(axis_name)]
     own = taken = jax.tree.map(jnp.asarray, batch)
     for number, sender in enumerate([owner, *displaced], 1):
@@ -177,8 +180,8 @@ def _rows(batch: Tree, group: Int32[Array, "group"], ranks: int, spares: int, ax
 
 
 def alone(gradient_fn: Callable[[Any, Any], Tree], axis_name: str) -> Callable[[Any, Any], Tree]:
-    """Returns `gradient_fn`; raises ValueError if it uses collectives over the axis, which make all ranks equal, right
-    or wrong."""
+    """Returns `gradient_fn`; raises ValueError if it uses collectives over the axis, which would make all ranks equal
+    even if one is wrong."""
 
     def look(primitive: Any, params: Mapping[str, Any], operands: Values) -> None:
         names = params.get("axes", params.get("axis_name"))
@@ -220,7 +223,7 @@ def _book(
     odd: Bool[Array, "group"],
     majority: Bool[Array, ""],
 ) -> tuple[ShadowState, Bool[Array, "ranks"]]:
-    """Counts comparisons, and decides which rank was wrong if possible.
+    """Counts comparisons, and identifies the wrong rank if possible.
 
     Returns the state of the next step, in which a difference is followed up before the round continues, and the wrong
     ranks.
@@ -230,7 +233,8 @@ def _book(
     found = differs[first, second]
     open_ = (found & ~majority).astype(jnp.uint32)
     if spares == 1:
-        # The first of the three pairs of a follow-up has differed; if another one has, their common rank was wrong.
+        # If exactly one of the second and the third pair of a follow-up differed, the rank common to it and the first
+        # pair was wrong.
         third, now = state.third_differed, found[0]
         decided = (state.phase == LAST) & (third != now)
         odd = decided & jnp.stack([third, now])
@@ -275,22 +279,22 @@ def _count_ranks(axis_name: str, spares: int, state: ShadowState) -> int:
     return ranks
 
 
-# Significance level at which a rank is named because of its share of undecided differences.
+# Significance level at which a rank is suspected because of its share of undecided differences.
 CHANCE = 0.01
 
 
 class ShadowVerdict(NamedTuple):
-    """The findings of a state about the ranks.
+    """The verdict on the ranks, from a state.
 
     Attributes:
         verdict: `corrupt` if anything differed, otherwise `clean` if every rank was compared, otherwise `inconclusive`.
         suspects: ranks that were wrong.
-        undecided: pairs that differed, one of which was wrong, neither of them among the suspects.
+        undecided: pairs of ranks that differed, neither of which is a suspect; one rank of each pair was wrong.
         comparisons: number of compared pairs of ranks.
         differences: comparisons that found a difference.
         repeated: re-checks of a difference that differed again.
-        shares: share of each rank's comparisons that differed; NaN where it had none.
-        reason: one sentence.
+        shares: share of each rank's comparisons that differed; NaN for a rank without comparisons.
+        reason: the reason for the verdict, in one sentence.
     """
 
     verdict: Verdict
@@ -304,13 +308,13 @@ class ShadowVerdict(NamedTuple):
 
 
 def judge(state: ShadowState) -> ShadowVerdict:
-    """Determines on the host which ranks were wrong, from a state.
+    """Determines from a state which ranks were wrong, on the host.
 
-    Suspects are the ranks that a follow-up or a majority found wrong, and those in significantly many undecided
-    differences: a rank that is rarely wrong is correct again in the follow-up.
+    Suspects are the ranks that a follow-up or a majority found wrong, and ranks with significantly many undecided
+    differences: a rank that is only occasionally wrong is usually correct again in the follow-up.
 
     Raises:
-        ValueError: the arrays have leading axes, of devices or steps.
+        ValueError: the arrays have leading axes of devices or steps.
     """
     if state.checked.ndim != 2:
         raise ValueError(
@@ -328,7 +332,8 @@ def judge(state: ShadowState) -> ShadowVerdict:
         return np.where(wrong[:, None] | wrong[None, :], 0, open_)
 
     blamed = np.asarray(state.blamed) > 0
-    # Ranks in more of the differences than their shares of the comparisons explain (Chernoff's bound, Bonferroni).
+    # Ranks with more of the differences than their shares of the comparisons explain (Chernoff bound, Bonferroni
+    # correction).
     left, share = unexplained(blamed), per_rank / max(comparisons, 1)
     part = (left.sum(0) + left.sum(1)) / max(total := int(left.sum()), 1)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -2,8 +2,8 @@
 
 A worker sums the gradients of its M micro-batches until its compute time exceeds a threshold tau, then joins the
 all-reduce with its partial sum (Giladi et al., DropCompute, NeurIPS 2023; equation numbers are from there). Times are
-in seconds and double precision. Sums have a fixed order, so workers with the same measured times find bitwise the same
-threshold.
+in seconds, in double precision. Sums have a fixed order, so workers with the same measured times choose bitwise the
+same threshold.
 """
 
 import bisect
@@ -15,7 +15,8 @@ from jaxtyping import Float, Float64, Int64
 
 # Speedups that differ by less than this are a tie, since equal real numbers differ by rounding.
 _TIE = 1e-12
-# Approximate initial number of buckets in the search for a threshold, and the factor that divides the remaining ones.
+# Approximate initial number of buckets in the search for a threshold, and the number of parts into which each remaining
+# bucket is then split.
 _BUCKETS, _SPLIT = 512, 8
 
 
@@ -54,8 +55,9 @@ def effective_speedup(
 
         S_i(tau) = Mdone_i(tau) (T_i + Tc_i) / (M (min(tau, T_i) + Tc_i))
 
-    T_i is the compute time of the slowest worker, Mdone_i the mean number that a worker completes. Dropped
-    micro-batches count as lost time: the speedup refers to the time for a number of samples, not of steps.
+    T_i is the compute time of the slowest worker, Tc_i is the serial time, and Mdone_i is the mean number of
+    micro-batches that a worker completes. Dropped micro-batches count as lost time: the speedup compares times for
+    equal numbers of samples, not of steps.
     """
     _check_threshold(threshold)
     cumulative, longest, serial = _measured(latencies, serial)
@@ -73,14 +75,14 @@ def select_threshold(
 ) -> Choice:
     """Returns the threshold with the largest effective speedup: algorithm 2, over all thresholds instead of a grid.
 
-    S(tau) jumps up just above a T_n^(m) and decreases in between, so its maximum is at the float after one of them, or
-    at infinity. The search is branch and bound over these, in increasing order: the speedup of no threshold in [a, b]
-    exceeds the completed work of b in the time of a,
+    S(tau) jumps up just above each T_n^(m) and decreases in between, so its maximum is at the first float above some
+    T_n^(m), or at infinity. The search is a branch and bound over these thresholds, in increasing order. The speedup of
+    a threshold in [a, b] is at most the completed work at b, divided by the time at a:
 
         mean_i Mdone_i(b) (T_i + Tc_i) / (M (min(a, T_i) + Tc_i)),
 
-    also in floating point, whose operations are monotonic. Ties, within a relative 1e-12, select the larger threshold,
-    which drops less.
+    This also holds in floating point, whose operations are monotonic. Among thresholds whose speedups are equal within
+    a relative 1e-12, the largest is selected, since it drops the fewest micro-batches.
 
     `minimum_completed` is the minimum mean share of completed micro-batches: without serial time, tiny thresholds
     can have a large speedup but drop most samples, which assumption C.3, tau > M mu/2, excludes in theory.
@@ -130,16 +132,17 @@ def _equation_6(
 ) -> Float64[np.ndarray, " k"]:
     """Returns the speedup of an iteration in which all workers together completed `done` of `size` micro-batches.
 
-    In this order of operations it increases with `done`, decreases with the threshold, and is 1 if nothing is dropped.
+    In this order of operations, the result increases with `done`, decreases with the threshold, and is 1 if nothing is
+    dropped.
     """
-    # Infinite if micro-batches took no time.
+    # The result is infinite if micro-batches took no time.
     with np.errstate(over="ignore"):
         return done * (longest + serial) / (size * (np.minimum(threshold, longest) + serial))
 
 
 def extra_steps(steps: int, completed: float, micro_batches: int) -> int:
-    """Returns the extra steps that compensate for dropped samples: R steps, rounded up, with R = M/Mdone - 1 (section
-    4.5).
+    """Returns the number of extra steps that compensate for dropped samples: `steps` * (M/Mdone - 1), rounded up
+    (section 4.5).
 
     Here and in `larger_batch`, values that exceed an integer only by rounding are not rounded up.
     """
@@ -177,7 +180,7 @@ def _measured(
     Float64[np.ndarray, " iterations"],
     Float64[np.ndarray, " iterations"],
 ]:
-    """T_{i,n}^(m), T_i and Tc_i."""
+    """Returns T_{i,n}^(m), T_i and Tc_i, in seconds."""
     if np.ndim(latencies) != 3:
         raise ValueError(
             f"latencies of shape {np.shape(latencies)}: expected [iterations, workers, micro-batches]; "

@@ -1,14 +1,14 @@
-"""Resynchronization of replicas: their mean, and PAFT, which sets replicas to it periodically.
+"""Resynchronization of replicas: their mean, and PAFT, which periodically sets all replicas to the mean.
 
 Capturing and Mitigating Gradient Aggregation Errors for Fault-Tolerant Distributed Training, algorithms 1 and 2. Both
-wrap any optax optimizer after the all-reduce of the gradients. Their updates are assignments (see `assignment`), so
-replicas are bitwise equal after a synchronization.
+algorithms wrap any optax optimizer after the all-reduce of the gradients. Their updates are assignments (see
+`assignment`), so replicas are bitwise equal after a synchronization.
 
-The mean is one all-reduce, or two exchanges that a compiler can overlap with products. Compilers for TPUs always make
-an all-reduce blocking, but make an exchange of parts (`all_to_all`) asynchronous. So on TPUs each worker receives its
-part of all replicas, averages it, and sends the mean to all: the traffic of a ring all-reduce (Patarasu and Yuan,
-*Bandwidth optimal all-reduce algorithms*, 2009, section 3), in the type of the parameters, while partial sums would
-need a wider one.
+The mean is computed by one all-reduce, or by two exchanges that a compiler can overlap with matrix products. Compilers
+for TPUs always make an all-reduce blocking, but make an exchange of parts (`all_to_all`) asynchronous. On TPUs, each
+worker therefore receives its part of all replicas, averages it, and sends the mean to all workers. The traffic is that
+of a ring all-reduce (Patarasu and Yuan, *Bandwidth optimal all-reduce algorithms*, 2009, section 3) in the type of the
+parameters, whereas partial sums would need a wider type.
 """
 
 import functools
@@ -30,13 +30,13 @@ from .workers import at_least_float32, check_axis, check_some, count_workers
 class Divergence(NamedTuple):
     """Distance of this worker's replica from the mean: ||mean(theta) - theta_m||_2, float32.
 
-    It is measured at a synchronization, where the mean is available. In between it grows with the root of the steps, by
-    lemma 4.1; `expected` computes it without communication.
+    The divergence is measured at a synchronization, where the mean is available. Between synchronizations, it grows
+    with the square root of the number of steps, by lemma 4.1; `expected` computes it without communication.
     """
 
     measured: Float32[Array, ""]  # divergence at the last synchronization, just before it; 0 before the first
-    gap: Int32[Array, ""]  # steps from the previous synchronization to that one
-    age: Int32[Array, ""]  # steps since that one
+    gap: Int32[Array, ""]  # number of steps between the last two synchronizations
+    age: Int32[Array, ""]  # number of steps since the last synchronization
 
     def aged(self) -> "Divergence":
         """Returns the divergence one step later, without a synchronization."""
@@ -44,7 +44,7 @@ class Divergence(NamedTuple):
 
     @property
     def expected(self) -> Float32[Array, ""]:
-        """Returns the current expectation: measured * sqrt(age / gap)."""
+        """Returns the expected current divergence: measured * sqrt(age / gap)."""
         share = self.age.astype(jnp.float32) / jnp.maximum(self.gap, 1).astype(jnp.float32)
         return self.measured * jnp.sqrt(share)
 
@@ -58,13 +58,13 @@ class PaftSyncState(NamedTuple):
 
 
 class PaftState(NamedTuple):
-    """State of `paft`: the schedule is part of it, the same on every worker."""
+    """State of `paft`, which includes the schedule; the schedule is the same on every worker."""
 
     inner: optax.OptState
     step: Int32[Array, ""]
     divergence: Divergence
     next: Int32[Array, ""]  # step (from 0) after which the parameters are averaged next
-    period: Int32[Array, ""]  # H, steps between the last synchronization and the next
+    period: Int32[Array, ""]  # H, number of steps between the last synchronization and the next
     synchronizations: Int32[Array, ""]  # number of synchronizations so far
 
 
@@ -86,7 +86,7 @@ def paft_sync(
         period: H, number of steps between synchronizations; the first is in step `period - 1`, counted from 0.
         sync_state: whether to average the floating-point leaves of the optimizer's state as well.
         replica_axes: mesh axes over which the parameters of one replica are sharded. In the divergence, leaves that are
-            not sharded over them count once for each of their ranks.
+            not sharded over these axes count once per rank of the axes.
 
     Returns:
         An optimizer with `PaftSyncState`. Its updates are assignments: nothing may be chained after it.
@@ -133,15 +133,15 @@ def paft(
 ) -> optax.GradientTransformationExtraArgs:
     """Averages parameters concurrently with the next step, at a period that depends on the noise (PAFT, algorithm 2).
 
-    Synchronization step t starts the average of theta_{t+1}, and step t + 1 uses it:
+    Synchronization step t starts the average of theta_{t+1}, and step t + 1 uses this average:
 
         sigma_est   = ||mean(theta_{t+1}) - theta_{t+1}^m||_2
         H           = mean_m(||g_{t+1}^m||_2 / sigma_est), rounded, over the workers with sigma_est > 0; next at t + H
         theta_{t+2} = mean(theta_{t+1}) - eta g~_{t+1}^m
 
-    The gradient g~_{t+1} belongs to theta_{t+1}^m: the average and the forward and backward pass of step t + 1 are
-    independent, so both can run at the same time. If the step of the optimizer decides (`lax.cond`), XLA runs the
-    average before or after them. To overlap the two, put the branches around the whole step::
+    The gradient g~_{t+1} belongs to theta_{t+1}^m: the average is independent of the forward and backward passes of
+    step t + 1, so both can run at the same time. If the optimizer's update contains the branch (`lax.cond`), XLA runs
+    the average before or after these passes. To overlap them, branch around the whole step::
 
         def step(params, state, batch, *, synchronize):
             gradient = jax.lax.pmean(jax.grad(loss)(params, batch), "data")
@@ -150,15 +150,15 @@ def paft(
 
         step = overlapped(step)  # (params, state, batch) -> (params, state)
 
-    The paper uses the norm of the worker's own gradient in H; an optimizer only sees the aggregated one, g~, and uses
-    that.
+    The paper uses the norm of the worker's own gradient in H; an optimizer receives only the aggregated gradient g~,
+    and uses its norm.
 
     Args:
         optimizer, axis_name, sync_state: see `paft_sync`; the optimizer receives the averaged parameters.
         initial_period: H of the first synchronization, which starts after step `initial_period - 1`.
         min_period: smallest H; 1 averages at every step.
         max_period: largest H, also used if replicas are equal (sigma_est = 0 on all workers).
-        replica_axes: see `paft_sync`; both norms are computed over them. Without them the shards of a replica would
+        replica_axes: see `paft_sync`; both norms are computed over these axes. Otherwise, the shards of a replica would
             follow different schedules.
 
     Returns:
@@ -167,7 +167,7 @@ def paft(
         it.
 
     Raises:
-        ValueError: the periods are not 1 <= min <= initial <= max; in `update`: as in `paft_sync`.
+        ValueError: the periods violate 1 <= min <= initial <= max; in `update`: as in `paft_sync`.
     """
     periods = {"initial_period": initial_period, "min_period": min_period, "max_period": max_period}
     _check_settings(axis_name, replica_axes, **periods)
@@ -219,7 +219,7 @@ def paft(
 
 
 def synchronizes(tree: Tree) -> Bool[Array, ""]:
-    """Returns whether the next step of `paft` uses an average, from its state or a tree that contains it.
+    """Returns whether the next step of `paft` uses an average, given the state of `paft` or a tree that contains it.
 
     Raises:
         ValueError: the tree does not contain exactly one `PaftState`.
@@ -231,14 +231,14 @@ def synchronizes(tree: Tree) -> Bool[Array, ""]:
 
 
 def overlapped(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Moves the branch of `paft` around a whole step, so that an average can overlap forward and backward pass.
+    """Moves the branch of `paft` around a whole step, so that an average can overlap the forward and backward passes.
 
     Args:
         step: takes the keyword `synchronize`, a Python bool, and passes it to `update`; its other arguments contain the
             state of `paft`. It runs under the worker axis and returns a pytree of arrays.
 
     Returns:
-        The step without `synchronize`. Its program contains the step twice, once with the average.
+        The step without `synchronize`. Its program contains the step twice, with and without the average.
     """
 
     def chosen(*args: Any, **kwargs: Any) -> Any:
@@ -254,8 +254,8 @@ def overlapped(step: Callable[..., Any]) -> Callable[..., Any]:
 def _averaged(
     theta: Tree, history: Tree, axis_name: str, axes: Sequence[str], sync_state: bool
 ) -> tuple[Tree, Tree, Float32[Array, ""]]:
-    """Returns the means, and the distance of this worker's parameters from them: on CPUs before rounding to their
-    type."""
+    """Returns the means, and the distance of this worker's parameters from the means (on CPUs, from the means before
+    they are rounded to the parameters' type)."""
 
     def wide(tree: Tree) -> Tree:
         return jax.tree.map(lambda leaf: _mean(jnp.asarray(leaf), axis_name) if has_mean(leaf) else leaf, tree)
@@ -272,7 +272,7 @@ def _either(now: bool | Bool[Array, ""], yes: Callable[..., Any], no: Callable[.
     """Runs `yes` or `no`, according to the caller or the schedule."""
     if isinstance(now, bool):
         return (yes if now else no)(*args)
-    # `shard_map`'s type checker considers an average equal on every worker, but not kept values.
+    # `shard_map`'s type checker considers an average equal on every worker, but kept values varying.
     types = [jax.eval_shape(branch, *args) for branch in (yes, no)]
 
     def typed(branch: Callable[..., Any]) -> Callable[..., Any]:
@@ -282,7 +282,7 @@ def _either(now: bool | Bool[Array, ""], yes: Callable[..., Any], no: Callable[.
 
 
 def _norm(tree: Tree, axes: Sequence[str]) -> Float32[Array, ""]:
-    """Returns the Euclidean norm over leaves with a mean, and over the ranks that share a replica."""
+    """Returns the Euclidean norm over the leaves that have a mean, and over the ranks that share a replica."""
     leaves = [jnp.abs(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree) if has_mean(leaf)]
     square = sum((jnp.sum(jnp.square(leaf)) for leaf in leaves), jnp.float32(0))
     return jnp.sqrt(lax.psum(square, tuple(axes)) if axes else square)
@@ -308,12 +308,12 @@ def _check(axis_name: str, axes: Sequence[str], state: Any, kind: type, params: 
     check_update(state, kind, params)
 
 
-WORTH = 1 << 20  # minimum bytes of an array for two exchanges: compilers combine small all-reduces
+WORTH = 1 << 20  # minimum bytes of an array for the use of two exchanges: compilers combine small all-reduces
 _OPTIONS: dict[str, dict[str, bool]] = {"tpu": {"xla_tpu_enable_async_all_to_all": True}}
 
 
 def overlap_options(platform: str | None = None) -> dict[str, bool]:
-    """Returns compiler options with which the average of `overlapped` overlaps products.
+    """Returns compiler options with which the average of `overlapped` overlaps matrix products.
 
     Args:
         platform: `cpu`, `gpu` or `tpu` (default: that of the devices in use).
@@ -332,7 +332,7 @@ def has_mean(leaf: Any) -> bool:
 def replica_mean(tree: Tree, axis_name: str) -> Tree:
     """Returns the mean over all replicas, bitwise the same on each; keeps leaves that are not float or complex.
 
-    Sums are at least float32.
+    Sums are computed in float32 or wider.
     """
     return narrowed(jax.tree.map(lambda leaf: _reduced(leaf, axis_name) if has_mean(leaf) else leaf, tree), tree)
 
@@ -348,7 +348,8 @@ def _reduced(leaf: Any, axis_name: str) -> Num[Array, "*shape"]:
 
 
 def _mean(x: Num[Array, "*shape"], axis_name: str) -> Num[Array, "*shape"]:
-    """Averages in at least float32, or in the form that the compiler can overlap, with intermediate rounding."""
+    """Averages by an all-reduce in float32 or wider, or by two exchanges that the compiler can overlap, with a rounding
+    between them."""
     workers, devices, wide = axis_size(axis_name, "worker"), compiled_for(), at_least_float32(x.dtype)
     axis = next((axis for axis, side in enumerate(x.shape) if side and side % workers == 0), None)
     # Whether the workers are devices with links, and no other axis is automatic.

@@ -1,9 +1,9 @@
 """Aggregation for a step that leaves its sharding to `jax.jit`: one axis of the mesh is manual, all others automatic.
 
 The methods of this package run under a bound axis of workers. A step whose model is sharded over axes such as `fsdp`
-and `tensor`, with `NamedSharding`s, has none. Here only the data axis becomes manual (a partially manual `shard_map`):
-each of its ranks is a worker with a replica of the model and of the optimizer's state, and within a worker XLA
-shards over the other axes as before.
+and `tensor`, with `NamedSharding`s, has no such axis. This module makes only the data axis manual (a partially manual
+`shard_map`): each of its ranks is a worker with a replica of the model and of the optimizer's state, and within a
+worker, XLA shards over the other axes as before.
 
 A `Combining` defines how the workers' gradients become the gradient that each worker passes to its optimizer.
 """
@@ -56,7 +56,7 @@ class LossReport(NamedTuple):
 
 
 class Combining(Protocol):
-    """A way to combine gradients."""
+    """A way to combine the workers' gradients."""
 
     def init(self, params: Tree, workers: int) -> Tree:
         """Returns a worker's state before the first step."""
@@ -67,7 +67,8 @@ class Combining(Protocol):
 
 
 def _mean(x: Array, axis_name: str) -> Array:
-    """Averages in at least float32, in which XLA's CPU backend can sum over a manual axis next to automatic ones."""
+    """Averages in float32 or wider, since XLA's CPU backend cannot sum narrower types over a manual axis next to
+    automatic ones."""
     return lax.pmean(x.astype(at_least_float32(x.dtype)), axis_name).astype(x.dtype)
 
 
@@ -94,10 +95,10 @@ class Dropped(Combining):
     """DropCompute: the sum of the micro-batches that workers completed. Batches are `(rows, completed)`.
 
     `completed`, int32[workers], is the number of micro-batches that each worker completes (`completed_before`); values
-    are clipped to the valid range. The optimizer receives a flag for steps without a completed micro-batch, which
-    `skip_empty` skips.
+    are clipped to the valid range. The optimizer receives the flag `empty`, by which `skip_empty` skips steps without a
+    completed micro-batch.
 
-    On a mesh with further axes no time is saved: all workers compute every micro-batch, and the sum omits those that
+    On a mesh with further axes, no time is saved: all workers compute every micro-batch, and the sum omits those that
     were not completed.
 
     Attributes:
@@ -134,7 +135,8 @@ class Dropped(Combining):
             new = work(carry, batch, params)
             return jax.tree.map(lambda a, b: jnp.where(number < completed, a, b), new, carry), None
 
-        # If XLA shards the model too, all workers compute everything, since its collectives wait for all of them.
+        # If XLA shards the model too, all workers compute everything, since the model's collectives wait for all
+        # workers.
         if manual_in_part():
             numbers = jnp.arange(self.micro_batches, dtype=jnp.int32)
             total = lax.scan(computed_anyway, gradient_sum(params), (numbers, batches))[0]
@@ -145,8 +147,8 @@ class Dropped(Combining):
     def gather(
         self, total: Sum, axis_name: str, completed: Int32[Array, ""], params: Tree, *, own: bool = False
     ) -> WorkerGradient:
-        """Runs one worker's part of a step from its completed work; with `own`, returns its own mean and weight, for
-        `lossy_zero2`."""
+        """Completes one worker's part of a step from its accumulated sums; with `own`, returns its own mean and weight,
+        for `lossy_zero2`."""
         found = combine(
             total, axis_name, completed, self.micro_batches, correction=self.correction, drop_rate=self.drop_rate
         )
@@ -161,7 +163,7 @@ class Dropped(Combining):
 
 @dataclasses.dataclass(frozen=True)
 class Shadowed(Combining):
-    """Spare ranks recompute the gradients of others; their rows are ignored. See `shadow`."""
+    """Spare ranks that recompute the gradients of others; the rows of spare ranks are ignored. See `shadow`."""
 
     spares: int = 1  # number of spare ranks
 
@@ -187,12 +189,13 @@ jax.tree_util.register_dataclass(Workers, ["params", "optimizer", "combining"], 
 
 
 class DataParallel(NamedTuple):
-    """Training of all workers.
+    """The functions that train all workers.
 
     Attributes:
         init: `(params) -> Workers`: all workers start with the same parameters and their sharding.
         step: `(workers, batch) -> (workers, report)`: jit it, and donate the first argument.
-        place: `(batch) -> batch`: shards its rows over the workers; the first axis of leaves has the rows of all.
+        place: `(batch) -> batch`: shards the rows of a batch over the workers; the first axis of each leaf has the rows
+            of all workers.
         mesh: the mesh of all arrays, with automatic axes.
     """
 
@@ -210,14 +213,14 @@ def data_parallel(
     *,
     combining: Combining | None = None,
 ) -> DataParallel:
-    """Makes data-parallel training with any method of this package, for a model that XLA shards.
+    """Returns the functions of data-parallel training by any method of this package, for a model that XLA shards.
 
     Args:
-        gradient: see `Gradient`; it receives the rows of one worker, and is independent of workers.
+        gradient: see `Gradient`; it receives the rows of one worker, and does not depend on the worker.
         optimizer: any optax optimizer, and those of this package (`paft`, `lossy_zero2`, `gradient_noise` in a chain),
             whose axis is `axis_name`.
         mesh: the mesh; axes of type Explicit count as automatic ones here.
-        axis_name: its axis of workers.
+        axis_name: the axis of the workers in the mesh.
         combining: way to combine the workers' gradients: `Mean()` (default), `Own()` for `lossy_zero2`, `Dropped(...)`
             for DropCompute, `Shadowed(...)` for spare ranks.
 
@@ -226,7 +229,7 @@ def data_parallel(
 
     Raises:
         ValueError: the mesh has no such axis, or fewer than two ranks on it; in `init` and `step`: parameters or rows
-            do not fit the mesh, or the method raises it.
+            do not fit the mesh, or the method raises ValueError.
     """
     check_axis("axis_name", axis_name)
     if not isinstance(mesh, Mesh):
@@ -352,9 +355,10 @@ def _spec(leaf: Any, mesh: Mesh) -> P:
 
 
 def _specs(shapes: Any, params: Tree, mesh: Mesh, others: Sequence[str]) -> list[P]:
-    """Returns the partition of a worker's state: leaves follow the parameter they belong to, by path and shape.
+    """Returns the partition of a worker's state: each leaf is sharded as the parameter to which it belongs by path and
+    shape.
 
-    Flat leaves, such as the shards of ZeRO, are sharded over all other axes if they divide.
+    Flat leaves, such as the shards of ZeRO, are sharded over all other axes if their sizes are divisible.
     """
     known = [
         (tuple(map(str, path)), jnp.shape(leaf), _spec(leaf, mesh)) for path, leaf in jax.tree.leaves_with_path(params)

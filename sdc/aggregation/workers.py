@@ -21,7 +21,7 @@ def sums_by_itself(axis_name: str) -> bool:
 
 
 def at_least_float32(dtype: Any) -> Any:
-    """Returns the type for sums over workers, also if JAX's implicit promotion is off."""
+    """Returns the type in which to sum over workers, float32 or wider, even if JAX's implicit promotion is off."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.promote_types(dtype, jnp.float32)
 
@@ -33,7 +33,7 @@ def check_axis(name: str, value: Any) -> None:
 
 
 def check_probability(name: str, value: float, alternative: str = "") -> None:
-    """Raises ValueError unless `value` is a probability; `alternative` names other valid values for the message."""
+    """Raises ValueError unless `value` is a probability; `alternative` describes other valid values in the message."""
     try:
         fine = 0 <= value <= 1
     except TypeError:
