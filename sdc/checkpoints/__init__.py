@@ -1,13 +1,14 @@
-"""Checkpoints verified to restore the saved bits, and recovery of parts of them.
+"""Checkpoints that are verified to restore the saved bits, and recovery of parts of a state.
 
-Everything works on any tree of arrays, and on Orbax's own checkpointers and files.
+All functions accept any tree of arrays; certificates work with Orbax's own checkpointers and files.
 
 - `blocks`: digests of arrays, block by block, computed on the arrays' devices
 - `certificate`: the expected content of a checkpoint, and the evidence for it
 - `certified`: Orbax's checkpointer with certificates, and audits of folders of checkpoints
 - `partitions`: division of a state into blocks; `scar`: a running checkpoint of the blocks that moved most, with its
-    `store`; `outlook`: selection of blocks, and the cost of losing some
-- `recovery`: restores only lost or wrong blocks; `copies`: copies on each host, and assembling a state after a loss
+    `store`; `outlook`: selection of blocks, and the cost of losing blocks
+- `recovery`: restoration of only the lost or wrong blocks; `copies`: copies on each host, and assembly of a state from
+  them after a loss
 """
 
 from typing import TYPE_CHECKING

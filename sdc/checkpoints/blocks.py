@@ -1,8 +1,8 @@
 """Digests of a state's arrays, block by block, computed on the arrays' devices.
 
-A block is a number of rows of a global array, that is, of indices of its first axis, independently of the sharding.
-Each process digests the data of its own devices: for each shard, its share of every block that it overlaps. Shares
-add up (see `sdc.twins.digests`), so arrays are comparable under any sharding and never gathered.
+A block is a range of rows (indices of the first axis) of a global array, independent of the sharding. Each process
+digests the data of its own devices: for each shard, its share of every block that it overlaps. The digest of a block is
+the sum of its shares (see `sdc.twins.digests`), so arrays can be compared under any sharding and are never gathered.
 """
 
 import functools
@@ -18,9 +18,9 @@ from jaxtyping import Array, UInt32
 
 from ..twins import row_digests
 
-MOST = 64  # maximum blocks of an array
-LEAST = 1 << 16  # minimum bytes of a block, unless the array has fewer
-AT_ONCE = 64  # arrays whose digests one program computes
+MOST = 64  # maximum number of blocks of an array
+LEAST = 1 << 16  # minimum bytes of a block, unless the whole array has fewer
+AT_ONCE = 64  # maximum number of arrays whose digests one program computes
 DEVICES = "devices"
 
 Box: TypeAlias = tuple[tuple[int, int], ...]  # index range of a shard in a global array: start and stop for each axis
@@ -61,7 +61,7 @@ def parse_box(text: str) -> Box:
 
 
 class Cut(NamedTuple):
-    shape: tuple[int, ...]  # the shape of the data for PRNG keys, and (1,) for a scalar
+    shape: tuple[int, ...]  # shape of the array; for PRNG keys that of their data, for a scalar (1,)
     rows: int  # rows per block
 
     @property
@@ -69,7 +69,7 @@ class Cut(NamedTuple):
         return max(1, -(-self.shape[0] // self.rows))
 
     def block(self, number: int) -> tuple[int, int]:
-        """Returns the first row of a block, and the one after its last."""
+        """Returns the first row of a block, and the row after its last one."""
         return number * self.rows, min((number + 1) * self.rows, self.shape[0])
 
     def differing(self, digests: np.ndarray, others: np.ndarray) -> tuple[tuple[int, int], ...]:
@@ -78,7 +78,8 @@ class Cut(NamedTuple):
 
 
 def cut_of(array: Any) -> Cut:
-    """Divides an array into at most `MOST` blocks of at least `LEAST` bytes; rows per block are a power of two."""
+    """Divides an array into at most `MOST` blocks of at least `LEAST` bytes; the number of rows per block is a power of
+    two."""
     bits = jax.eval_shape(bits_of, array)
     return cut_shape(bits.shape, bits.dtype.itemsize)
 
@@ -92,7 +93,7 @@ def cut_shape(shape: Sequence[int], itemsize: int) -> Cut:
 
 
 def bits_of(array: Any) -> Any:
-    """Converts an array to numbers of at least 8 bits: the data of PRNG keys, and wider types for narrower ones."""
+    """Converts an array to numbers of at least 8 bits: PRNG keys to their data, and narrower types to wider ones."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(array)
     if jax.dtypes.itemsize_bits(array.dtype) < 8:
@@ -101,10 +102,10 @@ def bits_of(array: Any) -> Any:
 
 
 def take(arrays: Mapping[str, jax.Array]) -> Callable[[], tuple[dict[str, Shares], list[str]]]:
-    """Starts computing digests of this process's shards. The arrays may be donated as soon as this returns.
+    """Starts computing digests of this process's shards. The arrays may be donated as soon as this function returns.
 
-    The returned function waits for them, in any thread, and returns shares by name, and descriptions of replicas that
-    differ (`apart_text`).
+    The returned function, which any thread may call, waits for the digests and returns the shares by name, and
+    descriptions of the replicas that differ (`apart_text`).
     """
     plans: dict[str, _Plan] = {}
     laid: dict[str, Array] = {}
@@ -142,7 +143,7 @@ def apart_text(name: str, box: Box) -> str:
 
 
 class _Plan(NamedTuple):
-    """Arranges this process's shards of an array on a local mesh, so that no other process is involved."""
+    """An arrangement of this process's shards of an array on a local mesh, which involves no other process."""
 
     boxes: list[Box]
     cut: Cut
@@ -173,7 +174,7 @@ def _shares(mesh: Mesh, cuts: tuple[Cut, ...]) -> Callable[..., list[Array]]:
 
 
 def _share(x: Array, cut: Cut, start: UInt32[Array, " axes"]) -> UInt32[Array, "blocks 2"]:
-    """Returns a shard's contribution to each block. Groups rows as long as no block ends between them in any shard."""
+    """Returns a shard's contribution to each block. Rows between which no block of any shard ends are grouped."""
     if not x.size:
         return jnp.zeros((cut.blocks, 2), jnp.uint32)
     rows = math.gcd(x.shape[0], cut.rows)
@@ -190,5 +191,5 @@ def whole(boxes: Iterable[Box], shape: Sequence[int]) -> bool:
 
 
 def total(shares: Mapping[Box, np.ndarray]) -> np.ndarray:
-    """Adds the shares of all shards to the digests of all blocks: uint32 of shape (blocks, 2)."""
+    """Returns the digests of all blocks, the sums of the shares of all shards: uint32 of shape (blocks, 2)."""
     return np.asarray(sum(shares.values()), np.uint32)

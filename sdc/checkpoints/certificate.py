@@ -1,12 +1,12 @@
-"""Certificates: the expected content of a checkpoint, in files next to it, and the comparison of restored arrays with
-it.
+"""Certificates: the expected content of a checkpoint, in files next to the checkpoint, and the comparison of restored
+arrays with this content.
 
     FOLDER/certificates/STEP/process-N.json   digests of the data of process N's devices when the step was saved
-    FOLDER/certificates/STEP/status.json      the evidence for it
+    FOLDER/certificates/STEP/status.json      the evidence for the checkpoint
 
-docs/checkpoints.md has the fields. Certificates name the algorithm of the digests; digests of different algorithms are
-never compared. Process 0 of a run maintains the status. An unreadable status counts as verified for deletion, and as
-unknown in answers.
+docs/checkpoints.md describes the fields. A certificate states the algorithm of its digests; digests of different
+algorithms are never compared. Process 0 of a run maintains the status. A checkpoint whose status is unreadable is
+protected from deletion as if it were verified, but is reported as a candidate.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ class StoreError(CertificateError):
 
 
 class OtherState(CertificateError):
-    """A checkpoint belongs to another state than the one to restore into."""
+    """A checkpoint contains another state than the one to restore into."""
 
 
 class Wrong(NamedTuple):
@@ -67,8 +67,10 @@ class Damaged(CertificateError):
     """A checkpoint does not restore to the saved state.
 
     Attributes:
-        step: step of the checkpoint. why: the reason. wrong: differences from the certificate; empty if the checkpoint
-            is unreadable. remains: whether this is the remainder of an interrupted deletion.
+        step: step of the checkpoint.
+        why: the reason.
+        wrong: differences from the certificate; empty if the checkpoint is unreadable.
+        remains: whether this is the remainder of an interrupted deletion.
     """
 
     def __init__(
@@ -86,11 +88,11 @@ class Digests(msgspec.Struct):
     rows: int  # rows per block
     blocks: dict[
         str, dict[str, str]
-    ]  # for each index range of a shard: the number of each block that it overlaps, two words
+    ]  # for each index range of a shard: by block number, the two words of its share of each block
 
 
 class CertificatePart(Header, kw_only=True, tag="jax-sdc certificate"):
-    """The file of one process."""
+    """The certificate file of one process."""
 
     algorithm: str = ALGORITHM
     step: int
@@ -98,7 +100,7 @@ class CertificatePart(Header, kw_only=True, tag="jax-sdc certificate"):
     processes: int
     history: bool  # whether the digests were computed before the state was saved
     arrays: dict[str, Digests]
-    values: dict[str, str]  # SHA-256 of values other than JAX arrays
+    values: dict[str, str]  # SHA-256 digests of values other than JAX arrays
     uncovered: list[str]  # checkpointables that are not certified
     apart: list[str]  # arrays whose replicas differed
 
@@ -108,7 +110,7 @@ PARTS = Format(type=CertificatePart, noun="certificate", remedy="delete the chec
 
 @dataclasses.dataclass(frozen=True)
 class CertifiedArray:
-    """The expected content of an array: digests of its blocks, by the shards of the run that saved it."""
+    """The expected content of an array: digests of its blocks, by shard of the run that saved the array."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -140,7 +142,7 @@ class Certificate:
 
 
 class Draft:
-    """A pending certificate: digests that devices are computing. Their arrays may be donated at once."""
+    """A pending certificate: digests that devices are computing. The digested arrays may be donated at once."""
 
     def __init__(self, covered: Mapping[str, Any], uncovered: Sequence[str] = ()) -> None:
         self._uncovered = list(uncovered)
@@ -178,7 +180,7 @@ class Draft:
 
 
 def path_of(folder: str | os.PathLike[str]) -> epath.Path:
-    """Converts a folder for Orbax and TensorStore, which do not accept relative paths."""
+    """Returns the absolute path of a folder, since Orbax and TensorStore do not accept relative paths."""
     where = os.fspath(folder)
     return epath.Path(where if "://" in where else os.path.abspath(where))
 
@@ -188,7 +190,8 @@ def step_folder(folder: epath.Path, step: int) -> epath.Path:
 
 
 def certified_steps(folder: epath.Path) -> list[int]:
-    """Returns the steps for which Orbax and all processes' certificates are complete, in folders with numeric names."""
+    """Returns the steps whose Orbax checkpoint and certificates of all processes are complete, in folders with numeric
+    names."""
     paths = folder.iterdir() if folder.is_dir() else ()
     # Orbax writes this file last.
     done = (int(path.name) for path in paths if path.name.isdecimal() and (path / "commit_success.txt").exists())
@@ -196,7 +199,7 @@ def certified_steps(folder: epath.Path) -> list[int]:
 
 
 def _finished(place: epath.Path) -> bool:
-    """Returns whether all parts exist; an unreadable part is left for the restore to refuse."""
+    """Returns whether all parts exist; an unreadable part is rejected only when the checkpoint is restored."""
     first = place / "process-0.json"
     try:
         processes = msgspec.json.decode(read_bytes(first), type=_Processes).processes
@@ -307,10 +310,10 @@ def _merged(parts: Sequence[CertificatePart], incomplete: str) -> Certificate:
 
 
 def compare(certificate: Certificate, leaves: Mapping[str, Any]) -> list[Wrong]:
-    """Compares restored values with their certificate. All processes call it, with the same names.
+    """Compares restored values with their certificate. All processes must call this function, with the same names.
 
-    Leaves that are not in the certificate are wrong; further entries of the certificate are ignored. The result is the
-    same in all processes; raises `Unreachable` if one does not respond.
+    Leaves that are not in the certificate count as wrong; further entries of the certificate are ignored. The result is
+    the same in all processes. Raises `Unreachable` if a process does not respond.
     """
     wrong = [
         Wrong(text.rpartition(" at ")[0], f"differed between devices when it was saved ({text})")
@@ -350,7 +353,8 @@ def compare(certificate: Certificate, leaves: Mapping[str, Any]) -> list[Wrong]:
 
 
 def misfits(certificate: Certificate, abstract: Mapping[str, Any]) -> list[str]:
-    """Describes the differences of an abstract state (by checkpointable; None for any) from the saved one."""
+    """Describes the differences between an abstract state (by checkpointable; None for any state) and the saved
+    state."""
     found = []
     for key, tree in abstract.items():
         if tree is None or key in certificate.uncovered:
@@ -390,9 +394,11 @@ class Status:
     """The status of a checkpoint.
 
     Attributes:
-        step: step of the checkpoint. state: `CANDIDATE`, or `VERIFIED`: compared with its digests after a restore, or
-            confirmed otherwise. reasons: the evidence: `digest`, `twins`, `guard`. history: whether its digests were
-            computed before it was saved.
+        step: step of the checkpoint.
+        state: `CANDIDATE`, or `VERIFIED` if the checkpoint was compared with its digests after a restore, or confirmed
+            otherwise.
+        reasons: the evidence: `digest`, `twins`, `guard`.
+        history: whether the digests were computed before the checkpoint was saved.
     """
 
     step: int
@@ -402,27 +408,27 @@ class Status:
 
 
 class Known(Header, kw_only=True, tag="jax-sdc checkpoint status"):
-    """The file of a step."""
+    """The status file of a step."""
 
     step: int
     reasons: tuple[Reason, ...] = ()
-    doubt: bool = False  # it could not be read, possibly because of the storage
-    leaving: bool = False  # it is about to be deleted
-    protected: bool = False  # no policy may delete it
+    doubt: bool = False  # the checkpoint could not be read, possibly because of the storage
+    leaving: bool = False  # the checkpoint is about to be deleted
+    protected: bool = False  # no policy may delete the checkpoint
 
 
 KNOWN = Format(type=Known, noun="status of a checkpoint", remedy="delete it")
 
 
 class Statuses:
-    """Statuses of one folder of checkpoints. Raises OSError if one cannot be written."""
+    """Statuses of the checkpoints in one folder. Methods raise OSError if a status cannot be written."""
 
     def __init__(self, folder: epath.Path) -> None:
         self._folder = folder
         self._lock: Lock | None = None
 
     def status(self, step: int, *, history: bool) -> Status:
-        """Returns the status of a step; candidate if it is unreadable or in doubt."""
+        """Returns the status of a step: a candidate if the status file is unreadable or the checkpoint is in doubt."""
         known = self._known(step)
         found = () if known is None or known.doubt else known.reasons
         return Status(step, VERIFIED if found else CANDIDATE, found, history)
@@ -442,7 +448,8 @@ class Statuses:
             self._write(step, Known(step=step, leaving=stays.leaving, protected=stays.protected))
 
     def doubt(self, step: int) -> None:
-        """Marks a step as unreadable: it is kept, as is an older one, unless it is the remainder of a deletion."""
+        """Marks a step as unreadable. The step and an older one are kept, unless the step is the remainder of a
+        deletion."""
         known = self._known(step)
         if known is not None and known.leaving:
             self.revoke(step)
@@ -450,12 +457,13 @@ class Statuses:
             self._write(step, msgspec.structs.replace(known, doubt=True))
 
     def leaving(self, step: int) -> None:
-        """Marks a step as about to be deleted, so that remains of a killed run do not count as a damaged checkpoint."""
+        """Marks a step as about to be deleted, so that its remainder, if the run is killed, does not count as a damaged
+        checkpoint."""
         if step_folder(self._folder, step).exists() and not self.left(step):
             self._write(step, msgspec.structs.replace(self._known(step) or Known(step=step), leaving=True))
 
     def left(self, step: int) -> bool:
-        """Returns whether a step was about to be deleted. It may still be complete."""
+        """Returns whether a step was about to be deleted. The checkpoint may still be complete."""
         return (self._known(step) or Known(step=step)).leaving
 
     def protect(self, step: int, protected: bool) -> None:
@@ -481,7 +489,7 @@ class Statuses:
                 self._write(step, Known(step=step, protected=True))
             else:
                 (place / STATUS).unlink(missing_ok=True)
-        # Each process deletes its own file, so none deletes a file that another is already writing.
+        # Each process deletes its own file, so no process deletes a file that another process is already writing.
         (place / f"process-{jax.process_index()}.json").unlink(missing_ok=True)
 
     def discard(self, step: int) -> None:

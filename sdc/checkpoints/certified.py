@@ -1,8 +1,9 @@
 """`certify`: an Orbax checkpointer whose checkpoints are verified to restore the bits that were on the devices.
 
-Orbax restores a flipped bit of an array silently, and checksums of files miss corruption between the device and the
-file. So digests are computed on the devices before anything is copied, kept next to the checkpoint, and compared on the
-devices after a restore. `audit` compares without the program that saved.
+Orbax silently restores an array in which a bit has flipped, and file checksums miss corruption between the device and
+the file. Digests are therefore computed on the devices before anything is copied, stored next to the checkpoint, and
+compared on the devices after a restore. `audit` compares a checkpoint with its digests without the program that saved
+it.
 """
 
 import contextlib
@@ -47,9 +48,10 @@ AT_ONCE = 1 << 28  # maximum bytes of arrays that an audit reads at a time
 
 
 class Certified:
-    """An Orbax checkpointer that certifies saved and verifies loaded checkpoints; see `certify`.
+    """An Orbax checkpointer that certifies the checkpoints that it saves and verifies those that it loads; see
+    `certify`.
 
-    Other attributes (`latest`, `checkpoints`, `metadata`, `should_save`, ...) are those of the checkpointer.
+    Other attributes (`latest`, `checkpoints`, `metadata`, `should_save`, ...) are those of the wrapped checkpointer.
     """
 
     def __init__(self, checkpointer: Any, *, lock: bool = True) -> None:
@@ -57,7 +59,7 @@ class Certified:
 
         Args:
             checkpointer: see `certify`.
-            lock: whether saves lock the folder against other processes; False if the caller does.
+            lock: whether saves lock the folder against other processes; False if the caller locks it.
 
         Raises:
             CertificateError: the checkpointer has another type.
@@ -90,7 +92,7 @@ class Certified:
         return getattr(self._orbax, name)
 
     def save(self, step: int, state: Any, **options: Any) -> bool:
-        """Saves a tree of arrays, like the checkpointer.
+        """Saves a tree of arrays, as the wrapped checkpointer does.
 
         Raises:
             CertificateError: the certificate cannot be written.
@@ -99,13 +101,14 @@ class Certified:
         return response is not None and response.result()
 
     def save_async(self, step: int, state: Any, **options: Any) -> "SaveResponse | None":
-        """Saves a tree of arrays in the background, like the checkpointer. The arrays may be donated at once."""
+        """Saves a tree of arrays in the background, as the wrapped checkpointer does. The arrays may be donated at
+        once."""
         key = options.get("checkpointable_name", _state_key(self._orbax))
         return self._saved("save_async", step, state, {key: state}, options)
 
     def save_checkpointables(self, step: int, checkpointables: dict[str, Any], **options: Any) -> bool:
-        """Saves several checkpointables, like the checkpointer. Those that contain anything but arrays are not
-        certified."""
+        """Saves several checkpointables, as the wrapped checkpointer does. Checkpointables that contain anything but
+        arrays are not certified."""
         response = self.save_checkpointables_async(step, checkpointables, **options)
         return response is not None and response.result()
 
@@ -115,7 +118,7 @@ class Certified:
         """Saves several checkpointables in the background."""
         return self._saved("save_checkpointables_async", step, checkpointables, checkpointables, options)
 
-    # Names before Orbax 0.12.
+    # Names used before Orbax 0.12.
     save_pytree, save_pytree_async = save, save_async
 
     def load(self, step: Any = None, abstract_state: Any = None, **options: Any) -> Any:
@@ -128,7 +131,8 @@ class Certified:
 
         Raises:
             Damaged: the checkpoint cannot be restored, or differs from the saved state.
-            CertificateError: the checkpoint has no readable certificate. Unreachable: another process did not respond.
+            CertificateError: the checkpoint has no readable certificate.
+            Unreachable: another process did not respond.
         """
         key = options.get("checkpointable_name", _state_key(self._orbax))
         loaded = self.load_checkpointables(step, {key: abstract_state})
@@ -175,14 +179,14 @@ class Certified:
             **options: see `load`.
 
         Returns:
-            The state and its step. `rejected` lists newer steps that were skipped, with reasons.
+            The state and its step. `rejected` lists newer steps that were skipped, with the reasons.
 
         Raises:
-            CertificateError: there is none; the message states the reason for each.
+            CertificateError: no checkpoint passes; the message states the reason for each.
         """
         self.wait()
         self.rejected = []
-        # Storage may show different lists to the processes.
+        # Storage may list different checkpoints to different processes.
         steps = map(int, everyone(" ".join(map(str, steps_of(self._orbax))))[0].split())
         for step in sorted(steps, reverse=True):
             try:
@@ -201,12 +205,12 @@ class Certified:
         """Certifies the current content of a checkpoint without a certificate; its history remains unverified.
 
         Raises:
-            CertificateError: it already has a certificate, or cannot be restored.
+            CertificateError: the checkpoint already has a certificate, or cannot be restored.
         """
         self.certify_all(step, {options.get("checkpointable_name", _state_key(self._orbax)): abstract_state})
 
     def certify_all(self, step: int, abstract_checkpointables: dict[str, Any] | None = None) -> None:
-        """Does the same for several checkpointables (default: all)."""
+        """Certifies the current content of several checkpointables (default: all), as `certify_existing` does."""
         self.wait()
         number = self._existing(step)
         if step_folder(self._folder, number).exists():
@@ -243,7 +247,7 @@ class Certified:
         """Returns the status of a checkpoint: `CANDIDATE` or `VERIFIED`, and the evidence.
 
         Raises:
-            CertificateError: it has no readable certificate.
+            CertificateError: the checkpoint has no readable certificate.
         """
         certificate = read_certificate(self._folder, self._existing(step))
         return self._statuses.status(certificate.step, history=certificate.history)
@@ -302,7 +306,7 @@ class Certified:
             if self._locks and not self._owned:
                 _agreed(step, self._statuses.lock)
                 self._owned = True
-            self.wait()  # as Orbax itself would; from here on the folder has only complete checkpoints
+            self.wait()  # as Orbax itself would; from here on, the folder has only complete checkpoints
             self._statuses.prune()
             if uncovered := named(checkpointables)[1]:
                 LOG.warning("step %d: %s contains more than arrays and is not certified", step, ", ".join(uncovered))
@@ -365,7 +369,8 @@ class Certified:
             raise CertificateError(f"cannot write to {self._folder} ({error})") from error
 
     def _noted(self, note: Callable[..., None], *what: Any) -> None:
-        """Stores the result of a comparison; if it cannot be written, the next comparison repeats it."""
+        """Stores the result of a comparison; if the result cannot be written, it is stored after the next
+        comparison."""
         try:
             note(*what)
         except (OSError, RecordError) as error:
@@ -379,7 +384,7 @@ class SaveResponse:
         self._orbax, self._written = orbax, written
 
     def result(self, timeout: float | None = None) -> bool:
-        """Waits until the checkpoint and its certificate are written; returns whether they were.
+        """Waits until the checkpoint and its certificate are written; returns whether they were written.
 
         Raises:
             CertificateError: the certificate cannot be written.
@@ -393,17 +398,17 @@ class SaveResponse:
 
 
 def certify(checkpointer: Any) -> Certified:
-    """Makes an Orbax checkpointer certify saved and verify loaded checkpoints.
+    """Wraps an Orbax checkpointer so that it certifies saved checkpoints and verifies loaded ones.
 
     Digests of every array are computed on the devices before Orbax copies anything, and stored next to the checkpoint.
-    Restored arrays, under any sharding, are compared with them on the devices: `load` returns the saved bits or
-    raises. No policy deletes the newest verified checkpoint.
+    Restored arrays, under any sharding, are compared with these digests on the devices: `load` returns the saved bits
+    or raises. No policy deletes the newest verified checkpoint.
 
     Args:
         checkpointer: `orbax.checkpoint.v1.training.Checkpointer`, with any policies and context.
 
     Returns:
-        The checkpointer to use instead.
+        The wrapped checkpointer, to be used in place of the given one.
 
     Raises:
         CertificateError: the checkpointer has another type.
@@ -424,7 +429,7 @@ def certify(checkpointer: Any) -> Certified:
 
 
 def _agreed(step: int, action: Callable[[], Result]) -> Result:
-    """Runs an action in all processes, and raises in all if it fails in one."""
+    """Runs an action in all processes; if it fails in one of them, raises an error in all."""
     try:
         return together(action)
     except PeerError as error:
@@ -437,8 +442,8 @@ def _some(problems: Sequence[object]) -> str:
 
 
 def steps_of(checkpointer: Any) -> list[int]:
-    """Returns the steps of the complete checkpoints. The checkpointer's own list requires times that it may not have
-    read.
+    """Returns the steps of the complete checkpoints. The checkpointer's own list requires timestamps that may not have
+    been read yet.
 
     Certifying a checkpointer fails for versions of Orbax that lack the private names used here.
     """
@@ -472,12 +477,15 @@ class Audit:
     """The result of auditing a checkpoint.
 
     Attributes:
-        step: step of the checkpoint. status: status from its certificate; None without a readable one. covered: number
-            of certified arrays and values. bytes: size of the arrays. uncovered: checkpointables that are not in the
-            certificate.
-        compared: whether it was restored and compared.
-        problem: the reason why it could not be verified; empty if there is none. remains: whether it is the remainder
-            of an interrupted deletion. wrong: differences from the certificate.
+        step: step of the checkpoint.
+        status: status of the checkpoint; None without a readable certificate.
+        covered: number of certified arrays and values.
+        bytes: size of the arrays.
+        uncovered: checkpointables that are not in the certificate.
+        compared: whether the checkpoint was restored and compared.
+        problem: the reason why the checkpoint could not be verified; empty if it was verified.
+        remains: whether the checkpoint is the remainder of an interrupted deletion.
+        wrong: differences from the certificate.
     """
 
     step: int
@@ -517,8 +525,9 @@ def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
     """Audits one checkpoint by restoring it array by array on this process's first device.
 
     Args:
-        folder: folder that an Orbax checkpointer wrote. step: step of the checkpoint. restore: whether to restore and
-            compare it, or only to read its certificate.
+        folder: folder that an Orbax checkpointer wrote.
+        step: step of the checkpoint.
+        restore: whether to restore and compare the checkpoint, or only to read its certificate.
 
     Example:
         >>> import tempfile
@@ -542,7 +551,7 @@ def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
     for entry in certificate.arrays.values():
         try:
             width = jax.numpy.dtype(entry.dtype).itemsize
-        except TypeError:  # PRNG keys: size negligible
+        except TypeError:  # the size of PRNG keys is negligible
             width = 8
         size += width * math.prod(entry.shape)
     about = Audit(step, status, len(certificate.names), size, certificate.uncovered, restore, "", ())
@@ -569,10 +578,10 @@ def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
 
 
 def certify_folder(folder: str, step: int) -> None:
-    """Certifies the current content of a checkpoint without a certificate, restoring all of it at once.
+    """Certifies the current content of a checkpoint without a certificate, which is restored as a whole.
 
     Raises:
-        CertificateError: it already has a certificate, or cannot be restored.
+        CertificateError: the checkpoint already has a certificate, or cannot be restored.
     """
     with _opened(path_of(folder)) as checkpointer:
         place = SingleDeviceSharding(jax.local_devices()[0])
@@ -605,7 +614,7 @@ def _parts(checkpointer: Any, step: int, left_out: set[str]) -> Iterator[dict[st
 
 
 def _abstract(leaf: Any, place: SingleDeviceSharding) -> Any:
-    if hasattr(leaf, "sharding_metadata"):  # it was on devices
+    if hasattr(leaf, "sharding_metadata"):  # the leaf was on devices
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
     return leaf
 

@@ -1,13 +1,14 @@
-"""Local copies of the data on a process's devices: if another process is lost, this one reads its own back.
+"""Local copies of the data on a process's devices: if another process is lost, this process restores its own data.
 
     FOLDER/STEP/pieces       the concatenated shards
     FOLDER/STEP/copy.json    the run and process, and the position and digest of each shard
 
-A copy is written under a temporary name and renamed, so it is complete or absent. The last two are kept: if a process
-is lost during a step, others may already have a copy of it, and all have the previous one.
+A copy is written under a temporary name and then renamed, so it is either complete or absent. The last two copies are
+kept: if a process is lost during a step, some of the others may already have a copy of this step, and all have one of
+the previous step.
 
-After a restart all processes assemble a state (`agree`, `gather`) from survivors' own copies, and from a running
-checkpoint for blocks without a copy. They communicate through the runtime's key-value store; only arrays that one
+After a restart, all processes assemble a state (`agree`, `gather`) from the copies of the survivors; blocks without a
+copy come from a running checkpoint. Processes communicate through the runtime's key-value store; only arrays that one
 process lost and another has are transferred between devices.
 """
 
@@ -67,7 +68,7 @@ DESCRIPTIONS = Format(type=Description, noun="description of a copy", remedy="de
 
 
 class Copies:
-    """The copies of one process. They are private: nothing here waits for another process or reads its files."""
+    """The copies of one process. They are private: this class never waits for another process or reads its files."""
 
     def __init__(self, folder: str | os.PathLike[str], run: str, state: Any) -> None:
         """Sets the folder, which is private to this process and on its host; nothing is written before the first copy.
@@ -87,10 +88,11 @@ class Copies:
         self._writing: Future[None] | None = None
 
     def save(self, state: Any, step: int, note: Mapping[str, Any] = NOTHING) -> None:
-        """Copies this process's shards to the host, and writes them in the background. The state may be donated then.
+        """Copies this process's shards to the host, and writes them in the background. The state may be donated as soon
+        as this method returns.
 
-        Digests are computed on the devices before anything is copied. A full disk is logged, and earlier copies are
-        kept.
+        Digests are computed on the devices before anything is copied. If the disk is full, an error is logged, and
+        earlier copies are kept.
         """
         self.wait()
         shards = shards_here(named_leaves(state))
@@ -148,7 +150,7 @@ class Copies:
         """Deletes all copies after the end of the run."""
         self.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # other processes of this host have their copies in it
+        with contextlib.suppress(OSError):  # other processes of this host have their copies in this folder
             self.folder.parent.rmdir()
 
     def close(self) -> None:
@@ -224,11 +226,11 @@ class Assembled(Generic[State]):
 
 
 def agree(copies: Copies, *, after: int, until: int) -> Survivors | None:
-    """Chooses the copies to resume from: the newest step of which all survivors have a copy, or else the most common
-    one.
+    """Chooses the step from whose copies training resumes: the newest step of which all survivors have a copy, or else
+    the step of which the most survivors have one.
 
-    Considers steps after `after` and up to `until`. The result is the same in all processes except for `mine`; None if
-    there are no copies.
+    Only steps later than `after` and at most `until` are considered. The result is the same in all processes except for
+    `mine`; None if there are no copies.
     """
     usable = {step for step in copies.steps if after < step <= until}
     while True:
@@ -248,8 +250,9 @@ def agree(copies: Copies, *, after: int, until: int) -> Survivors | None:
 
 
 def gather(state: State, survivors: Survivors, cut: Partition, reader: Reader) -> Assembled[State]:
-    """Assembles the state after the copies' step: survivors keep their own shards and provide replicas of them; blocks
-    that no survivor has come from the running checkpoint, each of its own step. `state` is any state of that structure.
+    """Assembles the state after the step of the copies. Survivors keep their own shards, and send them to processes
+    that lost replicas of them; blocks that no survivor has come from the running checkpoint, each from the step at
+    which it was saved. `state` is any state of the same structure.
     """
     leaves = named_leaves(state)
     living = set(survivors.processes)
@@ -297,8 +300,8 @@ def _places(leaves: Mapping[str, jax.Array]) -> dict[Fragment, set[int]]:
 def _sent(
     sent: Sequence[Fragment], source: int, mine: Mapping[tuple[str, Box], np.ndarray]
 ) -> dict[tuple[str, Box], np.ndarray]:
-    """Sends shards that one process has and another lost to all processes. Transfers bits as integers: a sum of floats
-    would turn -0.0 into 0.0 and mix the payloads of NaNs."""
+    """Sends shards that one process has and another lost to all processes. Bits are transferred as integers, since a
+    sum of floats would turn -0.0 into 0.0 and mix the payloads of NaNs."""
     size = sum(held.bytes for held in sent)
     if not size:
         return {}

@@ -1,15 +1,15 @@
 """The current cost of losing parts of a state, and advice on saving intervals and fractions, from the movement of
 blocks.
 
-A running checkpoint tracks for each block how far it has moved since it was saved (squared distance D_b), and how many
-steps ago that was (a_b). Losing the block sets it back by a_b steps; its share of the progress per step is its share of
-the squared movement, w_b = D_b / a_b^2. The expected loss in steps for a set S of blocks is
+For each block, a running checkpoint tracks the squared distance D_b from its saved version, and the number of steps a_b
+since that version was saved. A loss sets the block back by a_b steps; the block's share of the progress per step is its
+share of the squared movement per step, w_b = D_b / a_b^2. The expected loss in steps for a set S of blocks is
 
     sum_{b in S} w_b a_b / sum_b w_b,
 
-the projection of the perturbation on the path of the state, in steps along that path. It is exact if blocks move
-uniformly and a loss sets them back along the path. Theorem 3.2 bounds the cost by the norm of the perturbation,
-sqrt(sum_{b in S} D_b), in any direction, if the iteration converges linearly.
+which is the projection of the perturbation on the path of the state, in steps along that path. This formula is exact if
+blocks move uniformly and a loss sets them back along the path. Theorem 3.2 bounds the cost by the norm of the
+perturbation, sqrt(sum_{b in S} D_b), in any direction, if the iteration converges linearly.
 
 Qiao, Aragam, Zhang, Xing: Fault Tolerance in Iterative-Convergent Machine Learning, ICML 2019, sections 3 and B.1:
 
@@ -37,15 +37,15 @@ from scipy.special import stdtrit
 
 KEPT = 32  # maximum number of saves used in a fit
 POINTS = 1024  # approximate maximum number of intervals in a fit
-SHARE = 0.95  # share of the squared movement: a fit uses only the blocks that move most and account for it
+SHARE = 0.95  # a fit uses only the blocks that move most and together account for this share of the squared movement
 FRACTIONS = (1.0, 0.5, 0.25, 0.125, 0.0625)  # candidate fractions of the state for advice
 # Length of a simulation of saves, in multiples of saving everything once; the first half is discarded.
 CYCLES = 6
 TIMED = 31  # maximum number of saves in a median of times
-WARM = 3  # minimum number of saves: programs are compiled during the first
+WARM = 3  # minimum number of saves in a median of times: programs are compiled during the first
 # Number of parts in a record's speed profile: twice the number of saves at the smallest fraction.
 PARTS = 32
-LEAST = 8  # minimum movements for a fit
+LEAST = 8  # minimum number of movements in a fit
 ROUNDS = 50  # maximum iterations of a fit; five are usual
 SETTLED = 1e-9  # relative change of the rate at which a fit has converged
 
@@ -64,7 +64,8 @@ class Convergence(NamedTuple):
     distance: float
 
     def cost(self, size: float) -> float:
-        """Iterations that a perturbation of this size costs now: equation (6), from the last iterate.
+        """Returns the number of iterations that a perturbation of this size costs now: equation (6), from the last
+        iterate.
 
         log(1 + ||delta|| / ||x_T - x*||) / log(1/c), which is (6) with ||x_T - x*|| = c^T ||x_0 - x*||.
 
@@ -72,7 +73,7 @@ class Convergence(NamedTuple):
             size: ||delta||, 0 or more.
 
         Raises:
-            ValueError: it is out of range.
+            ValueError: the size is out of range.
         """
         return iteration_cost_bound(self.distance, self.c, {0: size})
 
@@ -82,7 +83,7 @@ class Intervals(NamedTuple):
 
     blocks: Int[np.ndarray, "intervals"]  # the block; each block has its own distance to the optimum
     begins: Int[np.ndarray, "intervals"]  # steps at which intervals begin
-    spans: Int[np.ndarray, "intervals"]  # their lengths in steps, above 0
+    spans: Int[np.ndarray, "intervals"]  # lengths of the intervals in steps, above 0
     lengths: Float[np.ndarray, "intervals"]  # L2 norms of the movements, finite and above 0
 
 
@@ -90,14 +91,14 @@ def fit_convergence(movements: Sequence[float]) -> Convergence | None:
     """Estimates c and the distance to the optimum while an iteration runs, from ||x_{k+1} - x_k||.
 
     The paper's section 7 calls this future work. If the error is c^k v for one direction v, which holds asymptotically,
-    the iterates move by (1 - c) c^k ||v||: the logarithms are on a line of slope log c, and the distance to the optimum
-    is 1 / (1 - c) times the last movement, minus that movement.
+    the iterates move by (1 - c) c^k ||v||: the logarithms are on a line with slope log c, and the distance to the
+    optimum is 1 / (1 - c) times the last movement, minus that movement.
 
     Args:
         movements: lengths of successive movements, the newest last: at least `LEAST`, all finite and at least 0.
 
     Returns:
-        None without evidence of linear convergence: the interval of c includes 1, or nothing moves.
+        The estimate; None without evidence of linear convergence: the interval of c includes 1, or nothing moves.
 
     Raises:
         ValueError: there are too few movements, or one is not a valid length.
@@ -131,9 +132,9 @@ def fit_intervals(moved: Intervals) -> tuple[float, tuple[float, float]] | None:
     """Estimates c from movements of blocks in intervals of any length, by least squares on their logarithms.
 
     A block whose error is c^k v moves from step s to step s + a by (c^s - c^(s + a)) ||v||. c is per step and common to
-    all blocks; each block has its own ||v||. Deviations are noise of each interval, or common to all intervals that end
-    at the same step: the larger of both errors is used. Returns c and its 95 % interval; None without evidence that c
-    is below 1, or with too few ends or degrees of freedom.
+    all blocks; each block has its own ||v||. Deviations are noise that is independent in each interval, or common to
+    all intervals that end at the same step; the larger of the two standard errors is used. Returns c and its 95 %
+    interval; None without evidence that c is below 1, or with too few ends or degrees of freedom.
     """
     _, block, counts = np.unique(moved.blocks, return_inverse=True, return_counts=True)
     ends, end = np.unique(moved.begins + moved.spans, return_inverse=True)
@@ -144,8 +145,8 @@ def fit_intervals(moved: Intervals) -> tuple[float, tuple[float, float]] | None:
     def own(values: Float[np.ndarray, "intervals"]) -> Float[np.ndarray, "intervals"]:
         return values - (np.bincount(block, values) / counts)[block]
 
-    # Gauss-Newton, starting from mean speeds at the midpoints. A mean speed exceeds that at the midpoint by sinh(x) /
-    # x.
+    # Gauss-Newton, starting from mean speeds at the midpoints. A mean speed exceeds the speed at the midpoint by the
+    # factor sinh(x) / x.
     middles, speeds = own(moved.begins + moved.spans / 2), own(np.log(moved.lengths / moved.spans))
     rate, times, above = 0.0, middles, np.zeros(len(block))
     for _ in range(ROUNDS):
@@ -179,11 +180,12 @@ def _factor(slope: float, error: float, freedom: int) -> tuple[float, tuple[floa
 def iterations_bound(
     distance: float, c: float, epsilon: float, perturbations: Mapping[int, float] | None = None
 ) -> float:
-    """Iterations after which the expected error is below `epsilon`: kappa, proof of theorem 3.2, equations (11), (12).
+    """Returns the number of iterations after which the expected error is below `epsilon`: kappa, proof of theorem 3.2,
+    equations (11), (12).
 
-    It is valid after the last perturbation, and negative if the start is closer than `epsilon`. `distance` is ||x_0 -
-    x*||, c an upper bound of the factor by which the error shrinks per iteration, and `perturbations` maps the
-    iteration k, from 0, before which a perturbation happens, to E||delta_k||.
+    The number is valid after the last perturbation, and negative if the start is closer than `epsilon`. `distance` is
+    ||x_0 - x*||, c is an upper bound on the factor by which the error shrinks per iteration, and `perturbations` maps
+    the iteration k, from 0, before which a perturbation happens, to E||delta_k||.
     """
     _check(distance, c)
     if not 0 < epsilon < math.inf:
@@ -192,15 +194,16 @@ def iterations_bound(
 
 
 def iteration_cost_bound(distance: float, c: float, perturbations: Mapping[int, float]) -> float:
-    """Upper bound of the iterations that perturbations cost: theorem 3.2, equation (6).
+    """Returns an upper bound on the number of iterations that perturbations cost: theorem 3.2, equation (6).
 
         iota <= log(1 + Delta_T / ||x_0 - x*||) / log(1/c),   Delta_T = sum_k c^-k E||delta_k||
 
-    It is valid for any epsilon; with equality if f shrinks every error by c and each perturbation points away from x*.
+    The bound is valid for any epsilon, and is reached if f shrinks every error by the factor c and each perturbation
+    points away from x*.
 
     Args:
         distance: ||x_0 - x*||, above 0.
-        c: upper bound of the factor by which the error shrinks per iteration; between 0 and 1.
+        c: upper bound on the factor by which the error shrinks per iteration; between 0 and 1.
         perturbations: E||delta_k|| by the iteration k, from 0, before which the perturbation happens.
 
     Raises:
@@ -216,7 +219,7 @@ def iteration_cost_bound(distance: float, c: float, perturbations: Mapping[int, 
 
 
 def error_floor(c: float, size: float) -> float:
-    """Lower limit of the error if every iteration is perturbed: example 3.3, equation (13).
+    """Returns an upper bound on the error that remains if every iteration is perturbed: example 3.3, equation (13).
 
         lim sup E||y_k - x*|| <= c / (1 - c) * Delta
 
@@ -265,13 +268,13 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 def choose(
     policy: Policy, budget: float, sizes: Sequence[int], moved: np.ndarray, *, cursor: int = 0, seed: int = 0
 ) -> tuple[list[int], int]:
-    """Chooses blocks within a budget of bytes; at least one block, unless the budget is zero.
+    """Chooses blocks within a budget of bytes, and at least one block unless the budget is zero.
 
     Args:
         policy: `priority`: largest `moved` per byte first; `round-robin`: from the cursor on; `random`: at random.
         budget: maximum bytes to write.
         sizes: bytes of the blocks.
-        moved: movement of each block; infinity for blocks that were never saved, which come first.
+        moved: movement of each block; infinity for blocks that were never saved, which are chosen first.
         cursor: block at which `round-robin` continues.
         seed: seed of `random`.
 
@@ -308,7 +311,7 @@ class Loss(NamedTuple):
     """The current cost of a loss.
 
     Attributes:
-        fraction: fraction of randomly chosen blocks.
+        fraction: fraction of the blocks, chosen at random, that are lost.
         steps: expected cost of partial recovery, in steps.
         bound: upper bound by theorem 3.2, in steps; None without evidence of linear convergence.
         perturbation: expected L2 norm of the change, sqrt(fraction * sum_b D_b), theorem 4.2.
@@ -355,8 +358,8 @@ class Outlook:
         return Loss(fraction, fraction * self.behind(np.arange(len(self.ages))), self.bound(norm), norm)
 
     def bound(self, perturbation: float) -> float | None:
-        """Returns the upper bound of the steps that a perturbation of this L2 norm costs, by theorem 3.2; None if
-        unknown."""
+        """Returns the upper bound, by theorem 3.2, on the number of steps that a perturbation of this L2 norm costs;
+        None if unknown."""
         if self.convergence is None or not math.isfinite(perturbation):
             return None
         return self.convergence.cost(perturbation)
@@ -374,12 +377,13 @@ class Outlook:
         return float((self.speeds[chosen] * self.ages[chosen]).sum()) / moving if moving else 0.0
 
     def later(self, step: int, steps: Int[np.ndarray, "blocks"]) -> "Outlook":
-        """Returns the outlook at another step, for blocks saved at these steps that keep their speeds."""
+        """Returns the outlook at another step if each block is saved at the given step and keeps its speed."""
         ages = _ages(step, steps)
         return dataclasses.replace(self, step=step, ages=ages, squares=self.speeds * ages**2)
 
     def profile(self, parts: int = PARTS) -> list[float]:
-        """Returns speeds of parts of equal size, the fastest first, independent of the number of blocks."""
+        """Returns the speeds of parts of equal size, the fastest first; their number is independent of that of the
+        blocks."""
         sizes = np.maximum(np.asarray(self.sizes, float), 1)
         order = np.argsort(-self.speeds / sizes, kind="stable")
         size, speed = (np.concatenate([[0.0], np.cumsum(one[order])]) for one in (sizes, self.speeds))
@@ -394,7 +398,7 @@ class Outlook:
 
 
 class Watch:
-    """Makes an outlook at each save; stores a few numbers per block, without copies.
+    """Computes an outlook at each save; stores a few numbers per block, but no copies of blocks.
 
     Example:
         >>> import numpy as np
@@ -432,7 +436,7 @@ class Watch:
             after this step.
         """
         ages = _ages(step, steps)
-        if self._before is not None and step < self._before:  # a different path from here
+        if self._before is not None and step < self._before:  # from here on, the state follows a different path
             self._before, self._done = None, []
         self._end_intervals(np.maximum(steps, 0))
         if self._before != step:
@@ -458,7 +462,8 @@ class Watch:
         self._done = [Intervals(*(part[others[one.blocks]] for part in one)) for one in self._done]
 
     def _end_intervals(self, since: Int[np.ndarray, "blocks"]) -> None:
-        """Stores the movement of blocks saved since: their saved versions are those measured at that step."""
+        """Stores the movements of the blocks that were saved since the last measurement, from their state at that
+        measurement."""
         anew, known = since != self._since, since == self._begins + self._spans
         if len(back := np.flatnonzero(anew & ~known)):
             self._forget(back)
@@ -494,7 +499,8 @@ class Watch:
 
 
 def _ages(step: int, steps: Int[np.ndarray, "blocks"]) -> Int[np.ndarray, "blocks"]:
-    """Returns the steps since each was saved; never saved counts as saved at the start."""
+    """Returns the number of steps since each block was saved; a block that was never saved counts as saved at the
+    start."""
     return np.maximum(step - np.maximum(steps, 0), 0)
 
 
@@ -534,21 +540,21 @@ def advise(
                 + steps(fraction, every) * step_seconds / failure_every
         steps = lost * (behind(fraction) * every + fraction * bytes / bandwidth / step_seconds)
 
-    A simulation determines how many saves blocks are behind: blocks keep their current speeds and are saved by
-    priority. A save counts once it is written, which may take until the next save: until then its blocks keep their
-    age, which adds `every` steps per cycle (in equilibrium, saves reduce ages by as much as steps increase them),
-    so the second part of the cost is the same for every interval. The chosen interval is never longer than the run,
-    which has no data about longer ones. A given interval may be.
+    A simulation, in which blocks keep their current speeds and are saved by priority, determines by how many saves
+    blocks are behind. A save counts once it is written, which may take until the next save. Until then, its blocks keep
+    their ages, which adds `every` steps per cycle (in equilibrium, saves reduce ages by as much as steps increase
+    them); the second part of the cost is therefore the same for every interval. The chosen interval is never longer
+    than the run, which provides no data about longer intervals; a given interval may be longer.
 
     Args:
         outlook: movement of blocks; its step is that of the run.
         step_seconds: duration of a step.
-        save_seconds: time for which a save blocks training: any save, and the additional time of a full one.
+        save_seconds: seconds for which any save blocks training, and the additional seconds of a full save.
         bandwidth: bytes per second written to storage.
         failure_every: mean seconds between failures.
         lost: fraction of the state that a failure loses.
-        fraction, every: fixed values instead of choices; a save that is due before the last one is written waits for
-            it.
+        fraction, every: values to use instead of choosing them; a save that is due before the previous one is written
+            waits for it.
 
     Raises:
         ValueError: a number is out of range, or nothing moves.
@@ -641,7 +647,8 @@ class SaveClock:
         self._held, self._whole, self._bandwidth = (deque[float](maxlen=TIMED) for _ in range(3))
 
     def held(self, fixed: float, copying: float, *, share: float) -> None:
-        """Records how long a save of a share of the bytes blocked its caller: a fixed time, and the time of copying."""
+        """Records the seconds for which a save of a share of the bytes blocked its caller: a fixed time, and the time
+        of copying."""
         if share > 0:
             self._held.append(fixed)
             self._whole.append(copying / share)
@@ -653,6 +660,6 @@ class SaveClock:
 
     @property
     def timings(self) -> Timings | None:
-        """Returns the medians; None before enough saves."""
+        """Returns the medians; None after too few saves."""
         kept = (self._held, self._whole, self._bandwidth)
         return Timings(*map(statistics.median, kept)) if min(map(len, kept)) >= WARM else None

@@ -1,8 +1,9 @@
-"""The division of a state into blocks, among which a running checkpoint chooses.
+"""The division of a state into blocks, from which a running checkpoint chooses those to save.
 
-A block is a number of rows (indices of the first axis) of one array, or of several that belong together. Optimizer
-arrays with the shape of a parameter and a path that ends with that parameter's (such as Adam's moments) belong to the
-rows of the parameter. The rest, such as counters and keys, is the last block, which every save includes.
+A block is a range of rows (indices of the first axis) of one array, or of several arrays that belong together.
+Optimizer arrays (such as Adam's moments) whose shape is that of a parameter, and whose path ends with the path of that
+parameter, belong to the blocks of the parameter. All other arrays, such as counters and keys, form the last block,
+which every save includes.
 
 The parts of blocks that a process holds (`Fragment`) are converted from device arrays to bytes, and back.
 """
@@ -28,10 +29,12 @@ By: TypeAlias = Literal["rows", "shards", "experts", "layers", "arrays"]
 
 
 class Piece(NamedTuple):
-    """Rows of an array.
+    """A range of rows of an array.
 
     Attributes:
-        name: name of the array. start: first row. stop: the row after the last.
+        name: name of the array.
+        start: first row.
+        stop: the row after the last one.
     """
 
     name: str
@@ -62,12 +65,12 @@ class Partition:
 
     @property
     def schema(self) -> str:
-        """SHA-256 of the partition, which distinguishes stores."""
+        """SHA-256 digest of the partition, by which stores are distinguished."""
         text = json.dumps([sorted(self.types.items()), self.blocks])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def check(self, leaves: Mapping[str, jax.Array]) -> None:
-        """Compares names, types and shapes of a state; raises StoreError if they differ."""
+        """Compares names, types and shapes of a state with those of the partition; raises StoreError if they differ."""
         types = {name: (str(leaf.dtype), tuple(leaf.shape)) for name, leaf in leaves.items()}
         for name in sorted({*types, *self.types}):
             if types.get(name) != self.types.get(name):
@@ -124,8 +127,8 @@ def partition(
         by: `rows`: a number of rows of each array; `shards`: the rows that a device holds; `arrays`: whole arrays;
             `layers`: all arrays with the same parent, such as a weight and its bias; `experts`: for arrays with the
             same parent and first axis, one of which has at least three axes, all slices with the same index, such as
-            the weights and biases of an expert, or of a layer of a stacked model; other arrays whole.
-        rows: rows per block, for `rows` (default: as many as give 64 KiB, and at most 64 blocks per array).
+            the weights and biases of an expert, or of a layer of a stacked model; other arrays are whole blocks.
+        rows: rows per block, for `rows` (default: enough for 64 KiB per block, and for at most 64 blocks per array).
 
     Raises:
         SettingError: a parameter does not exist, or a leaf is not an array.
@@ -189,7 +192,8 @@ def partition(
 def _companions(
     leaves: Mapping[str, jax.Array], chosen: Sequence[str], moving: str | Callable[[str], bool]
 ) -> dict[str, list[str]]:
-    """Returns the companion arrays of each parameter. One that matches several belongs to the longest path."""
+    """Returns the companion arrays of each parameter. An array that matches several parameters belongs to the one with
+    the longest path."""
     tails = {name: name.removeprefix(f"{moving}/") if isinstance(moving, str) else name for name in chosen}
     found: dict[str, list[str]] = {name: [] for name in chosen}
     for other, leaf in leaves.items():
@@ -202,7 +206,7 @@ def _companions(
 
 
 def row_count(array: Any) -> int:
-    """Returns the rows of an array's data: a PRNG key has several numbers."""
+    """Returns the number of rows of an array's data, which for PRNG keys has one more axis."""
     bits = jax.eval_shape(bits_of, array)
     return int(bits.shape[0]) if bits.ndim else 1
 
@@ -210,9 +214,9 @@ def row_count(array: Any) -> int:
 class Fragment(NamedTuple):
     """A part of a block that one device of this process saves."""
 
-    name: str  # of the array
-    box: Box  # its position in the array (in the data, for PRNG keys); rows of a scalar are (0, 1)
-    dtype: str  # of its numbers
+    name: str  # name of the array
+    box: Box  # position in the array (in the data, for PRNG keys); rows of a scalar are (0, 1)
+    dtype: str  # type of the numbers
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -224,7 +228,7 @@ class Fragment(NamedTuple):
 
 
 def held_by(cut: Partition, leaves: Mapping[str, jax.Array]) -> dict[int, list[Fragment]]:
-    """Returns the parts of blocks that this process saves: those of the first of several replicas."""
+    """Returns the parts of blocks that this process saves; of several replicas, only the first is saved."""
     boxes = {name: [box for box, _, first in _shards(leaf) if first] for name, leaf in leaves.items()}
     types = {name: str(bits_of(leaf).dtype) for name, leaf in leaves.items()}
     found: dict[int, list[Fragment]] = {}
@@ -242,8 +246,8 @@ def fetch(
 ) -> Callable[[], dict[int, tuple[bytes, tuple[str, ...]]]]:
     """Starts copying parts of blocks to the host, with digests computed on the devices beforehand.
 
-    The arrays may be donated as soon as this returns. The returned function waits, in any thread, for bytes and digests
-    by block. Raises StoreError if the sharding of an array does not match the parts.
+    The arrays may be donated as soon as this function returns. The returned function, which any thread may call, waits
+    for the bytes and digests, by block. Raises StoreError if the sharding of an array does not match the parts.
     """
     names = {one.name for parts in held.values() for one in parts}
     shards = {name: [(box, data) for box, data, first in _shards(leaves[name]) if first] for name in names}
@@ -273,7 +277,7 @@ def fetch(
 
 
 def shards_here(leaves: Mapping[str, jax.Array]) -> dict[Fragment, jax.Array]:
-    """Returns the data of this process's devices, each part once: the first of several replicas."""
+    """Returns the data of this process's devices, each part once, from the first of several replicas."""
     found: dict[Fragment, jax.Array] = {}
     for name, leaf in leaves.items():
         for box, data, _ in _shards(leaf):
@@ -282,8 +286,8 @@ def shards_here(leaves: Mapping[str, jax.Array]) -> dict[Fragment, jax.Array]:
 
 
 def _shards(leaf: jax.Array) -> list[tuple[Box, jax.Array, bool]]:
-    """Yields the shards of an array on this process's devices, first replicas first: position, data, and whether it is
-    one."""
+    """Returns the shards of an array on this process's devices, first replicas first: the position and data of each
+    shard, and whether it is a first replica."""
     bits = bits_of(leaf)
     found = []
     for shard in sorted(bits.addressable_shards, key=lambda shard: shard.replica_id):
@@ -299,7 +303,7 @@ def rows_of(array: jax.Array) -> jax.Array:
 
 
 def parts_of(content: bytes, held: Sequence[Fragment], digests: Sequence[str]) -> list[np.ndarray] | None:
-    """Decodes the arrays in the bytes of a block; None if any does not match its digest."""
+    """Decodes the arrays in the bytes of a block; returns None if any array does not match its digest."""
     found = []
     place = 0
     for one, expected in zip(held, digests, strict=False):

@@ -1,11 +1,11 @@
 """Recovery of a state with lost parts: from the remaining parts, a running checkpoint, or a replica.
 
 Qiao et al. (ICML 2019, section 4.1): a partial recovery restores only the lost blocks, and perturbs the state less than
-a full one: for a uniformly random fraction p, E ||delta'||^2 = p ||delta||^2. A replica, which a parameter server
-        does not have, causes no perturbation.
+a full recovery: for a uniformly random fraction p, E ||delta'||^2 = p ||delta||^2. A replica, which a parameter server
+does not have, causes no perturbation.
 
-`repair` replaces only wrong blocks, found by digests of a certificate or of two states that should be equal; the other
-blocks remain current.
+`repair` replaces only wrong blocks, which are found by the digests of a certificate or of two states that should be
+equal; the other blocks remain current.
 """
 
 import dataclasses
@@ -39,10 +39,12 @@ class Recovered(Generic[State]):
     """A recovered state.
 
     Attributes:
-        state: the state, with the shardings of the input. steps: for each block from the running checkpoint, the step
-            at which it was saved. initial: blocks that were never saved and have their initial values. older: blocks
-            whose newest version is damaged, so the previous one was used. copied: blocks copied from replicas on other
-            devices. bytes: bytes read.
+        state: the state, with the shardings of the input.
+        steps: for each block from the running checkpoint, the step at which it was saved.
+        initial: blocks that were never saved and have their initial values.
+        older: blocks whose newest version is damaged, so the previous one was used.
+        copied: blocks copied from replicas on other devices.
+        bytes: bytes read.
     """
 
     state: State
@@ -53,16 +55,17 @@ class Recovered(Generic[State]):
     bytes: int
 
     def age(self, step: int) -> int:
-        """Steps by which the oldest block is behind; a block that was never saved counts from the start."""
+        """Returns the number of steps by which the oldest block is behind; a block that was never saved counts from the
+        start."""
         return max([step - one for one in self.steps.values()] + [step] * bool(self.initial), default=0)
 
 
 class Reader:
-    """Reads a running checkpoint from any process: the parts of all processes at the last sealed save."""
+    """Reads a running checkpoint in any process: the parts of all processes, as of the last sealed save."""
 
     def __init__(self, folder: epath.Path, cut: Partition, initial: Callable[[], Any]) -> None:
-        """Opens it; raises StoreError if it does not exist or belongs to another state. `RunningCheckpoint` makes
-        readers."""
+        """Opens a running checkpoint; raises StoreError if it does not exist or belongs to another state.
+        `RunningCheckpoint` makes readers."""
         self.cut = cut
         self._folder, self._initial = folder, initial
         self.older: set[int] = set()
@@ -91,8 +94,8 @@ class Reader:
         return self._stores[0].manifest(self.save).note if self._stores else {}
 
     def versions(self, store: Store) -> Versions:
-        """Returns versions of a process's blocks from the manifest of the sealed save, or from the newest earlier
-        readable one."""
+        """Returns the versions of a process's blocks, from the manifest of the sealed save or the newest readable
+        manifest before it."""
         for save in sorted((one for one in store.saves() if one <= self.save), reverse=True):
             try:
                 return store.manifest(save).blocks
@@ -104,8 +107,8 @@ class Reader:
         return {}
 
     def block(self, number: int) -> tuple[list[Part], int | None]:
-        """Returns the parts of a block from all processes, and the oldest step among them; None if it was never
-        saved."""
+        """Returns the parts of a block from all processes, and the oldest step among them; the step is None if the
+        block was never saved."""
         parts: list[Part] = []
         steps = []
         for store, held, versions in zip(self._stores, self._held, self._versions, strict=True):
@@ -153,12 +156,14 @@ class Reader:
             lost: numbers of blocks, or names or parent paths of arrays.
             state: the remaining state, with arbitrary values in lost blocks.
             policy: `partial`: reads only lost blocks; `full`: reads all blocks; `replica`: copies lost blocks from
-                devices with the same data. devices: with `replica`, the devices that lost their data. zeroed: whether
-                optimizer arrays of blocks that are read become zero instead of the saved values; not with `replica`.
+                devices with the same data.
+            devices: with `replica`, the devices that lost their data.
+            zeroed: whether optimizer arrays of blocks that are read are set to zero instead of the saved values; not
+                with `replica`.
 
         Raises:
-            StoreError: a block has no undamaged version, or no replica. SettingError: a block does not exist, or
-                options contradict each other.
+            StoreError: a block has no undamaged version, or no replica.
+            SettingError: a block does not exist, or options contradict each other.
         """
         if policy not in get_args(RecoveryPolicy):
             raise SettingError("policy", policy, f"expected one of {', '.join(get_args(RecoveryPolicy))}")
@@ -225,7 +230,7 @@ class Reader:
 
 
 def put_back(state: State, parts: Iterable[Part]) -> State:
-    """Replaces parts of a state's arrays, keeping the shardings."""
+    """Returns a state in which parts of the arrays are replaced, and the shardings unchanged."""
     of: dict[str, list[Part]] = {}
     for part in parts:
         of.setdefault(part[0], []).append(part)
@@ -284,8 +289,8 @@ class RowSource(Protocol):
     """A source of rows of arrays."""
 
     def rows(self, name: str, start: int, stop: int) -> tuple[Sequence[Part], int]:
-        """Returns parts of an array that cover these rows, and their step; raises CertificateError without correct
-        ones."""
+        """Returns parts of an array that cover these rows, and their step; raises CertificateError if the source has no
+        correct ones."""
 
     def __str__(self) -> str: ...
 
@@ -295,8 +300,10 @@ class Repair:
     """A repaired range of rows.
 
     Attributes:
-        name: name of the array. rows: first row, and the one after the last. source: source of the rows. step: step of
-            the rows.
+        name: name of the array.
+        rows: first row, and the row after the last one.
+        source: source of the rows.
+        step: step of the rows.
     """
 
     name: str
@@ -313,8 +320,9 @@ class Repaired(Generic[State]):
     """A state with repaired blocks.
 
     Attributes:
-        state: the state, with its original shardings. repairs: repaired rows and their sources. left: wrong blocks that
-            no source had.
+        state: the state, with its original shardings.
+        repairs: repaired rows and their sources.
+        left: wrong blocks that no source had.
     """
 
     state: State
@@ -324,10 +332,12 @@ class Repaired(Generic[State]):
 
 @dataclasses.dataclass(frozen=True)
 class FromState:
-    """A state known to be correct, on the same processes: that of a twin or of other replicas.
+    """A state that is known to be correct, on the same processes, such as that of a twin or of other replicas.
 
     Attributes:
-        state: state with the structure of the repaired one. step: step of the state. name: name in reports.
+        state: state with the structure of the repaired state.
+        step: step of the state.
+        name: name in reports.
     """
 
     state: Any
@@ -343,11 +353,12 @@ class FromState:
 
 @dataclasses.dataclass(frozen=True)
 class FromCheckpoint:
-    """A certified checkpoint, of which only the wrong arrays are read and compared with their digests.
+    """A certified checkpoint, from which only the wrong arrays are read, and compared with their digests.
 
     Attributes:
-        checkpointer: checkpointer that saved it. step: step of the checkpoint. abstract: shapes, types and shardings of
-            the whole state, as for `load`.
+        checkpointer: checkpointer that saved the checkpoint.
+        step: step of the checkpoint.
+        abstract: shapes, types and shardings of the whole state, as for `load`.
     """
 
     checkpointer: Certified
@@ -368,7 +379,7 @@ class FromCheckpoint:
 
 @dataclasses.dataclass(frozen=True)
 class FromRunning:
-    """A running checkpoint, which provides whole blocks, each of its own step.
+    """A running checkpoint, which provides whole blocks, each from the step at which it was saved.
 
     Attributes:
         running: the checkpoint, or its reader.
@@ -397,7 +408,8 @@ class FromRunning:
 
 
 def differing(state: Any, reference: Any) -> list[Wrong]:
-    """Returns the blocks in which two states differ, by digests on their devices. Shardings may differ.
+    """Returns the blocks in which two states differ, by digests that are computed on their devices. Shardings may
+    differ.
 
     Raises:
         CertificateError: arrays differ in name, shape or type, or are not entirely on this process's devices.
@@ -442,7 +454,7 @@ def repair(state: State, wrong: Sequence[Wrong], sources: Sequence[RowSource]) -
     left: list[Wrong] = []
     parts: list[Part] = []
     for one in wrong:
-        # Names in certificates begin with that of the checkpointable.
+        # Names in certificates begin with the name of the checkpointable.
         name = next((name for name in (one.name, one.name.partition("/")[2]) if name in leaves), None)
         if name is None:
             raise CertificateError(f"the state has no {one.name}; it has {', '.join(list(leaves)[:8])}")

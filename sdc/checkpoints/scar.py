@@ -1,10 +1,11 @@
-"""SCAR: a running checkpoint, which saves the blocks that moved most often instead of all blocks rarely.
+"""SCAR: a running checkpoint, which frequently saves the blocks that moved most instead of rarely saving all blocks.
 
-Qiao, Aragam, Zhang, Xing: Fault Tolerance in Iterative-Convergent Machine Learning, ICML 2019, section 4. There it is
-part of a parameter server; here blocks are rows of sharded arrays, and each process writes what its devices hold.
+Qiao, Aragam, Zhang, Xing: Fault Tolerance in Iterative-Convergent Machine Learning, ICML 2019, section 4. In the paper,
+SCAR is part of a parameter server; here, blocks are rows of sharded arrays, and each process writes the data of its own
+devices.
 
 A distance is a function `(new, old) -> distances` of two arrays of parameters that returns one nonnegative number for
-each row. Blocks are ranked by the sum over their rows, divided by their size.
+each row. Blocks are ranked by the sum of the distances of their rows, divided by the size of the block.
 """
 
 import functools
@@ -35,7 +36,7 @@ from .store import SEAL, SEALS, Seal, Store, StoreLayout, last_save
 
 LOG = logging.getLogger("sdc.checkpoints")
 State = TypeVar("State")
-WAIT_MS = 600_000  # how long a background save waits for those of the other processes
+WAIT_MS = 600_000  # milliseconds for which a background save waits for the saves of the other processes
 _openings = itertools.count()  # all processes open their running checkpoints in the same order
 
 
@@ -43,7 +44,7 @@ Distance: TypeAlias = Callable[[Array, Array], Array]
 
 
 def squared_distance(new: Float[Array, "rows *rest"], old: Float[Array, "rows *rest"]) -> Float32[Array, " rows"]:
-    """Returns ||new - old||_2^2 of each row: the part of a failure in the perturbation ||delta||^2 of theorem 3.2.
+    """Returns ||new - old||_2^2 of each row: the part that its loss contributes to ||delta||^2 of theorem 3.2.
 
     Qiao, Aragam, Zhang, Xing: Fault Tolerance in Iterative-Convergent Machine Learning, ICML 2019, section 4.2.
     """
@@ -53,8 +54,8 @@ def squared_distance(new: Float[Array, "rows *rest"], old: Float[Array, "rows *r
 
 
 def total_variation(lengths: Float[Array, " rows"] | None = None) -> Distance:
-    """Returns a distance: total variation of each row's distribution times its length, as in the paper for topic
-    models::
+    """Returns a distance: the total variation between the distributions of each row, times the length of the document,
+    as in the paper for topic models::
 
         length_d * 1/2 * sum_k |new_dk / sum_k new_dk - old_dk / sum_k old_dk|
 
@@ -75,16 +76,19 @@ def total_variation(lengths: Float[Array, " rows"] | None = None) -> Distance:
 
 
 class RunningCheckpoint:
-    """A checkpoint that always exists and mixes steps: each block has the values of its last save.
+    """A checkpoint that always exists, and whose blocks are from different steps: each has the values of its last save.
 
-    In a run with several processes, all create one on the same shared folder and make the same calls of `save`.
+    In a run with several processes, all processes create it in the same shared folder, and make the same calls to
+    `save`.
 
     Attributes:
         partition: the blocks.
-        steps: step at which each block was last saved, -1 for never: it then has its initial values.
+        steps: step at which each block was last saved; -1 for a block that was never saved, which has its initial
+            values.
         copy: the parameters in the checkpoint, by name, on the devices.
         outlook: the cost of a loss just before the last save; the same in all processes. None with a custom distance,
-            while the movement of some block is unknown, for a state that is not finite, and at a step before a save.
+            while the movement of some block is unknown, for a state that is not finite, and at a step before that of an
+            earlier save.
 
     Example:
         >>> import tempfile
@@ -119,16 +123,20 @@ class RunningCheckpoint:
         """Opens a running checkpoint, or creates one.
 
         Args:
-            folder: its folder; may be on `gs://`.
-            initial: the initial state, whose values blocks that were never saved have. fraction: fraction of the bytes
-                that each save writes, above 0 and at most 1. policy: selection of blocks: `priority`, `round-robin` or
-                `random`. moving, by, rows: partition of the state, see `partition`. distance: movement of rows:
-                `squared_distance`, or a custom one. seed: seed of `random`. again: recreates the initial state, if it
-                is donated to the first step (default: the state is kept).
+            folder: folder of the running checkpoint; may be on `gs://`.
+            initial: the initial state; blocks that were never saved have its values.
+            fraction: fraction of the bytes that each save writes, above 0 and at most 1.
+            policy: selection of blocks: `priority`, `round-robin` or `random`.
+            moving, by, rows: partition of the state (see `partition`).
+            distance: measure of the movement of rows: `squared_distance`, or a custom distance.
+            seed: seed of `random`.
+            again: a function that recreates the initial state, if this state is donated to the first step (default: the
+                state is kept).
 
         Raises:
             SettingError: an option is wrong.
-            StoreError: the folder has one of another state. RecordBusy: another process is writing it.
+            StoreError: the folder contains the running checkpoint of another state.
+            RecordBusy: another process is writing in the folder.
         """
         if not 0 < fraction <= 1:
             raise SettingError("fraction", fraction, "expected more than 0 and at most 1")
@@ -165,11 +173,11 @@ class RunningCheckpoint:
         self._looked: _Looked | None = None
         self._pool = ThreadPoolExecutor(1, "sdc-running-checkpoint")
         self._writing: Future[int] | None = None
-        self.bytes = 0  # written by this process so far
+        self.bytes = 0  # bytes written by this process so far
         try:
             together(lambda: self._store.create(layout))
             sealed = together(lambda: last_save(self.folder))
-            # Some processes may have their part of an interrupted save, so its number is not reused.
+            # Some processes may have written their part of an interrupted save, so its number is not reused.
             self._saves = max(map(int, everyone(str(max(self._store.saves(), default=0)), at="opening a checkpoint")))
             if sealed is not None:  # the copy is set to the content of the store
                 reader = self.reader()
@@ -197,7 +205,7 @@ class RunningCheckpoint:
             note: JSON-serializable note stored with the save, such as the position of the data iterator.
 
         Returns:
-            Numbers of the blocks.
+            Numbers of the saved blocks.
 
         Raises:
             StoreError: the state has another structure.
@@ -233,7 +241,7 @@ class RunningCheckpoint:
         """Returns the current cost of a loss: see `outlook`. A following save of the same state does not measure again.
 
         Args:
-            state, step: as in `save`, to be called just before it.
+            state, step: as in `save`, before which this method is to be called.
 
         Raises:
             StoreError: the state has another structure.
@@ -242,23 +250,23 @@ class RunningCheckpoint:
         return self.outlook
 
     def went_back(self, blocks: Sequence[int], step: int) -> None:
-        """Records that training resumes with these blocks as they were saved, from this step on."""
+        """Records that, from this step on, training continues with the saved versions of these blocks."""
         self._since[list(blocks)] = step
         self._watch.went_back([block for block in blocks if block < self.partition.choices], step)
 
     def saved(self) -> np.ndarray:
-        """Step of the saved version of each block that can be chosen; -1 for the start."""
+        """Step of the saved version of each block that can be chosen; -1 for the initial version."""
         self.wait()
         return np.maximum(self.steps, self._since)[:-1]
 
     @property
     def timings(self) -> Timings | None:
-        """Returns the durations of saves; None before a few were made."""
+        """Returns the durations of saves; None after too few saves."""
         return self._clock.timings
 
     def wait(self) -> bool:
-        """Waits until the pending save is written and sealed, and returns whether it was. If not, its blocks are saved
-        again."""
+        """Waits until the pending save is written and sealed, and returns whether this succeeded. If not, its blocks
+        are saved again."""
         writing, self._writing = self._writing, None
         if writing is None:
             return True
@@ -270,7 +278,7 @@ class RunningCheckpoint:
             return False
 
     def recover(self, lost: Sequence[str | int], state: State, **options: Any) -> Recovered[State]:
-        """Gives a state in which some blocks were lost its blocks back.
+        """Restores the lost blocks of a state.
 
         Args:
             lost, state: see `Reader.recover`.
@@ -311,7 +319,8 @@ class RunningCheckpoint:
         measured = np.asarray(self._measure.moved(auto(moving), self.copy))
         moved = np.where(self._unsaved, np.inf, measured)
         if self._distance is squared_distance:
-            # No outlook for a state that is not finite; movement is unknown for blocks that were not written.
+            # There is no outlook for a state that is not finite; the movement of blocks that were not written is
+            # unknown.
             known = np.where(np.isfinite(measured), moved, np.nan)
             self.outlook = self._watch.saved(step, self.saved(), known)
         return _Looked(moving, step, moved, time.perf_counter() - started)
@@ -351,7 +360,8 @@ class RunningCheckpoint:
         return written
 
     def _agree(self, save: int, part: str, failure: str) -> None:
-        """Agrees with all processes that this part of a save is done: otherwise all repeat it, with the same choice.
+        """Agrees with all processes that this part of a save is done; otherwise, all processes choose the same blocks
+        again.
 
         Raises StoreError with the failure of another process.
         """
@@ -399,7 +409,7 @@ def difference(new: Sequence[jax.Array], old: Sequence[jax.Array]) -> jax.Array:
 
 
 class Measure(NamedTuple):
-    """Two compiled programs: one measures the movement of each block, one updates some blocks of the copy."""
+    """Two compiled programs: one measures the movement of each block, and the other updates some blocks of the copy."""
 
     moved: Callable[..., jax.Array]
     updated: Callable[..., dict[str, jax.Array]]
@@ -442,7 +452,7 @@ def _measures(
 
         return {name: one(name) for name in ids}
 
-    # All processes choose by the same numbers, so each must have all of them.
+    # All processes choose by the same measurements, so each process must have all of these.
     everywhere = [NamedSharding(one.mesh, PartitionSpec()) for one in shardings if isinstance(one, NamedSharding)]
     placed = {name: one if isinstance(one, NamedSharding) else None for name, one in zip(ids, shardings, strict=True)}
     return Measure(

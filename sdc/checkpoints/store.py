@@ -5,10 +5,10 @@
     FOLDER/process-N/manifests/S.json    after save S: version, step and digests of each block
     FOLDER/seal.json                     the last save completed by all processes
 
-A save writes new versions next to the old ones, then the manifest, then the seal; until then the previous save is
-valid. The last two versions of each block and the last two manifests are kept, so a damaged one has a predecessor. All
-other files are deleted: a store has two versions of each block and those being written. TensorStore reads and writes
-the blocks, on local disks and object stores.
+A save writes new versions next to the old ones, then the manifest, then the seal; until the seal is written, the
+previous save is valid. The last two versions of each block and the last two manifests are kept, so that a damaged file
+has a predecessor. All other files are deleted: a store contains two versions of each block, and those that are being
+written. TensorStore reads and writes the blocks, on local disks and object stores.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ SEALS = Format(type=Seal, noun="seal of a running checkpoint", remedy=REMEDY)
 
 
 class Store:
-    """The part of one process. Independent of devices: pieces are bytes."""
+    """The files of one process. This class is independent of devices: pieces are bytes."""
 
     def __init__(self, folder: epath.Path, process: int) -> None:
         self.folder = folder
@@ -101,7 +101,7 @@ class Store:
             there = self.layout()
         except (
             StoreError
-        ) as error:  # a damaged layout can be rewritten: digests show whether blocks belong to this state
+        ) as error:  # a damaged layout can be rewritten, since digests show whether blocks belong to this state
             if (saves := self.saves()) and not any(map(self._known, saves)):
                 raise  # the whole store is of another version
             LOG.warning("%s; rewriting it", error)
@@ -145,9 +145,10 @@ class Store:
         blocks: Mapping[int, tuple[bytes, tuple[str, ...]]],
         note: Mapping[str, Any] = NOTHING,
     ) -> int:
-        """Writes blocks (bytes and digests of their pieces) and the manifest after them, and returns the bytes written.
+        """Writes blocks (bytes and digests of their pieces), then the manifest; returns the number of bytes written.
 
-        The previous versions are valid until the manifest is written, and remain if this raises StoreError.
+        The previous versions are valid until the manifest is written, and remain valid if this method raises
+        StoreError.
         """
         new = {block: Version(save, step, digests) for block, (_, digests) in blocks.items()}
         versions = self.versions | {block: (one, *self.versions.get(block, ()))[:KEPT] for block, one in new.items()}
@@ -229,7 +230,7 @@ def last_save(folder: epath.Path) -> Seal | None:
     saves = [set(Store(folder, process).saves()) for process in range(processes)]
     common = set.intersection(*saves)
     if not (folder / SEAL).exists() and not all(saves):
-        for process in range(processes):  # a process that has started has a layout; without it, its part was lost
+        for process in range(processes):  # a process without a layout lost its part, since it wrote one at its start
             Store(folder, process).layout()
         return None
     for save in sorted(common, reverse=True):
