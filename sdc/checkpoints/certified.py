@@ -369,8 +369,8 @@ class Certified:
             raise CertificateError(f"cannot write to {self._folder} ({error})") from error
 
     def _noted(self, note: Callable[..., None], *what: Any) -> None:
-        """Stores the result of a comparison; if the result cannot be written, it is stored after the next
-        comparison."""
+        """Stores the result of a comparison; if that fails, a warning is logged, and the next comparison stores its
+        result."""
         try:
             note(*what)
         except (OSError, RecordError) as error:
@@ -402,7 +402,7 @@ def certify(checkpointer: Any) -> Certified:
 
     Digests of every array are computed on the devices before Orbax copies anything, and stored next to the checkpoint.
     Restored arrays, under any sharding, are compared with these digests on the devices: `load` returns the saved bits
-    or raises. No policy deletes the newest verified checkpoint.
+    or raises an error. No policy deletes the newest verified checkpoint.
 
     Args:
         checkpointer: `orbax.checkpoint.v1.training.Checkpointer`, with any policies and context.
@@ -483,7 +483,7 @@ class Audit:
         bytes: size of the arrays.
         uncovered: checkpointables that are not in the certificate.
         compared: whether the checkpoint was restored and compared.
-        problem: the reason why the checkpoint could not be verified; empty if it was verified.
+        problem: the reason why the checkpoint could not be verified; empty if there is none.
         remains: whether the checkpoint is the remainder of an interrupted deletion.
         wrong: differences from the certificate.
     """

@@ -1,9 +1,10 @@
-"""Algorithm-based fault tolerance: checksummed matrix products that work in narrow types, forward and backward.
+"""Algorithm-based fault tolerance: checksums for matrix products, in narrow types too, in the forward and the backward
+pass.
 
-- `transform`: the products of a whole step; `layers`: those of single layers.
-- `_check`: one product: checked by a scheme of `schemes`, and recomputed if it looks wrong.
-- `products`: products as linear maps; `fused_products`: kernels that sum rows while they multiply.
-- `roundoff`: settings, the roundoff of types and devices, and measured profiles of devices.
+- `transform`: checks the matrix products of a whole step; `layers`: checks those of single layers.
+- `_check`: checks one product by a scheme of `schemes`, and recomputes the product if it looks wrong.
+- `products`: matrix products as linear maps; `fused_products`: kernels that multiply and sum rows at the same time.
+- `roundoff`: settings, roundoff of types and devices, and measured profiles of devices.
 """
 
 from typing import TYPE_CHECKING

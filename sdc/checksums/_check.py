@@ -1,4 +1,4 @@
-"""Checks one product: checks its rows, recomputes the product if rows look wrong, and returns flags."""
+"""The check of one matrix product: checks its rows, recomputes the product if rows look wrong, and returns flags."""
 
 import dataclasses
 import functools
@@ -18,18 +18,18 @@ from .products import Dot, Indexed, Product
 from .roundoff import Settings, work_type
 from .schemes import Expected, Operands, make_scheme, signed_weights
 
-LISTED = 8  # wrong elements that are listed
-LARGEST = 2**31 - 1  # elements are counted by 32-bit integers
+LISTED = 8  # maximum number of wrong elements that are listed
+LARGEST = 2**31 - 1  # maximum number of elements, which 32-bit integers count
 
 
 class WrongElements(NamedTuple):
     """The first wrong elements of a product; rows beyond `found` are zero.
 
     Attributes:
-        found: number of wrong elements: flagged rows crossed with flagged columns, without those that recomputation
+        found: number of wrong elements, each in a flagged row and a flagged column, without those that recomputation
             reproduced; for complex products, real and imaginary parts count separately.
         element: flat index in the product, row-major.
-        error: difference from the recomputed element; 0 if recomputation gave the same.
+        error: difference from the recomputed element; 0 if recomputation gave the same value.
     """
 
     found: UInt32[Array, "*site"]
@@ -42,18 +42,18 @@ class Flags(NamedTuple):
 
     Attributes:
         checked: rows that were checked.
-        examined: rows that the first tier passed on to the second, or to recomputation.
+        examined: rows that the first tier passed on to the second tier or to recomputation.
         flagged: rows that the scheme finds wrong, without those whose recomputation is identical and whose error is no
             larger than the loss of long sums.
         confirmed: flagged rows whose recomputation is right: the hardware erred, not the bound. Rows that are flagged
-            but not confirmed are wrong in the recomputation too: a permanent fault, which only another device can
-            decide, or a false alarm.
+            but not confirmed are wrong in the recomputation too; the cause is a permanent fault or a false alarm, which
+            only another device can decide.
         corrected: rows replaced by the recomputed ones.
         nonfinite: rows with infinite or undefined *inputs*, which cannot be checked; `checked` excludes them.
-        margin: largest `|r| / bound` in the last tier, which decides whether a row is flagged; infinite if a sum
+        margin: largest `|r| / bound` in the last tier, which determines whether a row is flagged; infinite if a sum
             overflowed, 0 if no row reached this tier.
-        first_margin: largest `|r| / bound` in the first of two tiers, which passes rows above 1 on.
-        wrong: the first wrong elements, in the modes `locate` and `correct`, else None.
+        first_margin: largest `|r| / bound` in the first of two tiers, which passes on rows with a margin above 1.
+        wrong: the first wrong elements, in the modes `locate` and `correct`; None in other modes.
     """
 
     checked: UInt32[Array, "*site"]
@@ -71,12 +71,12 @@ def check(product: Product, settings: Settings, operands: Operands) -> tuple[Sha
     """Checks a product.
 
     Args:
-        product: the function from `a` and `b` to `c`; evaluated again if rows are flagged.
+        product: the function from `a` and `b` to `c`, which is evaluated again if rows are flagged.
         settings: settings of the check.
         operands: the factors, and the computed product.
 
     Returns:
-        The product (in mode `correct` with wrong rows replaced), and its flags.
+        The product (with wrong rows replaced in mode `correct`), and its flags.
 
     Raises:
         ValueError: the roundoff of a type is unknown, or a setting is unknown.
@@ -123,8 +123,8 @@ def merge_flags(total: Flags, new: Flags) -> Flags:
 def _mapped(product: Product, settings: Settings, axes: int) -> Any:
     """Returns the check, with separate flags for each index of `axes` leading axes of the product.
 
-    Under `vmap` a branch becomes a select between two computed values, so that the recomputation would always run.
-    Therefore `vmap` adds an axis to the product instead.
+    Under `vmap`, a branch would become a select between two computed values, and the recomputation would always run.
+    `vmap` therefore adds an axis to the product instead.
     """
 
     @custom_vmap
@@ -180,7 +180,7 @@ def _check(whole: Product, settings: Settings, axes: int, given: Operands) -> tu
         recompute = functools.partial(_recompute, product, settings, axes, expected, last, found)
         return lax.cond(any_above(most), recompute, lambda given: (given.c, varying(found)), given)
 
-    if settings.mode != "correct":  # then the product itself does not pass through a conditional
+    if settings.mode != "correct":  # the product itself need not pass through a conditional
         return c, lax.cond(any_above(most), lambda *given: examine(*given)[1], lambda *_: clean, given, margins)
 
     def mend(state: tuple[Any, Flags], margins: Float[Array, "*rows"], a: Any, b: Any, *others: Any) -> Any:
@@ -202,15 +202,15 @@ def _recompute(
     found: Flags,
     given: Operands,
 ) -> tuple[Any, Flags]:
-    """Recomputes a product with margins above 1, to distinguish transient errors from those that repeat themselves."""
+    """Recomputes a product with margins above 1, to distinguish transient errors from persistent ones."""
     c = given.c
     full = product(given.a, given.b)
     # Without the barrier, XLA would omit the rounding between the product and the sums of its rows.
     recomputed = lax.optimization_barrier(full.astype(c.dtype))
     carried = None if given.carried is None else rounded_off(product, given.b, full, recomputed)
     again = row_margins(product, settings, Operands(given.a, given.b, recomputed, carried), expected)
-    # Long sums can lose terms that are each too small, always in the same direction: a row whose recomputation is
-    # identical counts as rounding if such losses explain its error.
+    # Long sums can lose terms that are each too small, always in the same direction. A row whose recomputation is
+    # identical therefore counts as correct if such losses explain its error.
     differ = as_bits(recomputed) != as_bits(c)
     ones = jnp.ones(product.width(given.a, given.b), jnp.float32)
     same = product.total(differ.astype(jnp.float32), ones, 1)[..., 0] == 0
@@ -245,7 +245,7 @@ def row_margins(product: Product, settings: Settings, given: Operands, expected:
 
 
 def rounded_off(product: Product, b: Any, full: Float[Array, "*c"], rounded: Shaped[Array, "*c"]) -> Any:
-    """Returns the weighted sum of each row's rounding errors, which the scheme `residual` carries along."""
+    """Returns the weighted sum of each row's rounding errors, which the scheme `residual` keeps with the product."""
     lost = full - rounded.astype(full.dtype)
     return product.total(lost, signed_weights(product.width(None, b), lost.dtype), 1)[..., 0]
 
@@ -253,7 +253,7 @@ def rounded_off(product: Product, b: Any, full: Float[Array, "*c"], rounded: Sha
 def _wrong_columns(product: Product, settings: Settings, given: Operands) -> Bool[Array, "*#c"]:
     """Returns the columns that the first tier finds wrong, in the axes of the product; all columns if it finds none.
 
-    Where terms cancel, it finds too many columns.
+    Where terms cancel, the first tier finds too many columns.
     """
     if not isinstance(product, Dot):
         return jnp.ones([1] * given.c.ndim, jnp.bool_)
@@ -282,7 +282,7 @@ def _wrong_elements(
 
     work = work_type(c.dtype)
     off = flat(c.astype(work) - recomputed.astype(work))
-    # Equal values keep their order.
+    # `top_k` keeps the order of equal values.
     known, at = lax.top_k(flat(wrong), min(LISTED, number))
     error = jnp.where(known > 0, jnp.take_along_axis(off, at, axis=-1), 0.0)
     element = jnp.where(known > 0, at, 0).astype(jnp.uint32)

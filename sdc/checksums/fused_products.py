@@ -1,12 +1,12 @@
-"""Fused products: a kernel computes a matrix product, and sums its rows while they are in registers.
+"""Fused products: a kernel computes a matrix product, and sums the rows of the product while they are in registers.
 
 When XLA sums the rows of a product, it reads the product from memory again. Here every tile is summed before it is
-written, so that a check costs two numbers per row and tile of columns. On GPUs the kernel uses Triton; on a CPU Pallas
-interprets it, for tests.
+written, so that the memory traffic of a check is two numbers per row and tile of columns. On GPUs, the kernel uses
+Triton; on a CPU, Pallas interprets the kernel, for tests.
 
-On a TPU a tile is summed while the matrix unit computes the next one. A tile is one product over all of its terms with
-the sums of its rows, in straight-line code: the sums then fill otherwise empty instruction slots (BENCHMARKS.md). With
-a loop over the terms around the tile it takes 1.2 times as long.
+On a TPU, a tile is summed while the matrix unit computes the next one. The code of a tile, one product over all of its
+terms and the sums of its rows, contains no loop, so that the sums fill otherwise empty instruction slots
+(BENCHMARKS.md). With a loop over the terms, the kernel takes 1.2 times as long.
 """
 
 import functools
@@ -31,7 +31,8 @@ ROWS, COLUMNS, TERMS = 128, 128, 64  # tile of the product, and terms per iterat
 
 
 def triton_fits(product: Dot, a: Any, b: Any) -> bool:
-    """Whether the kernel can compute this product: rows times a matrix, in whole tiles, in bfloat16 or float16."""
+    """Returns whether the kernel can compute this product: rows times a matrix, in whole tiles, in bfloat16 or
+    float16."""
     (a_contracted, b_contracted), batch = product.dimensions
     if tuple(map(tuple, batch)) != ((), ()) or tuple(a_contracted) != (a.ndim - 1,) or tuple(b_contracted) != (0,):
         return False
@@ -42,10 +43,11 @@ def triton_fits(product: Dot, a: Any, b: Any) -> bool:
 
 
 def multiply(product: Product, settings: Settings, a: Any, b: Any) -> Operands:
-    """Computes a product, by the fused kernel if it is enabled and fits; returns it with its factors as multiplied.
+    """Computes a product, by the fused kernel if that is enabled and fits; returns the product with the factors that
+    were multiplied.
 
     XLA may compute an input twice, once for each fusion that uses it, and omit a rounding to bfloat16 in one of them.
-    The barriers ensure that the checked values are those that are multiplied, and that the step uses.
+    The barriers ensure that the values that are checked, multiplied and used by the step are the same.
     """
     a, b = lax.optimization_barrier((a, b))
     wanted = settings.fused and settings.scheme == "two-tier" and isinstance(product, Dot)
@@ -56,7 +58,8 @@ def multiply(product: Product, settings: Settings, a: Any, b: Any) -> Operands:
 
 
 def _fused(product: Any, a: Any, b: Any) -> Any:
-    """Computes a product and the sums of its rows by the kernel for the devices; returns None if it does not fit."""
+    """Computes a product and the sums of its rows by the kernel for the devices; returns None if the kernel does not
+    fit."""
     if (platform := compiled_for().platform) == "tpu":
         return tpu_product(product, a, b) if tpu_fits(product, a, b) else None
     return triton_product(a, b, interpret=platform == "cpu") if triton_fits(product, a, b) else None
@@ -106,12 +109,12 @@ def _triton_kernel(a: Any, b: Any, weights: Any, c: Any, weighted: Any, squares:
 # Possible tile sizes; smaller ones take up to four times as long. The second factor is read once for each tile of rows,
 # and each core of a chip needs at least one such tile.
 TPU_ROWS, TPU_COLUMNS = (1024, 512), (512, 256)
-# Bytes of VMEM that a tile and its factors may take, and that the compiler may take, of at least 64 MiB.
+# Bytes of VMEM, of at least 64 MiB, that a tile and its factors may occupy, and that the compiler may allocate.
 TPU_MEMORY, TPU_LIMIT = 40 << 20, 60 << 20
-# Devices with that much VMEM, on which the kernel takes at most 1.2 times the instructions of a product.
+# Devices with that much VMEM, on which the kernel takes at most 1.2 times as many instructions as a product.
 TPU_KINDS = ("TPU v5", "TPU v5 lite", "TPU v6 lite")
-TPU_LEAST = 2048  # terms below which the product has too few free instruction slots for the sums
-LANES, PACKED = 128, 16  # columns of a register, and rows of a bfloat16 register
+TPU_LEAST = 2048  # number of terms below which a product has too few free instruction slots for the sums
+LANES, PACKED = 128, 16  # number of columns of a register, and of rows of a bfloat16 register
 
 
 class _Tiles(NamedTuple):
@@ -130,7 +133,8 @@ class _Tiles(NamedTuple):
 
 
 def tpu_fits(product: Dot, a: Any, b: Any) -> bool:
-    """Whether the kernel can compute this product: unsharded bfloat16 matrices, any order of axes, in whole tiles."""
+    """Returns whether the kernel can compute this product: unsharded bfloat16 matrices with any order of axes, in whole
+    tiles."""
     return (device := compiled_for()).kind in TPU_KINDS and device.whole and _tiles(product, a, b) is not None
 
 
@@ -153,7 +157,8 @@ def _tiles(product: Dot, a: Any, b: Any) -> _Tiles | None:
 
 
 def _joins(x: Any, axis: int) -> bool:
-    """Whether a factor is a matrix after flattening its leading axes, which moves no data if they fill registers."""
+    """Returns whether a factor is a matrix once its leading axes are flattened, which moves no data if they fill
+    registers."""
     return x.ndim == 2 or (x.ndim > 2 and axis == x.ndim - 1 and x.shape[-2] % PACKED == 0)
 
 
@@ -214,7 +219,7 @@ def _tpu_kernel(a: Any, b: Any, weights: Any, c: Any, weighted: Any, squares: An
 
 
 def time_both(size: int = 4096, times: int = 20) -> dict[str, float] | None:
-    """Times a bfloat16 product of this size with its sums: fused, by XLA, and the product alone by XLA.
+    """Times a bfloat16 product of this size: with its sums in the fused kernel, with its sums by XLA, and alone by XLA.
 
     Returns seconds; None if there is no kernel for the default device.
     """

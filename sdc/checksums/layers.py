@@ -1,4 +1,4 @@
-"""Checked products for single layers, and `collect`, which returns their flags from a step."""
+"""Checked matrix products for single layers, and `collect`, which makes a step return the flags of these products."""
 
 import dataclasses
 import functools
@@ -20,7 +20,8 @@ from .roundoff import Mode, Output, Profile, SchemeName, Settings, check_choice,
 from .schemes import fold
 from .transform import abft, carried
 
-# Identity on a product that also takes the flags of its check, which keeps them alive as long as the product is used.
+# Identity on a product that also takes the flags of its check, so that the flags are kept as long as the product is
+# used.
 checked_product_p = Primitive("checked_product")
 checked_product_p.def_impl(lambda out, *flags, structure: out)
 checked_product_p.def_abstract_eval(lambda out, *flags, structure: out)
@@ -28,7 +29,7 @@ mlir.register_lowering(checked_product_p, lambda ctx, out, *flags, structure: [o
 
 
 def _batch(values: Any, axes: Any, *, structure: Any) -> Any:
-    """Merges flags over the axis mapped by `vmap`: the mapped product is one product."""
+    """Merges flags over the axis that `vmap` maps, since the mapped product counts as one product."""
     out, *flags = values
     if any(axis is not None for axis in axes[1:]):
         size = next(x.shape[axis] for x, axis in zip(values, axes, strict=True) if axis is not None)
@@ -74,11 +75,11 @@ def dot_general(
     profile: Profile | None = None,
     checksum: Float[Array, "*folded"] | None = None,
 ) -> Shaped[Array, "*out"]:
-    """A checked `lax.dot_general`, which also checks the two products of its backward pass.
+    """Computes a checked `lax.dot_general`, and also checks the two matrix products of its backward pass.
 
-    It can be passed wherever Flax takes a `dot_general`, as in
+    This function can be passed wherever Flax takes a `dot_general`, as in
     `nnx.Linear(4, 8, dot_general=sdc.checksums.dot_general, rngs=rngs)`; bind other settings with `functools.partial`.
-    `sdc.checksums.collect` returns the flags from the step; without it products are corrected (`mode="correct"`)
+    With `sdc.checksums.collect`, the step returns the flags; without it, products are corrected (`mode="correct"`)
     without a report.
 
     Args:
@@ -86,10 +87,11 @@ def dot_general(
         rhs: second factor, for instance a weight.
         dimension_numbers, precision, preferred_element_type, out_sharding: see `lax.dot_general`.
         mode, output, scheme, profile: see `sdc.abft`.
-        checksum: checksum of `rhs`, if known (see `checksum`): weights need a new one only after an optimizer step.
+        checksum: checksum of `rhs`, if known (see `checksum`); weights need a new checksum only after an optimizer
+            step.
 
     Returns:
-        The product. It can be differentiated in reverse mode.
+        The product, which can be differentiated in reverse mode.
 
     Raises:
         ValueError: see `sdc.abft`; or `checksum` does not fit `rhs`.
@@ -116,7 +118,7 @@ def dot_general(
 def checksum(
     rhs: Shaped[Array, "*rhs"], dimension_numbers: Dimensions, *, scheme: SchemeName = "two-tier"
 ) -> Float[Array, "*folded"]:
-    """Computes the checksum of a second factor, once for many products with it."""
+    """Computes the checksum of a second factor, once for many products with this factor."""
     (lhs_contracted, _), (lhs_batch, _) = dimension_numbers
     product = Dot(dimension_numbers, (len(lhs_contracted) + len(lhs_batch), rhs.ndim))
     check_choice("scheme", scheme, get_args(SchemeName))
@@ -127,7 +129,8 @@ _checksum = checksum  # `dot_general` has an argument of that name
 
 
 def einsum(subscripts: str, *operands: Shaped[Array, "..."], **settings: Any) -> Shaped[Array, "..."]:
-    """`jnp.einsum` with checked products; also takes `mode`, `output`, `scheme` and `profile` of `dot_general`."""
+    """Computes `jnp.einsum` with checked products; also takes `mode`, `output`, `scheme` and `profile` of
+    `dot_general`."""
     own = {name: settings.pop(name) for name in ("mode", "output", "scheme", "profile") if name in settings}
     product = functools.partial(dot_general, **own)
     out: Array = jnp.einsum(subscripts, *operands, _dot_general=product, **settings)

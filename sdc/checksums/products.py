@@ -1,9 +1,9 @@
-"""Products as linear maps of their first factor, with the row sums that a check compares.
+"""Matrix products as linear maps of their first factor, with the row sums that a check compares.
 
 Let `C = A B` with A m×k and B k×n, and w a vector of n weights. Then `C w = A (B w)`: the weighted sum of a *row* of C
-also follows from A and the *checksum* `B w`, at the cost of two vectors. Batches, several contracted axes and
-convolutions work the same way; a row is everything that is summed over all columns. Columns may be split into blocks
-with separate sums, which form the last axis of the results here.
+also follows from A and the *checksum* `B w`, at the cost of two matrix-vector products. Batches, several contracted
+axes and convolutions work the same way; a row is the set of elements that one sum over all columns includes. Columns
+may be split into blocks with separate sums, which form the last axis of the results in this module.
 """
 
 import abc
@@ -31,9 +31,9 @@ Sums: TypeAlias = Float[Array, "*rows blocks"]
 class Powers(NamedTuple):
     """Powers of two by which factors are scaled, in the axes of each factor, and by row of the product."""
 
-    a: Float[Array, "*#a"]  # of the first factor
-    b: Float[Array, "*#b"]  # of the second factor
-    # Both, in the axes of the rows; scalars if they are the same for all rows.
+    a: Float[Array, "*#a"]  # powers for the first factor
+    b: Float[Array, "*#b"]  # powers for the second factor
+    # Powers of both factors, in the axes of the rows; scalars if they are the same for all rows.
     rows: tuple[Float[Array, "*#rows"], Float[Array, "*#rows"]]
 
 
@@ -54,10 +54,11 @@ def _marked(x: Shaped[Array, "*shape"]) -> Float32[Array, "*shape"]:
 
 
 def _sum(x: Float[Array, "*shape"], axes: Sequence[int], careful: bool) -> Float[Array, "*rest"]:
-    """Sums over axes; `careful` sums in two stages of about equally many terms, so that errors grow as their root.
+    """Sums over axes; with `careful`, in two stages with about equal numbers of terms, so that errors grow with the
+    square root of the number of terms.
 
-    A sequential sum loses terms that are each too small to change it, thousands of times and always in the same
-    direction, for example if one probability is near 1 and all others are near 0.
+    A sequential sum loses terms that are each too small to change the sum, up to thousands of times and always in the
+    same direction, for example if one probability is near 1 and all others are near 0.
     """
     if not careful:
         return jnp.sum(x, axis=tuple(axes))
@@ -90,22 +91,22 @@ class Product(abc.ABC):
     @property
     @abc.abstractmethod
     def precision(self) -> Any:
-        """Precision of the equation."""
+        """Precision of the jaxpr equation."""
 
     @abc.abstractmethod
     def __call__(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Shaped[Array, "*c"]:
-        """Computes the product itself."""
+        """Returns the product."""
 
     @abc.abstractmethod
     def depth(self, a: Any, b: Any) -> int:
-        """Largest number of terms in a sum (k)."""
+        """Returns the largest number of terms in a sum (k)."""
 
     @abc.abstractmethod
     def width(self, a: Any, b: Any) -> int:
-        """Number of columns (n)."""
+        """Returns the number of columns (n)."""
 
     def rows(self, a: Any, b: Any) -> int:
-        """Number of rows (m) of each batch or group."""
+        """Returns the number of rows (m) of each batch or group."""
         return math.prod(jax.eval_shape(self, a, b).shape) // max(self.width(a, b), 1)
 
     @abc.abstractmethod
@@ -122,21 +123,22 @@ class Product(abc.ABC):
 
     @abc.abstractmethod
     def rank(self, a: Any, b: Any) -> int:
-        """Number of axes of the rows."""
+        """Returns the number of axes of the rows."""
 
     def spread(self, rows: Shaped[Array, "*rows"], c: Any) -> Shaped[Array, "*#c"]:
         """Reshapes values by row to broadcast against the product."""
         return rows.reshape(*rows.shape, *[1] * (c.ndim - rows.ndim))
 
     def powers(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Powers:
-        """Returns powers of two that scale both factors below 1, by row if the product allows; here, one per factor."""
+        """Returns powers of two that scale both factors below 1, by row if the product allows it; in this base class,
+        one per factor."""
         by_a, by_b = (_power(x, range(x.ndim)) for x in (a, b))
         return Powers(by_a, by_b, (by_a.reshape(()), by_b.reshape(())))
 
     def finite(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Bool[Array, "*#rows"]:
-        """Returns whether the inputs of each row are all finite; here, of all rows together.
+        """Returns whether the inputs of each row are all finite; in this base class, those of all rows together.
 
-        Products may be computed with zeros for absent terms, and zero times infinity spreads to other rows.
+        Products may be computed with zeros in place of absent terms; zero times infinity then spreads to other rows.
         """
         return (jnp.all(jnp.isfinite(a)) & jnp.all(jnp.isfinite(b))).reshape([1] * self.rank(a, b))
 
@@ -145,7 +147,8 @@ class Product(abc.ABC):
         return ~jnp.isnan(self.apply(_marked(a), self.fold(_marked(b), ones, 1))[..., 0])
 
     def norms(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Float[Array, "*#rows"]:
-        """Returns `||A||_inf ||B||_inf`, from the largest absolute row sums; here, one bound for all rows."""
+        """Returns `||A||_inf ||B||_inf`, from the largest absolute row sums; in this base class, one bound for all
+        rows."""
         ones = jnp.ones(self.width(a, b), b.dtype)
         of_b = jnp.max(self.fold(jnp.abs(b), ones, 1), initial=0.0)
         of_a = jnp.max(self.apply(jnp.abs(a), self.fold(jnp.ones_like(b), ones, 1)), initial=0.0)
@@ -191,8 +194,8 @@ class Dot(Product):
         free = self._free(1)
         if blocks == 1:
             wide = weights.reshape([b.shape[axis] if axis in free else 1 for axis in range(b.ndim)])
-            # Both signs are flipped, which changes no bit: else XLA shares the weights of this sum with those of the
-            # product's sum, and its CPU backend materializes them as a matrix (5 ms at 2,048 squared).
+            # Both signs are flipped, which changes no bit. Otherwise, XLA would share the weights between this sum and
+            # that of the product, and its CPU backend would materialize them as a matrix (5 ms at 2,048 squared).
             return -_sum(b * -wide, free, careful)[..., None]
         kept = [axis for axis in range(b.ndim) if axis not in free]
         flat = b.transpose(*kept, *free).reshape(*(b.shape[axis] for axis in kept), weights.size)
@@ -224,7 +227,8 @@ class Dot(Product):
         return x.transpose([left.index(axis) for axis in (*batch, *self._free(side))])
 
     def powers(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Powers:
-        # Separate powers for each row, and each batch of the second factor, so that large ones do not hide small ones.
+        # Powers are separate for each row, and for each batch of the second factor, so that large numbers do not hide
+        # small ones.
         contracted, batch = self.dimensions
         by_a = _power(a, contracted[0])
         by_b = _power(b, [axis for axis in range(b.ndim) if axis not in batch[1]])
@@ -269,7 +273,8 @@ class Dot(Product):
 
 @dataclasses.dataclass(frozen=True)
 class Conv(Product):
-    """`lax.conv_general_dilated`: columns are the output features, rows all else; each group has its own rows."""
+    """`lax.conv_general_dilated`: columns are the output features, and rows are all other axes; each group has its own
+    rows."""
 
     params: tuple[tuple[str, Any], ...]  # parameters of the equation
     dtype: Any = None  # dtype of the result, or None
@@ -333,9 +338,10 @@ class Conv(Product):
 
 @dataclasses.dataclass(frozen=True)
 class Indexed(Product):
-    """`lax.ragged_dot_general`, or a sparse first factor (its stored numbers) times a dense second one.
+    """`lax.ragged_dot_general`, or the product of a sparse first factor (its stored numbers) and a dense second factor.
 
-    Each is linear in its second factor, whose free axes are the columns; rows are all other axes of the result.
+    These products are linear in the second factor, whose free axes are the columns; rows are all other axes of the
+    result.
     """
 
     kind: str  # `ragged_dot_general`, `bcoo_dot_general` or `bcsr_dot_general`
@@ -402,12 +408,12 @@ class Indexed(Product):
 
 
 def _multiplies(dimensions: Dimensions, a: Any, b: Any) -> bool:
-    """Whether the backend can return the product of these factors in float32 without transposing them.
+    """Returns whether the backend can compute the product of these factors in float32 without transposing them.
 
     XLA's CPU backend multiplies bfloat16 natively where it has a kernel, and has no other path to a float32 result:
     products with other orders of axes fail at run time ("Unsupported element type for DotThunk::Execute: BF16 x BF16 =
     F32"). Of 967 products with random dimensions that pass this test, and 300 that are transposed first, none failed
-    (jax 0.10.2, a CPU with avx512_bf16). Most of the latter would not need it, but transposing takes less time than
+    (jax 0.10.2, a CPU with avx512_bf16). Most of the latter do not need the transposition, but it takes less time than
     widening the factors.
     """
     if compiled_for().platform != "cpu" or not a.dtype == b.dtype == jnp.bfloat16:

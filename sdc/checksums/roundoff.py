@@ -1,6 +1,7 @@
-"""Settings of a check, and their basis: unit roundoffs of types, the rounding of a device, and measured profiles.
+"""Settings of a check, and what they depend on: unit roundoffs of types, the rounding of a device, and measured
+profiles.
 
-JAX is imported on first use, so that invalid settings are rejected before that.
+JAX is imported on first use, so that invalid settings are rejected before JAX is loaded.
 """
 
 from __future__ import annotations
@@ -29,20 +30,22 @@ Output: TypeAlias = Literal["float32 accumulator", "as is"]
 # Schemes that check a product as a whole, and cannot distinguish its rows.
 AS_A_WHOLE: tuple[SchemeName, ...] = ("paper",)
 
-SIGMAS = 3.4  # bound of a sum of rounding errors, in units of their largest value times the root of the sum of squares
-# Bound of the errors of two sums of k and n terms, in units of u sqrt(k + n). The largest value measured on seven kinds
-# of factors and in real training is 0.9, which is 2.5 times smaller.
+SIGMAS = 3.4  # bound on a sum of rounding errors, in units of the largest relative error times the norm of the terms
+# Bound on the errors of two sums of k and n terms, in units of u sqrt(k + n). The largest value measured, on seven
+# kinds of factors and in real training, is 0.9, 2.5 times smaller.
 SPREAD = 2.25
 
 
 @functools.lru_cache
 def unit(dtype: Any) -> float:
-    """Returns the unit roundoff of a type: the largest relative error of rounding to nearest, half its `eps`."""
+    """Returns the unit roundoff of a type: the largest relative error of rounding to nearest, which is half of its
+    `eps`."""
     return float(2.0 ** -(_info(dtype).nmant + 1))
 
 
 def spacing(dtype: Any) -> float:
-    """Returns the largest rounding error near zero: half the smallest subnormal, or the smallest normal if flushed.
+    """Returns the largest rounding error near zero: half of the smallest subnormal number, or the smallest normal
+    number if subnormals are flushed.
 
     XLA's CPU backend and accelerators flush the subnormals of float32, and therefore those of bfloat16.
     """
@@ -53,7 +56,7 @@ def spacing(dtype: Any) -> float:
 
 @functools.lru_cache
 def known(dtype: Any) -> bool:
-    """Whether the roundoff of a type is known."""
+    """Returns whether the roundoff of a type is known."""
     return jnp.issubdtype(dtype, jnp.floating) and jax.dtypes.itemsize_bits(dtype) >= 8
 
 
@@ -79,8 +82,8 @@ class Rounding:
     """The rounding of a device's multiplications and additions.
 
     Attributes:
-        kappa: rounding errors of long truncated sums grow as `k / kappa`; infinite if sums round to nearest. Tensor
-            cores truncate: about 16.
+        kappa: rounding errors of long truncated sums grow as `k / kappa`; infinite if sums round to nearest. For tensor
+            cores, which truncate, about 16.
         inputs: largest relative error of rounding float32 inputs before they are multiplied: 0 if products are exact,
             2^-11 for TF32, 2^-8 if they are rounded to bfloat16.
     """
@@ -144,7 +147,7 @@ class Settings:
         scheme: see `schemes`.
         rounding: rounding of the device.
         tier: the tier with which checks begin.
-        fused: whether the fused kernel computes the products that it fits.
+        fused: whether the fused kernel computes the products for which it is suitable.
 
     Raises:
         SettingError: a mode or scheme is unknown, or the scheme does not support the mode.
@@ -169,7 +172,7 @@ class Settings:
 
 
 def check_choice(setting: str, given: str, choices: tuple[str, ...]) -> None:
-    """Raises a SettingError if a setting is not one of its choices."""
+    """Raises SettingError if a setting is not one of its choices."""
     if given not in choices:
         raise SettingError(setting, given, f"expected one of {', '.join(map(repr, choices))}")
 
@@ -179,8 +182,8 @@ class Profile(Header, tag="jax-sdc abft profile"):
 
     Attributes:
         rounding: rounding of the device.
-        second_tier: sites that begin with the second tier, since the first would pass on too many rows.
-        fused: whether the fused kernel is faster than XLA's product and its sums.
+        second_tier: sites whose checks begin with the second tier, since the first would pass on too many rows.
+        fused: whether the fused kernel is faster than the product and the sums by XLA.
         measured_on: device and library versions; None if nothing was measured.
         measurements: the measurements, as `sdc abft calibrate` prints them.
     """
@@ -198,7 +201,7 @@ class Profile(Header, tag="jax-sdc abft profile"):
 
     @classmethod
     def given(cls, profile: Profile | None) -> Profile:
-        """Returns a caller's profile, or the assumed one for None."""
+        """Returns the caller's profile, or the assumed profile for None."""
         if profile is None:
             return cls.assumed()
         if not isinstance(profile, Profile):
@@ -226,7 +229,8 @@ class Profile(Header, tag="jax-sdc abft profile"):
         PROFILE.write(path, msgspec.structs.replace(self, measured_on=self.measured_on or hardware()))
 
     def departs(self) -> list[str]:
-        """Returns the differences of the current devices and libraries from the measured ones, one line each."""
+        """Returns the differences between the current devices and libraries and those of the measurement, one line
+        each."""
         if self.measured_on is None:
             return []
         return [found.describe(("measured on", "here")) for found in differences([self.measured_on, hardware()])]

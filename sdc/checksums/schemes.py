@@ -1,6 +1,6 @@
 """Schemes: criteria for when the two sums of a row differ by more than rounding.
 
-`C = A B` with A m×k, B k×n, rows C_i, weights w_j; in the type of the sums (float32, u = 2^-24):
+Let `C = A B` with A m×k and B k×n, C_i the rows of C, and w_j weights. In the type of the sums (float32, u = 2^-24):
 
     s = sum_j B_ij w_j;   cs_i = sum_j A_ij s_j;   cw_i = sum_j C_ij w_j;   r = cw - cs
 
@@ -8,20 +8,20 @@ A scheme assigns each row its *margin* |r| / bound; a row is suspicious unless i
 bounds and NaN sums make a row suspicious. A scheme of two tiers checks suspicious rows again, at a higher cost.
 
 =============  =====================================================================================================
-`two-tier`     the default. Rounding errors of random signs: lambda = u (2.25 sqrt(k + n) + k / kappa). First tier:
-               bound = lambda (|C_i|_2 + |cs|). Where terms cancel, C_i is far smaller than what was rounded: the second
-               tier takes q_i = sqrt(sum_k A_ik^2 sum_j B_kj^2) for |C_i|_2 where it is larger
+`two-tier`     the default. Rounding errors with random signs: lambda = u (2.25 sqrt(k + n) + k / kappa). First tier:
+               bound = lambda (|C_i|_2 + |cs|). Where terms cancel, C_i is far smaller than the rounded terms: the second
+               tier replaces |C_i|_2 by q_i = sqrt(sum_k A_ik^2 sum_j B_kj^2) where q_i is larger
 `blocks`       `two-tier` for blocks of 128 columns each: detects smaller errors, at a higher cost
 `residual`     `two-tier` on an output rounded to its type, with the sum of each row's rounding errors carried along:
                the rounded C can be checked later as precisely as the sums themselves
-`deterministic`  no false alarms for any signs: bound = 2 gamma_(k+n) |A| (|B| |w|) (componentwise analysis; Higham,
+`deterministic`  no false alarms, whatever the signs: bound = 2 gamma_(k+n) |A| (|B| |w|) (componentwise analysis; Higham,
                Accuracy and Stability of Numerical Algorithms, 2002, section 3.5)
 `paper`        Ma et al. 2025 (arXiv:2502.12340), equation (6): w = 1, |r|_inf > k u |A|_inf |B|_inf, u the eps of the
                inputs' type as in their code; one verdict for the whole product (docs/abft.md lists what it misses)
 =============  =====================================================================================================
 
 If C was rounded to a narrower type, of unit u', bounds grow by 3.4 u' |C_i|_2 (u' sum_j |C_ij w_j| in `deterministic`).
-Weights are ±(64 .. 127)/128 with a fixed seed: they are exact in bfloat16 and, unlike ones, detect errors that cancel,
+Weights are ±(64 .. 127)/128 with a fixed seed: they are exact in bfloat16 and, unlike weights of 1, detect errors that cancel,
 and all but one in 128 swaps of two elements.
 """
 
@@ -38,8 +38,8 @@ from .products import Folded, Powers, Product, Sums
 from .roundoff import SIGMAS, SchemeName, Settings, Units, work_type
 
 LOSSY = 16.0  # upper limit of kappa for rows whose recomputation is identical
-# Number of terms assumed to be added sequentially, each of which may be too small to change the sum. This is not
-# measured: with kappa 16 alone, 320 such terms raised false alarms in training.
+# Number of terms assumed to be added sequentially, each of which may be too small to change the sum. This number is not
+# measured; without it, at kappa = 16, 320 such terms raised false alarms in training.
 RUN = 512
 BLOCK = 128  # columns of a block
 SEED = 20_250_218
@@ -53,14 +53,14 @@ class Operands(NamedTuple):
     c: Shaped[Array, "*c"]
     # Weighted sum of each row's rounding errors; None if nothing was rounded or carried.
     carried: Float[Array, "*rows"] | None = None
-    # The checksum of the second factor if the caller has it; None to compute it.
+    # The checksum of the second factor, if the caller has one; None to compute it.
     checksum: Float[Array, "*folded"] | None = None
-    # Weighted sum and sum of squares of each row if they were computed with the product, else None.
+    # Weighted sum and sum of squares of each row if these were computed with the product; otherwise None.
     totals: tuple[Float[Array, "*rows"], Float[Array, "*rows"]] | None = None
     indices: tuple[Any, ...] = ()  # see `Indexed`
 
     def wide(self) -> "Operands":
-        """Converts factors and product to the type of the sums, which schemes use."""
+        """Converts the factors and the product to the type of the sums, in which schemes compute."""
         work = work_type(self.a.dtype, self.b.dtype, self.c.dtype)
         return self._replace(a=self.a.astype(work), b=self.b.astype(work), c=self.c.astype(work))
 
@@ -71,7 +71,7 @@ class Expected(NamedTuple):
     sums: Float[Array, "*rows blocks"]  # cs of each block of each row
     bound: Float[Array, "*#rows #blocks"]  # the part of the bound that does not depend on the product
     # In a second tier, q^2, the minimum assumed for the sum of squares of a row, and the powers of two by which both
-    # factors were scaled before everything here was computed from them.
+    # factors were scaled before all these values were computed from them.
     second: tuple[Float[Array, "*rows blocks"], Powers] | None = None
 
 
@@ -87,7 +87,7 @@ def signed_weights(width: int, dtype: Any = jnp.float32) -> Float[Array, "n"]:
 
 
 def weights_of(scheme: SchemeName, width: int, dtype: Any) -> Float[Array, "n"]:
-    """Returns a scheme's weights of the columns, in a given type."""
+    """Returns a scheme's weights for the columns, in a given type."""
     return jnp.ones(width, dtype) if scheme == "paper" else signed_weights(width, dtype)
 
 
@@ -122,21 +122,22 @@ class Scheme(abc.ABC):
         """Computes `|r| / bound` of each row of the product."""
 
     def lenience(self, given: Operands) -> float:
-        """Returns the factor on margins if long sums lose terms as for `LOSSY`; 1 if bounds already include that."""
+        """Returns the factor by which margins are multiplied if long sums lose terms as for `LOSSY`; 1 if bounds already
+        include such losses."""
         return 1.0
 
     def should_be(self, given: Operands, *, careful: bool = False) -> Sums:
-        """Computes the sums cs that the rows should have; `careful` sums in parts."""
+        """Computes the sums cs that the rows should have; with `careful`, in parts."""
         folded = given.checksum
         if folded is None:
             folded = fold(self.name, self.product, given.b, careful=careful)
         # XLA's CPU backend fuses a sum of sums into one kernel despite barriers, which takes seventy times as long in
-        # bfloat16 (64 ms instead of 0.9 at 2,048 squared). A select prevents this fusion, and changes no bit.
+        # bfloat16 (64 ms instead of 0.9 ms at 2,048 squared). A select prevents this fusion, and changes no bit.
         folded = jnp.where(jnp.isnan(folded), jnp.nan, folded)
         return self.product.apply(given.a, folded, careful=careful)
 
     def residual(self, given: Operands, expected: Expected) -> Sums:
-        """Computes r, the difference of the rows' sums from the expected ones; in a second tier, summed in parts."""
+        """Computes r, the difference between the sums of the rows and the expected sums; in a second tier, in parts."""
         if given.totals is None:
             weights = weights_of(self.name, self.width, given.c.dtype)
             found = self.product.total(given.c, weights, self.blocks, careful=expected.second is not None)
@@ -149,13 +150,13 @@ class Scheme(abc.ABC):
     def ratio(
         self, given: Operands, expected: Expected, bound: Float[Array, "*#rows #blocks"]
     ) -> Float[Array, "*rows"]:
-        """Computes `|r| / bound`, infinite if either is undefined."""
+        """Computes `|r| / bound`, which is infinite if either is undefined."""
         ratio = jnp.abs(self.residual(given, expected)) / bound
         return jnp.max(jnp.where(jnp.isfinite(bound) & ~jnp.isnan(ratio), ratio, jnp.inf), axis=-1, initial=0.0)
 
 
 class Probabilistic(Scheme):
-    """`two-tier`, `blocks` and `residual`."""
+    """The schemes `two-tier`, `blocks` and `residual`."""
 
     tiers = 2
 
@@ -167,8 +168,8 @@ class Probabilistic(Scheme):
         if tier == 1:
             sums = self.should_be(given)
             return Expected(sums, self._relative * jnp.abs(sums))
-        # Scaled exactly, by powers of two, so that elements are at most 1: the squares of a row neither overflow nor
-        # all vanish.
+        # Factors are scaled exactly, by powers of two, so that elements are at most 1, and the squares of a row neither
+        # overflow nor all vanish.
         powers = self.product.powers(given.a, given.b)
         a, b = given.a * powers.a, given.b * powers.b
         sums = self.should_be(given._replace(a=a, b=b, checksum=None), careful=True)
@@ -189,7 +190,7 @@ class Probabilistic(Scheme):
             carried = None if given.carried is None else given.carried * by_a * by_b
             given = given._replace(c=c, carried=carried, totals=None)
             # Numbers below the normal ones may be flushed before they are multiplied by the other factor. If a product
-            # vanishes entirely, its rounding is as large as the product: any bound of that size suffices.
+            # vanishes entirely, its rounding error is as large as the product, and a bound of that size suffices.
             flushed = size * tiny * (by_a + by_b)
             least = jnp.minimum(least * by_a * by_b + flushed, most)[..., None]
         if given.totals is None:
@@ -213,12 +214,12 @@ class Probabilistic(Scheme):
 
 
 class Deterministic(Scheme):
-    """Componentwise bounds that no rounding can exceed."""
+    """The scheme `deterministic`: componentwise bounds that no rounding can exceed."""
 
     @property
     def _gamma(self) -> float:
         terms = self.depth + self.width
-        # Errors of truncating sums are up to twice as large; the terms themselves are rounded.
+        # Errors of truncated sums are up to twice as large; the terms themselves are rounded.
         unit = self.units.sum if math.isinf(self.units.kappa) else 2 * self.units.sum
         return terms * unit / (1 - min(terms * unit, 0.5))
 
@@ -228,7 +229,7 @@ class Deterministic(Scheme):
         weights = jnp.abs(signed_weights(self.width, b.dtype))
         terms = product.apply(jnp.abs(a), product.fold(jnp.abs(b), weights, 1))
         bound = (2 * self._gamma * (1 + self._gamma) + 2 * units.inputs * (1 + units.inputs)) * terms
-        # Numbers below the normal ones are flushed, in factors and in terms.
+        # Subnormal numbers are flushed, in factors and in terms.
         flushed = self.depth * self.width + product.apply(jnp.abs(a), product.fold(jnp.ones_like(b), weights, 1))
         flushed += product.apply(jnp.ones_like(a), product.fold(jnp.abs(b), weights, 1))
         return Expected(sums, bound + flushed * float(jnp.finfo(b.dtype).tiny))
@@ -247,7 +248,7 @@ class Paper(Scheme):
     def expect(self, given: Operands, tier: int) -> Expected:
         sums = self.should_be(given)
         bound = self.depth * self.epsilon * self.product.norms(given.a, given.b)
-        # A product of zeros has the bound 0, which must not be divided by.
+        # A product of zeros has the bound 0, by which nothing must be divided.
         bound = jnp.where(bound == 0, float(jnp.finfo(bound.dtype).tiny), bound)
         return Expected(sums, bound[..., None])
 

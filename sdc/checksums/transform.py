@@ -39,17 +39,17 @@ def abft(
             checked too.
         where: selects the products; by default all matrix products and convolutions, including ragged and sparse ones.
         mode: `"detect"` flags rows, `"locate"` also locates wrong elements, `"correct"` also replaces wrong rows.
-        output: `"float32 accumulator"` makes products of narrow types return their sums unrounded, checks those, and
-            then rounds them: this detects errors near the roundoff of float32. `"as is"` does not change the products,
-            and detects errors in bfloat16 above 0.4 to 0.9 of a row's root mean square.
+        output: `"float32 accumulator"` makes products of narrow types return their sums unrounded, checks these sums,
+            and then rounds them; errors near the roundoff of float32 are thus detected. `"as is"` does not change the
+            products; in bfloat16, errors above 0.4 to 0.9 times a row's root mean square are detected.
         scheme: see `schemes`.
-        profile: measured profile of the device; by default the one assumed for the platform.
+        profile: measured profile of the device; by default the profile assumed for the platform.
 
     Returns:
         A function that returns `(out, flags)`, with `Flags` for each product. `flags.skipped` lists the selected
         products that could not be checked, with the reason and their share of the step's operations: products of
-        integers, and those inside primitives that cannot be entered. `sdc.checksums.coverage(flags)` is the checked
-        share.
+        integers, and products inside primitives that cannot be entered. `sdc.checksums.coverage(flags)` returns the
+        checked share of the operations.
 
     Raises:
         ValueError: a setting is unknown, nothing is selected, or no selected product can be checked.
@@ -61,7 +61,7 @@ def abft(
     rule = _Abft(Settings(mode, scheme), profile)
     wanted = program.as_selector(where)
     selector = wanted & program.Selector("any product", lambda site: site.is_product)
-    # A carried residual requires rounded outputs.
+    # The scheme `residual` requires rounded outputs.
     wide = output == "float32 accumulator" and scheme != "residual"
     first = _widening(selector) if wide else None
 
@@ -81,8 +81,9 @@ WIDENED = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 def accumulators(step: Callable[..., Any], where: program.Where = program.products) -> Callable[..., Any]:
     """Transforms a step so that products of narrow types return their sums in float32, which are rounded afterwards.
 
-    The products then are float32 sites: faults that `inject` adds to them simulate faults in the accumulators. If the
-    backend might not return the sums of narrow factors, the factors are transposed first; see the site's `inputs`.
+    The products are then float32 sites; faults that `inject` applies to them simulate faults in the accumulators. If
+    the backend might be unable to return the sums of narrow factors, the factors are transposed first (see the site's
+    `inputs`).
 
     Args:
         step: any function that JAX can trace.
@@ -109,7 +110,7 @@ def _widening(where: program.Where) -> tuple[program.Where, Callable[..., progra
             return [lax.convert_element_type(full, dtype)]
 
     def rounds(site: program.Site) -> bool:
-        """Whether a product rounds its sums to a narrower type."""
+        """Returns whether a product rounds its sums to a narrower type."""
         out, factors = site.outputs[0].dtype, [x.dtype for x in site.inputs[:2]]
         return all(map(known, (out, *factors))) and unit(out) > unit(work_type(out, *factors))
 
@@ -124,7 +125,7 @@ class _Abft:
         inputs = (*program.underived(inputs, "the derivative of a checked product would not be checked"),)
         kind, out = place.site.primitive, place.site.outputs[0].dtype
         given = task(kind, place.params, list(inputs))
-        profile = Profile.given(self.profile)  # here the platform that the program is compiled for is known
+        profile = Profile.given(self.profile)  # here, the platform for which the program is compiled is known
         settings = profile.settings(self.settings, place.site.name)
         dense = isinstance(given.product, Dot | Conv) and given.a is inputs[0]  # not another form of the equation
         if settings.scheme == "residual" and dense and unit(out) > unit(work_type(given.a.dtype, given.b.dtype)):
@@ -141,7 +142,7 @@ class _Abft:
             given = task(kind, place.params, list(inputs))
             a, b, c, indices = lax.optimization_barrier((given.a, given.b, given.read(c), given.indices))
             operands = Operands(a, b, c, indices=indices)
-            if given.a is not inputs[0]:  # recomputed in this form it rounds differently, as after a fused kernel
+            if given.a is not inputs[0]:  # recomputed in this form, it rounds differently, as after a fused kernel
                 settings = dataclasses.replace(settings, fused=True)
         else:
             operands = multiply(given.product, settings, given.a, given.b)
@@ -154,7 +155,7 @@ class _Abft:
 
 
 def carried(product: Dot | Conv | Indexed, settings: Settings, a: Any, b: Any, dtype: Any) -> tuple[Any, Flags]:
-    """Rounds a product to a type and checks it afterwards, with the carried sum of the rounding errors."""
+    """Rounds a product to a type and then checks it, with the sum of the rounding errors of each row."""
     wide = dataclasses.replace(product, dtype=jnp.dtype(work_type(a.dtype, b.dtype)))
     a, b = lax.optimization_barrier((a, b))
     if isinstance(wide, Dot):
@@ -168,19 +169,19 @@ def carried(product: Dot | Conv | Indexed, settings: Settings, a: Any, b: Any, d
 
 
 class ProductTask(NamedTuple):
-    """A product of real numbers that represents an equation, with conversions of the result."""
+    """A product of real numbers that represents a jaxpr equation, with conversions of the result."""
 
     product: Dot | Conv | Indexed  # the product
-    a: Shaped[Array, "*a"]  # its factors
+    a: Shaped[Array, "*a"]  # first factor of the product
     b: Shaped[Array, "*b"]
     indices: tuple[Any, ...] = ()  # see `Indexed`
-    read: Callable[[Any], Any] = lambda c: c  # converts the equation's result to the product's
+    read: Callable[[Any], Any] = lambda c: c  # converts the equation's result to the product's result
     write: Callable[[Any], Any] = lambda c: c  # the inverse of `read`
-    parts: int = 1  # elements of the product's result per element of the equation's
+    parts: int = 1  # elements of the product's result per element of the equation's result
 
 
 def unchecked(site: program.Site) -> str | None:
-    """Returns why a product cannot be checked; None if it can, or if the site computes no product."""
+    """Returns why a product cannot be checked; None if it can be checked, or if the site computes no product."""
     kind = site.primitive
     if not site.is_product:
         if site.products == 0:
@@ -220,7 +221,7 @@ def task(kind: str, params: Mapping[str, Any], inputs: program.Values) -> Produc
         times = Indexed(kind, params["dimension_numbers"], axes, (("lhs_spinfo", info),), dtype=dtype)
         return ProductTask(times, a, b, tuple(inputs[1:-1]))
     if kind.startswith("scaled_matmul"):
-        # 8-bit numbers times the scale of their block of the last axis, in float32.
+        # Factors are 8-bit numbers times the scale of their block along the last axis, in float32.
         a, b = (
             x.astype(jnp.float32) * jnp.repeat(scale.astype(jnp.float32), x.shape[-1] // scale.shape[-1], axis=-1)
             for x, scale in ((a, inputs[2]), (b, inputs[3]))
@@ -264,7 +265,8 @@ def _complex(params: Mapping[str, Any], a: Any, b: Any) -> ProductTask:
 
 
 def coverage(flags: program.Reports) -> float:
-    """Returns the checked share of the work of a step's products; skipped products of unknown work count as all of it.
+    """Returns the checked share of the work of a step's products; if the work of a skipped product is unknown, nothing
+    counts as checked.
 
     Args:
         flags: the reports of `sdc.abft`.
