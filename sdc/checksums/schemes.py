@@ -9,20 +9,20 @@ bounds and NaN sums make a row suspicious. A scheme of two tiers checks suspicio
 
 =============  =====================================================================================================
 `two-tier`     the default. Rounding errors with random signs: lambda = u (2.25 sqrt(k + n) + k / kappa). First tier:
-               bound = lambda (|C_i|_2 + |cs|). Where terms cancel, C_i is far smaller than the rounded terms: the second
-               tier replaces |C_i|_2 by q_i = sqrt(sum_k A_ik^2 sum_j B_kj^2) where q_i is larger
+               bound = lambda (|C_i|_2 + |cs|). Where terms cancel, C_i is far smaller than the rounded terms: the
+               second tier replaces |C_i|_2 by q_i = sqrt(sum_k A_ik^2 sum_j B_kj^2) where q_i is larger
 `blocks`       `two-tier` for blocks of 128 columns each: detects smaller errors, at a higher cost
 `residual`     `two-tier` on an output rounded to its type, with the sum of each row's rounding errors carried along:
                the rounded C can be checked later as precisely as the sums themselves
-`deterministic`  no false alarms, whatever the signs: bound = 2 gamma_(k+n) |A| (|B| |w|) (componentwise analysis; Higham,
-               Accuracy and Stability of Numerical Algorithms, 2002, section 3.5)
+`deterministic`  no false alarms, whatever the signs: bound = 2 gamma_(k+n) |A| (|B| |w|) (componentwise analysis;
+               Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.5)
 `paper`        Ma et al. 2025 (arXiv:2502.12340), equation (6): w = 1, |r|_inf > k u |A|_inf |B|_inf, u the eps of the
                inputs' type as in their code; one verdict for the whole product (docs/abft.md lists what it misses)
 =============  =====================================================================================================
 
 If C was rounded to a narrower type, of unit u', bounds grow by 3.4 u' |C_i|_2 (u' sum_j |C_ij w_j| in `deterministic`).
-Weights are ±(64 .. 127)/128 with a fixed seed: they are exact in bfloat16 and, unlike weights of 1, detect errors that cancel,
-and all but one in 128 swaps of two elements.
+Weights are ±(64 .. 127)/128 with a fixed seed: they are exact in bfloat16 and, unlike weights of 1, detect errors that
+cancel, and all but one in 128 swaps of two elements.
 """
 
 import abc
@@ -122,8 +122,8 @@ class Scheme(abc.ABC):
         """Computes `|r| / bound` of each row of the product."""
 
     def lenience(self, given: Operands) -> float:
-        """Returns the factor by which margins are multiplied if long sums lose terms as for `LOSSY`; 1 if bounds already
-        include such losses."""
+        """Returns the factor by which margins are multiplied if long sums lose terms as for `LOSSY`; 1 if bounds
+        already include such losses."""
         return 1.0
 
     def should_be(self, given: Operands, *, careful: bool = False) -> Sums:
