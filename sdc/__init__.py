@@ -1,6 +1,6 @@
 """Deterministic analysis of silent data corruption in JAX programs.
 
-Every tool here is a function transformation, like `jax.grad`, and applies to a training step that the user supplies.
+Every tool is a function transformation, as `jax.grad` is, and is applied to a training step that the user supplies.
 docs/api has one page per package, with an example for every public name.
 """
 

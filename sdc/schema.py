@@ -48,7 +48,7 @@ class Host(Fields, kw_only=True):
     ] = None
     boot: Annotated[str | None, about("identifier of this boot of the system; `null` if unknown")] = None
     pid: Annotated[int | None, about("process number (PID) on that host")] = None
-    process: Annotated[int | None, about("index of the process among those of the run, from 0")] = None
+    process: Annotated[int | None, about("index of the process in the run, from 0")] = None
 
 
 def identify() -> Host:
@@ -131,7 +131,7 @@ class SiteCounts(Counts, kw_only=True):
     """Counts of a site's elements, summed over twins, ranks, microsteps and layers."""
 
     zero_reference: Annotated[
-        Number, about("mismatched elements whose reference is zero, while the other side is finite")
+        Number, about("mismatched elements whose reference is zero and whose suspect is finite")
     ] = None
     nonfinite: Annotated[Number, about("mismatched elements that are NaN or infinite on either side")] = None
     undecided: Annotated[
@@ -632,7 +632,7 @@ class Device(Fields, kw_only=True):
     process: Annotated[int | None, about("index of the process that the device belongs to, from 0")] = None
     host: Annotated[str | None, about("host name")] = None
     machine: Annotated[str | None, about("hash of the machine's identity, as in `host` of the manifest")] = None
-    id: Annotated[int | None, about("number of the device in JAX, among those of all processes")] = None
+    id: Annotated[int | None, about("JAX's number of the device, unique over all processes")] = None
     kind: Annotated[str | None, about("model of the device")] = None
     rank: Annotated[
         dict[str, int] | None,
@@ -788,7 +788,7 @@ class TraceManifest(RunManifest, kw_only=True):
     """`manifest.json` of a trace."""
 
     where: Annotated[str | None, about("selector of the values whose digests are recorded")] = None
-    against: Annotated[str | None, about("the golden trace that the run is compared with, or `null`")] = None
+    against: Annotated[str | None, about("the golden trace with which the run is compared, or `null`")] = None
 
 
 class CampaignManifest(Manifest, kw_only=True):

@@ -219,7 +219,7 @@ class Draw(NamedTuple):
         return jax.random.uniform(self.keys[0], (self.like.size,)) < self.rate
 
     def where(self, bits: UInt[Array, "*shape"], hit: Bool[Array, "*#size"]) -> UInt[Array, "*shape"]:
-        """Returns the bits after the fault, which changes the elements for which `hit` is true."""
+        """Returns the bits after the fault has changed the elements for which `hit` is true."""
         mask = hit.reshape(bits.shape) if hit.ndim else hit
         return jnp.where(mask, self._after(bits.reshape(-1)).reshape(bits.shape), bits)
 
@@ -289,7 +289,7 @@ def _indices(at: Int32[Array, "*n"], shape: tuple[int, ...]) -> tuple[Int32[Arra
 class _Inject:
     def __init__(self, faults: tuple[Fault, ...], moment: Moment, record: int) -> None:
         self.faults, self.record = faults, record
-        # Values shared by all sites are computed here, outside of all loops: random numbers compile slowly.
+        # Values shared by all sites are computed here, outside all loops, since random numbers compile slowly.
         self.key = jax.random.fold_in(moment.key, moment.step)
         # A spike affects a whole device at once, not single sites: faults with equal `at` and `when` share spikes.
         alike = [(fault.when, fault.at) for fault in faults]

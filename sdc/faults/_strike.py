@@ -93,7 +93,7 @@ def strike_on(
         device: index along mesh axes; all devices along axes that are not given.
         output: number of the operation's output.
         key: key for random draws, such as the bit that flips; derived from the elements by default.
-        room: see `no_strike`; by default the number of elements. Strikes with equal room and axes share a compiled
+        room: see `no_strike`; by default, the number of elements. Strikes with equal room and axes share a compiled
             program.
         axes: further mesh axes, see `no_strike`.
 

@@ -1,12 +1,12 @@
 """A fault of simulated hardware: its kind, place and time, and its text (for the grammar, see `sdc.text`).
 
-Patterns determine which elements of a tensor are corrupted together. In beam experiments on GPUs and other
-accelerators, the corrupted elements of matrix products were single elements, lines, squares, or scattered (Oliveira,
-Pilla, Hanzich, Fratin, Fernandes, Lunardi, Cela, Navaux, Carro and Rech, *Radiation-Induced Error Criticality in Modern
-HPC Parallel Accelerators*, HPCA 2017). A `Run` or a `Row` models a line; a `Tile` models a square. Corrupted addresses
-on a data-center GPU are periodic, with the period of the warps of 32 threads to which the addresses are assigned (*The
-Anatomy of Silent Data Corruption: GPU Error Pattern Study and Modeling Guidance*, arXiv:2605.04213); a `Stride` models
-them.
+A *hit* is one occurrence of a fault, which corrupts one group of elements; the pattern of the fault determines which
+elements of a tensor form a group. In beam experiments on GPUs and other accelerators, the corrupted elements of matrix
+products were single elements, lines, squares, or scattered (Oliveira, Pilla, Hanzich, Fratin, Fernandes, Lunardi, Cela,
+Navaux, Carro and Rech, *Radiation-Induced Error Criticality in Modern HPC Parallel Accelerators*, HPCA 2017). A `Run`
+or a `Row` models a line; a `Tile` models a square. Corrupted addresses on a data-center GPU are periodic, with the
+period of the warps of 32 threads to which the addresses are assigned (*The Anatomy of Silent Data Corruption: GPU Error
+Pattern Study and Modeling Guidance*, arXiv:2605.04213); a `Stride` models them.
 """
 
 from __future__ import annotations
@@ -246,12 +246,12 @@ class When:
         return (count + self.burst * bursts) / max(steps, 1)
 
     def largest(self) -> float:
-        """The largest factor that can occur: a strict bound, since draws of a gamma distribution are clipped."""
+        """Returns the largest possible factor on the rate; the bound is strict, since gamma draws are clipped."""
         return (1.0 + self.burst) / self.spike * (self._largest_gamma if self.gamma is not None else 1.0)
 
     @functools.cached_property
     def _largest_gamma(self) -> float:
-        """A factor that the gamma distribution exceeds with a probability below 1e-12; larger draws are clipped to it.
+        """Limit that the gamma distribution exceeds with a probability below 1e-12; larger draws are clipped to it.
 
         Chernoff's bound: P(X > c) <= (c e^(1 - c))^shape for a gamma variable of mean 1.
         """
@@ -373,7 +373,7 @@ class Fault:
             )
 
     def largest_rate(self) -> float:
-        """The largest probability of a hit that can occur."""
+        """Returns the largest possible probability that a hit starts at an element."""
         factor = self.when.largest() * self.what.largest_share()
         return float(min(1.0, np.max(0.0 if self.rate is None else self.rate) * factor))
 

@@ -70,7 +70,7 @@ class SuspectName:
         return write_term(self, {head: form(SuspectName, name=self.name, model=self.model)})
 
     def departs(self) -> str:
-        """Description of the departure from published rates; empty for published rates."""
+        """Returns a description of the departure from published rates; empty for published rates."""
         if self.times == 1 or self.name not in NODES:
             return ""
         low, high = rate_interval(self.name)
@@ -229,7 +229,7 @@ def fitted() -> Mapping[str, FittedValue]:
 
 
 def rate_interval(name: str) -> tuple[float, float]:
-    """Returns the 95 % interval of those factors on a node's rates that are compatible with its published counts.
+    """Returns the 95 % interval of factors on a node's rates that are compatible with the node's published counts.
 
     The interval is the exact one for a Poisson mean, given the number of bursts, or the number of elements if that is
     smaller.

@@ -19,7 +19,7 @@ FREE = frozenset({
     "stop_gradient", "ppermute", "all_gather", "all_gather_invariant", "all_to_all", "pvary", "pbroadcast",
     "sharding_constraint", "reshard", "mesh_cast", "get", "swap", "freeze", "axis_index", "device_put", "split",
 })  # fmt: skip
-# Name prefixes of JAX's primitives that may compute products of unknown cost.
+# Name prefixes of JAX's primitives that may compute matrix products of unknown cost.
 OPAQUE = (
     "ffi_call", "custom_call", "pure_callback", "io_callback", "tpu_custom_call", "triton_kernel_call", "rnn",
     "dot_product_attention",

@@ -1,7 +1,7 @@
 """Determines which equations of a program are sites, and which sites are selected: the first half of `rewrite`.
 
 A matrix product of which only the transpose is used becomes a site in its transposed form. JAX computes the gradient of
-a product with respect to the second factor as a product, followed by a transposition. XLA writes such a product in the
+a product with respect to the second factor as a product, followed by a transposition. XLA writes this product in the
 layout in which it is used, so that the transposition costs nothing; but if a tool reads the product itself, the
 transposition copies the tensor. For TPUs and GPUs, the factors are therefore swapped first, so that the tool reads the
 transposed product: the axes of such a site are in the order of the gradient's.

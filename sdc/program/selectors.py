@@ -361,7 +361,7 @@ def direction(*names: Direction) -> Selector:
 
 
 def iteration(*numbers: int, loop: int = -1) -> Selector:
-    """Selects iterations of a loop, by default the innermost one, which is the loop over layers in a scanned model.
+    """Selects iterations of a loop; by default, of the innermost one, which is the loop over layers in a scanned model.
 
     Args:
         numbers: the numbers of the iterations, from 0.
