@@ -420,7 +420,7 @@ def _single(fault: Fault | FaultKind | str) -> Fault:
 
 
 def _total(events: Any) -> Events:
-    """Sums the events of all sites, iterations and devices, of which a strike corrupts only one."""
+    """Sums the events over all sites, iterations and devices; a strike corrupts values at only one place."""
 
     def total(leaves: Sequence[Any], trailing: int) -> Any:
         return sum(leaf.sum(tuple(range(leaf.ndim - trailing)), dtype=leaf.dtype) for leaf in leaves)

@@ -4,7 +4,7 @@ The text of a compiled program has `estimated_cycles` for most operations. These
 a step without mismatches. Operations without an estimate are charged by a bound. A kernel is charged by its
 instructions, but at least the time to move its inputs and outputs and, if it computes a matrix product, at least the
 cost of the compiler's own product. A collective is charged by its bytes over a stated bandwidth. Overlap is not
-modelled. The sum serves to compare programs for the same chips; it does not predict a time.
+modelled. The sum is meant for comparing programs for the same chips; it does not predict a time.
 
 The compiler's estimate of a matrix product exceeds the number of the product's instructions (1.1 to 1.5 times on a
 v5p), whereas for a kernel only the instructions are known, so that checking the products would seem to speed up a step.

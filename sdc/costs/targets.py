@@ -106,7 +106,7 @@ class Target:
 
 
 def find_target(name: str) -> Target:
-    """Parses the name of a target.
+    """Returns the target with the given name.
 
     Raises:
         SettingError: there is no target of this name.

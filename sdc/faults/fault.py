@@ -1,12 +1,12 @@
 """A fault of simulated hardware: its kind, place and time, and its text (for the grammar, see `sdc.text`).
 
 A *hit* is one occurrence of a fault, which corrupts one group of elements; the pattern of the fault determines which
-elements of a tensor form a group. In beam experiments on GPUs and other accelerators, the corrupted elements of matrix
-products were single elements, lines, squares, or scattered (Oliveira, Pilla, Hanzich, Fratin, Fernandes, Lunardi, Cela,
-Navaux, Carro and Rech, *Radiation-Induced Error Criticality in Modern HPC Parallel Accelerators*, HPCA 2017). A `Run`
-or a `Row` models a line; a `Tile` models a square. Corrupted addresses on a data-center GPU are periodic, with the
-period of the warps of 32 threads to which the addresses are assigned (*The Anatomy of Silent Data Corruption: GPU Error
-Pattern Study and Modeling Guidance*, arXiv:2605.04213); a `Stride` models them.
+elements of a tensor form a group. In beam experiments on GPUs and other accelerators, the corrupted elements of a
+matrix product were single or scattered, or formed lines or squares (Oliveira, Pilla, Hanzich, Fratin, Fernandes,
+Lunardi, Cela, Navaux, Carro and Rech, *Radiation-Induced Error Criticality in Modern HPC Parallel Accelerators*, HPCA
+2017). A `Run` or a `Row` models a line; a `Tile` models a square. Corrupted addresses on a data-center GPU are
+periodic, with the period of the warps of 32 threads to which the addresses are assigned (*The Anatomy of Silent Data
+Corruption: GPU Error Pattern Study and Modeling Guidance*, arXiv:2605.04213); a `Stride` models them.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Stride(One):
     Attributes:
         count: number of elements.
         step: distance from one element to the next.
-        align: number to a multiple of which the first index is rounded down.
+        align: alignment of the first index, which is rounded down to a multiple of this number.
     """
 
     count: int
@@ -187,7 +187,7 @@ def _within(first: Int[Array, "hits"], offsets: Int[np.ndarray, "n"], shape: tup
 
 
 def _like(start: Int[Array, "hits"], numbers: Int[np.ndarray, "n"]) -> Int[Array, "n"]:
-    """Converts numbers to an array of the same library and dtype as the starts."""
+    """Converts numbers to an array of the library (JAX or NumPy) and dtype of `start`."""
     return start.__array_namespace__().asarray(numbers.astype(start.dtype))
 
 
@@ -239,7 +239,7 @@ class When:
         return 1.0 + self.burst * math.exp(-(step - self.onset) / self.decay)
 
     def average(self, steps: int) -> float:
-        """Returns the expected factor on the rate, averaged over steps 0 to `steps - 1`, from a geometric series."""
+        """Returns the expected factor on the rate, averaged over steps 0 to `steps - 1` (a geometric series)."""
         last = steps if self.end is None else min(steps, self.end)
         count = max(0, last - self.onset)
         bursts = math.expm1(-count / self.decay) / math.expm1(-1 / self.decay) if self.decay < math.inf else count
@@ -412,8 +412,8 @@ def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
 
     Kinds and patterns are those of `as_fault`. Further keys are `rate`; `site` (a pattern of probe names) or `where` (a
     selector); `layer`; and for the time `onset`, `end`, `spike`, `burst`, `decay`, `gamma`, or `step` for a single
-    step. Any other key, with a whole number as its value, is a mesh axis and the index of the device along this axis,
-    as in `model=1` or `fsdp=3`.
+    step. Any other key is a mesh axis, and its value is the index of the device along this axis, as in `model=1` or
+    `fsdp=3`.
 
     Args:
         text: the line.
@@ -491,7 +491,7 @@ def write_hit(fault: Fault, **own: Any) -> str:
 
 @contextlib.contextmanager
 def _named(noun: str, text: str) -> Iterator[None]:
-    """Prefixes errors about a text with the text itself."""
+    """Prefixes the messages of errors about a text with this text."""
     try:
         yield
     except ValueError as error:

@@ -362,8 +362,8 @@ class Tailed(Relative):
       `severity`. Changes of single elements are uniform in (0, 2 V], and at least one unit in the last bit.
     - The rate is multiplied by (1 + few) u^few, whose mean is 1: the more severe a step, the fewer struck elements.
 
-    The simulated nodes use this kind (`sdc.nodes.node_faults`, which describes the fit of `tail` and `few`). For a
-    fault that strikes once (`strike_on`), u is drawn for that strike.
+    The simulated nodes use this kind (`sdc.nodes.node_faults`); docs/faults.md describes the fit of `tail` and `few`.
+    For a fault that strikes once (`strike_on`), u is drawn for that strike.
 
     Attributes:
         severity: the minimum mean relative change of a step; one number, or one per layer.

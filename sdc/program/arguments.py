@@ -35,7 +35,7 @@ def path_text(path: Path) -> str:
 
 @jax.tree_util.register_pytree_with_keys_class
 class _Value:
-    """An `nnx.State`. It is a value, not an object, although a variable in it would by itself be an object."""
+    """An `nnx.State`, which counts as a value and not as an object, although each variable in it is an object."""
 
     def __init__(self, names: Sequence[str], structure: Any, leaves: Sequence[Any]) -> None:
         self.names, self.structure, self.leaves = tuple(names), structure, leaves

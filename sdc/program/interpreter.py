@@ -355,7 +355,7 @@ def _region(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, i
 
 
 def _solve(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
-    """Evaluates only the solver; the other bodies are for derivatives."""
+    """Evaluates only the solver of a linear solve; the equation's other bodies are for derivatives."""
     lengths = eqn.params["const_lengths"]
     consts = inputs[lengths.matvec + lengths.vecmat :][: lengths.solve]
     return _inline(eqn, plans, iteration, rule, [*consts, *inputs[sum(lengths) :]])

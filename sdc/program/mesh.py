@@ -37,7 +37,7 @@ def varying(tree: Any, axes: Collection[str] | None = None, *, like: Any = None)
     Args:
         tree: arrays.
         axes: axes over which the arrays are to vary; by default all.
-        like: further arrays; if given, the result varies only over axes over which any of them varies.
+        like: arrays; if given, the result varies only over axes over which at least one of these arrays varies.
     """
     if like is not None:
         axes = {axis for x in jax.tree.leaves(like) for axis in jax.typeof(x).manual_axis_type.varying}
