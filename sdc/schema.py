@@ -429,7 +429,7 @@ class DiscardedRow(StepRow, kw_only=True):
     """A line of `discarded.jsonl`: a line that was removed from `steps.jsonl`, with its mismatches."""
 
     mismatches: Annotated[
-        list[MismatchRow], about("lines that were removed with it from `mismatches.jsonl`; absent if there were none")
+        list[MismatchRow], about("lines that were removed from `mismatches.jsonl` with this line; absent if none were")
     ] = []
 
 
@@ -636,7 +636,7 @@ class Device(Fields, kw_only=True):
     kind: Annotated[str | None, about("model of the device")] = None
     rank: Annotated[
         dict[str, int] | None,
-        about("its index on each axis of the mesh; without the axis `twin`, the device computes for all twins"),
+        about("index of the device on each mesh axis; without the axis `twin`, the device computes for all twins"),
     ] = None
     serial: Annotated[str | None, about("serial number of the board, for GPUs that have one")] = None
     uuid: Annotated[
@@ -1052,7 +1052,8 @@ class ProductsSummary(StudySummary, kw_only=True):
 
     magnitudes: Annotated[list[float], about("sizes of the errors, in units of the row's root mean square")] = []
     variants: Annotated[
-        dict[str, dict[str, SchemeShares]], about("results by variant (dtype; sums or rounded) and scheme")
+        dict[str, dict[str, SchemeShares]],
+        about("results by variant (dtype, and unrounded sums or rounded results) and scheme"),
     ] = {}
 
 

@@ -49,7 +49,7 @@ class Within(NamedTuple):
 class SettingError(ValueError):
     """An invalid setting; one line says what was given, what was expected and how to fix it.
 
-    The library knows no flags. Callers that offer settings as flags, form fields or columns of a sheet replace
+    The library itself has no flags. Callers that offer settings as flags, form fields or columns of a sheet replace
     `setting` with their own name for the parameter.
 
     Attributes:

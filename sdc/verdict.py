@@ -36,12 +36,12 @@ class Verdict(StrEnum):
 
     @property
     def acceptance(self) -> str:
-        """The verdict in the words of an acceptance test of a device or host: FAIL, INCONCLUSIVE or PASS."""
+        """The verdict of an acceptance test on a device or host: FAIL, INCONCLUSIVE or PASS."""
         return {Verdict.CORRUPT: "FAIL", Verdict.CLEAN: "PASS"}.get(self, "INCONCLUSIVE")
 
     @property
     def fitness(self) -> str:
-        """The verdict in the words of an examination of an environment: NOT FIT, INCONCLUSIVE or FIT."""
+        """The verdict on an environment: NOT FIT, INCONCLUSIVE or FIT."""
         return {Verdict.CORRUPT: "NOT FIT", Verdict.CLEAN: "FIT"}.get(self, "INCONCLUSIVE")
 
 
