@@ -1,7 +1,6 @@
 """`sdc doctor` from the command line: exit codes, JSON for another host, and errors before anything starts."""
 
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,7 @@ import pytest
 
 from sdc.tools.cli import run
 from sdc.train.doctor import diagnosis
-from sdc.train.doctor.results import Examined, read_examined
-from tests.train.test_doctor import FLAGGED, PLAIN, SEEDED
+from tests.matrix.train.test_doctor import FLAGGED, PLAIN, SEEDED
 
 
 @pytest.fixture
@@ -20,35 +18,6 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     partial = functools.partial(diagnosis.examine, environ=found, suite=FLAGGED)
     monkeypatch.setattr("sdc.tools.commands.doctor.examine", partial)
     return found
-
-
-def test_two_hosts_by_file(environ: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first is fit; the second has one more flag, which is named with the variable to set."""
-    assert run(["doctor", "--json"]) == 0
-    captured = capsys.readouterr()
-    value = json.loads(captured.out)
-    assert (value["format"], value["schema"], value["verdict"]) == ("jax-sdc doctor", 1, "clean")
-    assert value["settings"] == {"JAX_PLATFORMS": "cpu", "NPROC": "2"}
-    assert {row["operation"] for row in value["operations"]} == {"steady", "product", "sum", "roundings", "types"}
-    file = tmp_path / "first.json"
-    file.write_text(captured.out)
-    assert isinstance(read_examined(file), Examined)
-
-    environ["XLA_FLAGS"] = "--xla_allow_excess_precision=false"
-    assert run(["doctor", "--against", str(file)]) == 1
-    out = capsys.readouterr().out
-    assert "roundings: decided by no --xla_allow_excess_precision there, --xla_allow_excess_precision=false here" in out
-    assert "NOT FIT  bits differ: bits of both hosts" in out
-    advice = out[out.index("to make bits comparable, set") :]
-    assert "  unset XLA_FLAGS\n" in advice
-    assert advice.count("NPROC") == 1
-
-    for arguments, said in (
-        (("--devices", "2"), "was written without --devices; give the same"),
-        (("--config", "tiny"), "was written without --config; give the same"),
-    ):
-        assert run(["doctor", "--against", str(file), *arguments]) == 2
-        assert said in capsys.readouterr().err
 
 
 def test_without_an_answer_it_is_inconclusive(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,5 @@
 """`sdc golden`: records, verifies, merges and lists; a damaged or foreign register is inconclusive, never clean."""
 
-import functools
 import json
 import shutil
 import subprocess
@@ -10,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from sdc.burnin import recorder
 from sdc.burnin.golden_register import GOLDEN, Register, lookup, mark_of
-from sdc.burnin.rounds import burn_in
-from sdc.faults import BitFlip, Fault
 from sdc.tools import cli
 from tests.sdc.burnin.registers import BAD, GOOD, register
 
@@ -77,16 +73,6 @@ def test_a_register_is_not_overwritten(run: Run, recorded: Path) -> None:
     assert "exists already" in run("merge", recorded, recorded, code=2).err
     assert "does not exist" in run("record", recorded / "below" / "x.golden", *ONLY, code=2).err
     assert recorded.read_bytes() == before
-
-
-def test_nothing_is_recorded_where_devices_differ(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = Fault(BitFlip(bits=(20,)), rate=1.0, at={"device": 1})
-    monkeypatch.setattr(recorder, "burn_in", functools.partial(burn_in, inject=[fault]))
-    found = run.json("record", tmp_path / "a.golden", *ONLY, code=1)
-    assert (found["verdict"], found["recorded"]) == ("corrupt", 0)
-    assert "device 1, ordering/int32/65536/random" in found["sentences"][0]
-    assert "CORRUPT" in run("record", tmp_path / "a.golden", *ONLY, code=1).out
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_recorded_where_nothing_agrees(run: Run, tmp_path: Path) -> None:

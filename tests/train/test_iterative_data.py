@@ -106,26 +106,6 @@ def made(table: np.ndarray) -> Ratings:
     return Ratings(users.astype(np.int32), items.astype(np.int32), table[users, items].astype(np.float32), "made", "")
 
 
-@settings(max_examples=50)
-@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 2**32 - 1))
-def test_the_most_active(users: int, items: int, seed: int) -> None:
-    table = np.random.default_rng(seed).integers(0, 3, (6, 6))
-    table[range(6), range(6)] = 1
-    chosen = sorted(range(6), key=lambda item: (-np.count_nonzero(table[:, item]), item))[:items]
-    raters = sorted(range(6), key=lambda user: (-np.count_nonzero(table[user, chosen]), user))[:users]
-    part = table[sorted(raters)][:, sorted(chosen)]
-    if not (part.any(0).all() and part.any(1).all()):
-        with pytest.raises(SettingError, match="have ratings among those kept; change both numbers"):
-            most_active(made(table), users, items)
-        return
-    kept = most_active(made(table), users, items)
-    expected = made(part)
-    for name in ("users", "items", "values"):
-        np.testing.assert_array_equal(getattr(kept, name), getattr(expected, name))
-    assert kept.shape == (users, items)
-    assert kept.source == f"made, {users} users and {items} items with the most ratings"
-
-
 def test_more_active_ones_than_there_are() -> None:
     ratings = made(np.ones((3, 4)))
     for users, items, text in ((4, 4, "users=4: expected 1 to 3"), (0, 1, "users=0: "), (3, 5, "items=5: expected")):

@@ -7,11 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 
-from sdc.train.iterative.images import Images, image_batches, read_images
 from sdc.train.studies.workloads import accuracy, convnet_logits, image_loss, init_convnet
 
 WORKERS = 4
@@ -184,41 +182,3 @@ def test_accuracy_of_no_numbers_is_zero() -> None:
     params, (images, labels) = example()
     broken = {**params, "head": {**params["head"], "bias": np.full(CLASSES, np.nan, np.float32)}}
     assert accuracy(broken, images, np.zeros_like(labels)) == 0
-
-
-def train(images: Images, steps: int) -> tuple[Any, list[float]]:
-    optimizer = optax.sgd(0.05, momentum=0.9)
-
-    @jax.jit
-    def step(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
-        loss, gradient = jax.value_and_grad(image_loss)(params, batch)
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, loss
-
-    params = init_convnet(images.shape, images.classes, jax.random.key(0))
-    state = optimizer.init(params)
-    batches = image_batches(images, batch_size=64, seed=0)
-    losses = []
-    for _ in range(steps):
-        params, state, loss = step(params, state, next(batches))
-        losses.append(float(loss))
-    return params, losses
-
-
-def test_learns_where_a_bright_row_is() -> None:
-    rng = np.random.default_rng(0)
-    labels = np.arange(256, dtype=np.int32) % 8
-    pixels = rng.random((256, 8, 8, 1), dtype=np.float32) / 2
-    pixels[np.arange(256), labels] += 0.5
-    images = Images(pixels[:192], labels[:192], pixels[192:], labels[192:], 8, "rows", "")
-    params, losses = train(images, 60)
-    assert abs(losses[0] - math.log(8)) < 0.2
-    assert losses[-1] < 0.1
-    assert accuracy(params, images.test_images, images.test_labels) > 0.95
-
-
-def test_learns_digits() -> None:
-    images = read_images("digits")
-    params, losses = train(images, 200)
-    assert np.mean(losses[-10:]) < 0.15
-    assert accuracy(params, images.test_images, images.test_labels) > 0.95

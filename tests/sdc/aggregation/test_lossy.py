@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings, strategies as st
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec as P
 
@@ -22,7 +21,7 @@ from sdc.aggregation import (
     lossy_zero2,
     recorded,
 )
-from sdc.aggregation.lossy import Layout, LossyState, measured_losses
+from sdc.aggregation.lossy import Layout, measured_losses
 from sdc.train.studies.theory import own_weight, owner_drift, pair_drift, steady_drift
 
 from .placements import AXIS, PLACEMENTS, equal_replicas, place, stack
@@ -106,33 +105,6 @@ def test_unbiased_over_workers_and_leaning_to_the_owner_given_them() -> None:
     assert (np.abs(others.mean(axis=0) - even) < 5 * others.std(axis=0) / math.sqrt(draws)).all()
 
 
-@settings(max_examples=15)
-@given(
-    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4),
-    packet=st.one_of(st.none(), st.integers(1, 12)),
-    workers=st.integers(2, 5),
-)
-def test_layout_cuts_and_joins(sizes: list[int], packet: int | None, workers: int) -> None:
-    tree = [np.arange(1, size + 1, dtype=np.float32) for size in sizes]
-    layout = Layout.of(tree, workers, packet)
-    shards = layout.cut(tree)
-    assert [shard.shape for shard in shards] == [(workers, -(-size // workers)) for size in sizes]
-    for joined, leaf in zip(layout.join(shards, tree), tree, strict=True):
-        np.testing.assert_array_equal(joined, leaf)
-    numbers = np.arange(layout.packets)
-    spread = layout.spread(jnp.asarray(numbers))
-    squares = np.zeros((workers, layout.packets))
-    first = 0
-    for shard, number, count in zip(shards, spread, layout.counts, strict=True):
-        length = shard.shape[1] if packet is None else min(packet, shard.shape[1])
-        expected = [0 if packet is None else first + place // length for place in range(shard.shape[1])]
-        assert np.asarray(number).tolist() == expected
-        for row in range(workers):
-            np.add.at(squares[row], expected, np.square(np.asarray(shard)[row]))
-        first += count
-    np.testing.assert_allclose(layout.squares(shards), squares, rtol=1e-5)
-
-
 def random_walk(optimizer: Any, steps: int, size: int = 4000, steady: float | None = None) -> Any:
     """States of a run whose owners move by independent steps of variance 1, or by a steady one."""
 
@@ -148,22 +120,6 @@ def random_walk(optimizer: Any, steps: int, size: int = 4000, steady: float | No
         return lax.scan(step, (theta, optimizer.init(theta)), jnp.arange(steps))[1]
 
     return jax.tree.map(np.asarray, place(run, "vmap", WORKERS)(jnp.zeros((WORKERS, size))))
-
-
-def last_loss(state: LossyState) -> tuple[float, float]:
-    return float(state.report.gradient_loss[0].mean()), float(state.report.parameter_loss[0].mean())
-
-
-def test_parity_and_reliable_packets_lower_the_loss() -> None:
-    """With p = 0.2 and one parity packet for 4, a packet stays lost unless the 4 others of its 5 arrive."""
-    run = functools.partial(random_walk, steps=40)
-    plain = run(lossy_zero2(optax.sgd(1.0), AXIS, 0.2, 0.2, packet=5))[1]
-    parity = run(lossy_zero2(optax.sgd(1.0), AXIS, 0.2, 0.2, packet=5, parity=4))[1]
-    reliable = run(lossy_zero2(optax.sgd(1.0), AXIS, 0.2, 0.2, packet=5, reliable=0.25))[1]
-    count = 40 * WORKERS * (WORKERS - 1) * 200
-    for found, rate in ((plain, 0.2), (parity, 0.2 * (1 - 0.8**4)), (reliable, 0.2 * 0.75)):
-        for share in last_loss(found):
-            assert abs(share - rate) < 5 * math.sqrt(4 * rate * (1 - rate) / count)
 
 
 def test_xor_parity_gives_back_the_bits() -> None:

@@ -14,7 +14,6 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 from sdc.aggregation import Assignment, gradient_noise
 from sdc.aggregation.synchronization import PaftState, overlapped, paft, paft_sync, replica_mean, synchronizes
-from sdc.program import compiled_for
 from sdc.train.studies.theory import (
     divergence,
     divergence_bound,
@@ -396,28 +395,3 @@ def bound_update(optimizer: Any, state: Any, params: Any = None, workers: int = 
 def test_bad_input(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
-
-
-@pytest.mark.parametrize("placement", ["vmap", "shard_map", "shard_map, checked"])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.complex64])
-def test_an_average_in_two_exchanges(placement: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for TPUs and GPUs: of what can be cut into as many parts as there are workers, and is large enough."""
-    monkeypatch.setattr("sdc.aggregation.synchronization.compiled_for", lambda: compiled_for()._replace(platform="tpu"))
-    monkeypatch.setattr("sdc.aggregation.synchronization.WORTH", 24 * jnp.dtype(dtype).itemsize)
-    shapes = {"first": (8, 3), "second": (3, 8), "last": (3, 1, 12), "no": (5, 5), "empty": (0, 8), "small": (4,)}
-    keys = zip(shapes, jax.random.split(jax.random.key(0), len(shapes)), strict=True)
-    apart = {name: jax.random.normal(key, (WORKERS, *shapes[name]), dtype) for name, key in keys}
-    optimizer = paft_sync(optax.sgd(0.0), AXIS, 1)
-
-    def run(theta: Any) -> Any:
-        updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, theta), optimizer.init(theta), theta)
-        return optax.apply_updates(theta, updates)
-
-    placed = place(run, placement, WORKERS)
-    assert str(jax.make_jaxpr(placed)(apart)).count("all_to_all[") == (0 if placement == "vmap" else 2 * 3)
-    found = placed(apart)
-    assert equal_replicas(jax.tree.map(lambda leaf: np.asarray(leaf).view(np.uint8), found))
-    wide = np.complex128 if dtype == jnp.complex64 else np.float64
-    for name, leaf in apart.items():
-        mean = np.asarray(leaf).astype(wide).mean(axis=0)
-        np.testing.assert_allclose(np.asarray(found[name][0]).astype(wide), mean, atol=4 * jnp.finfo(dtype).eps)

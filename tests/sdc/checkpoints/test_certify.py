@@ -383,12 +383,3 @@ def test_what_is_no_checkpointer_and_what_is_not_certified(checkpointer: Certifi
     assert checkpointer.latest is None
     with pytest.raises(CertificateError, match="there are no checkpoints"):
         checkpointer.restore_verified()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what Orbax leaves behind
-@pytest.mark.parametrize("form", bits.FORMS)
-def test_no_flipped_bit_is_restored(form: str) -> None:
-    """A few; `make storms STORMS=bits` does ten thousand."""
-    tally = bits.trials(form, 40, seed=1)
-    assert tally.wrong == []
-    assert tally.seen["found"] > 10

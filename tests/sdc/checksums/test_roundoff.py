@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 
 from sdc.checksums.roundoff import EXACT, PLATFORMS, Units, spacing, unit, work_type
 from sdc.checksums.schemes import signed_weights
-from tests.sdc.checksums.test_check import TYPES
+from tests.matrix.checksums.test_check import TYPES
 
 
 @given(st.sampled_from(TYPES), st.floats(-4, 4, width=32), st.integers(-6, 6))

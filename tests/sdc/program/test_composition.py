@@ -7,17 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 from jax.experimental import sparse
 
 import sdc
 from sdc.checksums import accumulators
 from sdc.faults import BitFlip
-from sdc.program import Site, arithmetic, everything, iteration, operations, primitive, products
-
-from .test_any_step import FOREIGN
-from .test_interpreter import STEPS, X
+from sdc.program import Site, arithmetic, everything, iteration, operations, primitive
 
 MOMENT = sdc.Moment(jax.random.key(0), jnp.int32(0))
 Step = Callable[..., Any]
@@ -34,14 +30,6 @@ TOOLS: dict[str, Callable[[Step, Any], Step]] = {
     "strike": lambda step, where: lambda *args: sdc.strike(step, where)(sdc.no_strike(), *args),
     "abft": lambda step, where: sdc.abft(step, output="as is"),
 }
-ORDERS = [*itertools.product(("fingerprint", "inject", "strike"), repeat=2), ("abft", "inject"), ("inject", "abft")]
-STEPS_HERE: dict[str, tuple[Step, tuple[Any, ...]]] = {
-    **{name: (step, (X,)) for name, (step, _) in STEPS.items() if name != "nothing"},
-    **{name: make() for name, make in FOREIGN.items()},
-}
-
-# `shard_map` takes values for equal on all devices there, and faults would make them differ.
-TYPED = ("shard_map, checked", "partly manual", "nested shard_map")
 
 
 def seen(step: Step, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
@@ -54,19 +42,6 @@ def seen(step: Step, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     # The step's own arrays have no order: what the inner transformation looked at comes first.
     ports = sorted((site for site in found if site.path is not None), key=lambda site: site.name)
     return [facts(site) for site in (*ports, *(site for site in found if site.path is None))]
-
-
-@pytest.mark.parametrize("name", STEPS_HERE)
-def test_sites_seen_through_two_transformations(name: str) -> None:
-    step, args = STEPS_HERE[name]
-    expected = seen(step, args)
-    number = list(STEPS_HERE).index(name)
-    where = [operations & arithmetic, everything][number % 2]
-    has_products = any(map(products, sdc.sites(step, *args)))
-    without = {*(["inject"] if name in TYPED else []), *([] if has_products else ["abft"])}
-    orders = [order for order in ORDERS if not without & set(order)]
-    for first, second in (orders[number % len(orders)], orders[(number + 4) % len(orders)]):
-        assert seen(TOOLS[first](TOOLS[second](step, where), where), args) == expected, (first, second)
 
 
 def test_sites_seen_beside_iterations_and_sums() -> None:

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
@@ -73,18 +72,6 @@ def test_a_shard_may_cut_anywhere() -> None:
     x = random_array("bfloat16", (2, 6))
     parts = [digest(jnp.asarray(x[:, a:b]), shape=(2, 6), offset=(0, a)) for a, b in ((0, 3), (3, 4), (4, 6))]
     np.testing.assert_array_equal(sum(parts), reference(x))
-
-
-@settings(max_examples=60)
-@given(st.sampled_from(["float32", "bfloat16", "int8", "float64"]), st.data())
-def test_no_change_in_one_word_is_missed(dtype: str, data: Any) -> None:
-    with jax.enable_x64():
-        x = random_array(dtype, (64,), data.draw(st.integers(0, 1000)))
-        y = x.copy()
-        words = y.view(f"u{min(x.itemsize, 4)}")
-        words[data.draw(st.integers(0, len(words) - 1))] ^= data.draw(st.integers(1, 2 ** (8 * words.itemsize) - 1))
-        before, after = np.asarray(digest(jnp.asarray(x))), np.asarray(digest(jnp.asarray(y)))
-    assert before[0] != after[0]  # a bijection of one word: the first half alone tells
 
 
 def hashes(words: np.ndarray, index: np.ndarray, width: int) -> np.ndarray:

@@ -24,8 +24,7 @@ from jax.sharding import AxisType, PartitionSpec as P
 import sdc
 from sdc.faults import BitFlip
 from sdc.program import arithmetic, operations, primitive
-
-from .test_interpreter import STEPS
+from tests.sdc.program.test_interpreter import STEPS
 
 X = np.linspace(-1.0, 1.0, 32, dtype=np.float32).reshape(8, 4)
 W = np.linspace(0.1, 0.5, 16, dtype=np.float32).reshape(4, 4)

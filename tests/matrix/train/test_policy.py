@@ -11,8 +11,7 @@ from sdc.analysis import conclude
 from sdc.records.lines import link, start
 from sdc.records.record import write_summary
 from sdc.train import Attempt, Decision, PolicyError, Training, Twins, run
-
-from .runs import WORKLOAD, execute, lines, loaded
+from tests.train.runs import WORKLOAD, execute, lines, loaded
 
 JOB = Training(workload=WORKLOAD, steps=4, checkpoint_every=2, faults=("bitflip,rate=1e-4,site=fwd/attn",))
 

@@ -14,8 +14,7 @@ import pytest
 from sdc.train.iterative import Iterative, logistic_regression, matrix_factorization, topic_model
 from sdc.train.iterative.corpora import Documents, Ratings, most_active, read_documents, read_ratings, shortened
 from sdc.train.iterative.images import read_images
-
-from .test_iterative_data import real
+from tests.train.test_iterative_data import real
 
 WITHIN = 1.02
 

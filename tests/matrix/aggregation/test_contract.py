@@ -17,8 +17,7 @@ from orbax.checkpoint import v1 as ocp
 
 from sdc import aggregation
 from sdc.tools.bench._aggregation import plain_zero2
-
-from .placements import AXIS, PLACEMENTS, equal_replicas, place, stack
+from tests.sdc.aggregation.placements import AXIS, PLACEMENTS, equal_replicas, place, stack
 
 WORKERS, STEPS, MICRO_BATCHES = 4, 3, 2
 OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {

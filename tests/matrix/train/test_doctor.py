@@ -13,7 +13,7 @@ from sdc.train.doctor.operations import measure, standard
 from sdc.train.doctor.results import Answer, Check, Examined
 from sdc.train.doctor.surroundings import describe_host, settings_of
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 PLAIN = {
     **{key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_", "NPROC", "OMP_"))},
     "JAX_PLATFORMS": "cpu",

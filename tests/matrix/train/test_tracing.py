@@ -12,8 +12,7 @@ from sdc.records.format import write_sealed
 from sdc.train import Tracing, run
 from sdc.train.policy import Golden
 from sdc.twins.traces import NotComparable, diff, read_trace
-
-from .runs import WORKLOAD, execute, lines, loaded
+from tests.train.runs import WORKLOAD, execute, lines, loaded
 
 JOB = Tracing(workload=WORKLOAD, steps=3, model=2, where='primitive("dot_general")', simulate="none")
 

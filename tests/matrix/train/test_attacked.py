@@ -15,8 +15,7 @@ from sdc.train import Incomparable, Twins, loop, run
 from sdc.train.checkpoints import Checkpoints
 from sdc.train.programs import TwinProgram
 from sdc.train.stopping import Stop
-
-from .runs import WORKLOAD, execute, loaded
+from tests.train.runs import WORKLOAD, execute, loaded
 
 STEPS = 3
 HEALTHY = Twins(workload=WORKLOAD, steps=STEPS, sync="params", checkpoint_every=2)

@@ -10,8 +10,7 @@ import pytest
 from sdc.analysis import conclude
 from sdc.settings import SettingError
 from sdc.train import CampaignJob, run_campaign
-
-from .runs import WORKLOAD, loaded
+from tests.train.runs import WORKLOAD, loaded
 
 JOB = CampaignJob(
     workload=WORKLOAD, injections=60, steps=5, follow=1, where='primitive("dot_general")', faults=("bitflip", "nan")

@@ -11,8 +11,7 @@ from sdc.records.format import write_sealed
 from sdc.tools import cli
 from sdc.twins.traces import read_trace
 from sdc.verdict import Exit
-
-from .command import sdc, summary
+from tests.tools.command import sdc, summary
 
 TRACE = ("--config", "mini", "--steps", 2, "--model", 2, "--where", 'probes | primitive("tanh")')
 

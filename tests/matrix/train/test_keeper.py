@@ -13,8 +13,7 @@ from sdc.records import read_manifest, read_record
 from sdc.settings import SettingError
 from sdc.train import Checkpoints, Training, Workload, run
 from sdc.train.keeper import Running, saved_step
-
-from .runs import MINI, WORKLOAD, execute, lines, loaded
+from tests.train.runs import MINI, WORKLOAD, execute, lines, loaded
 
 STEPS = 12
 PLAIN = Training(workload=WORKLOAD, steps=STEPS, checkpoint_every=8, data=2)

@@ -1,0 +1,5 @@
+"""The fixture of tests of checkpoints."""
+
+from tests.sdc.checkpoints import conftest
+
+running = conftest.running
