@@ -244,7 +244,7 @@ def itself_alone(register: Register, result: BurninResult) -> str | None:
         return None
     return (
         f"{len(alone)} of the golden digests were recorded only on the tested device itself: they would contain a "
-        "fault that repeats itself"
+        "fault that repeats itself; give a register of other devices, or none"
     )
 
 

@@ -39,7 +39,8 @@ def standing_of(path: Path, max_age: float | None = None, *, now: datetime.datet
     except OSError as error:
         return _unknown(f"{path} cannot be read ({error.strerror})")
     if place is None:
-        return _unknown(f"there is no result in {path}; run sdc burnin")
+        kind = "a run, which sdc report shows, and no result" if (path / "manifest.json").exists() else "no result"
+        return _unknown(f"there is {kind} in {path}; run sdc burnin")
     try:
         result = (PAIR_FORMAT if _is_pair(place) else BURN_IN).read(place)
     except RecordError as error:

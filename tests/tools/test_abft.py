@@ -13,7 +13,7 @@ from sdc.tools.cli import run
         (("--abft-mode", "correct", "--abft-scheme", "paper"), "checks a product as a whole"),
         (("--abft-where", "dot_general"), "dot_general"),
         (("--abft-profile", "none.json"), "there is no none.json; create one with sdc abft calibrate"),
-        (("--suspect", "node10", "--fault", "bitflip,rate=1"), "give one of them"),
+        (("--suspect", "node10", "--fault", "bitflip,rate=1"), "give either a suspect or faults"),
         (("--abft-scheme", "huang"), "huang"),
         (("--least-coverage", "90"), "--least-coverage 90.0: expected a number from 0 to 1"),
         (("--suspect", "node16"), "unknown suspect 'node16'"),

@@ -47,7 +47,7 @@ class BurninCommand(ResultCommand):
     suspect: str | None = None
     """Simulated suspect, for rehearsals: node1 ... node15 of the published study, silicon:gpu and others."""
     run: Path | None = None
-    """Folder for result.json, the log, and the bundle for the vendor; by default a new one below runs/."""
+    """New folder for result.json, the log, and the bundle for the vendor; by default a new one below runs/."""
     resume: bool = False
     """Resume the burn-in in the folder that --run names, until its time is over: short tests add up."""
     junit: Path | None = None
@@ -190,7 +190,7 @@ def check_place(setting: str, file: Path) -> None:
 
 def _folder(options: BurninCommand) -> Path:
     if not options.resume:
-        return new_folder("burnin", options.run)
+        return new_folder("burnin", options.run, resumable=True)
     if options.run is None:
         raise SettingError("resume", None, "resumes the burn-in in the folder that --run names; give --run DIR")
     try:
@@ -222,7 +222,8 @@ def _parts(result: BurninResult, folder: Path | None) -> Iterator[Any]:
                     f"{sum(row.differences for row in mine):,}",
                 ]
             )
-        title = f"Level {result.settings.level}: {result.rounds} rounds in {result.seconds:.0f} s"
+        rounds = f"{result.rounds} round{'s' * (result.rounds != 1)}"
+        title = f"Level {result.settings.level}: {rounds} in {result.seconds:.0f} s"
         columns = ["family", "workloads", "runs", "elements", "s at load", "lowest throughput", "differences"]
         yield table(title, columns, rows)
         rows = []

@@ -65,11 +65,11 @@ def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda v: v.update(format="jax-sdc burn-in"), "is no register of golden digests"),
+        (lambda v: v.update(format="jax-sdc burn-in"), "is not a register of golden digests"),
         (lambda v: v.update(schema=2), "has layout 2, but this version of jax-sdc reads 1"),
         (lambda v: v.update(schema="1"), "has layout '1'"),
-        (lambda v: v.pop("entries"), "other fields .*entries"),
-        (lambda v: v["entries"][0].update(digest=5), "other fields .*digest"),
+        (lambda v: v.pop("entries"), "different fields .*entries"),
+        (lambda v: v["entries"][0].update(digest=5), "different fields .*digest"),
         (lambda v: v["entries"][0].update(digest="0" * 15), "'000000000000000' is not a digest"),
         (lambda v: v["entries"].append(v["entries"][0]), "is listed twice"),
         (lambda v: v["entries"][0].update(seen=[]), "no burn-in recorded"),

@@ -40,7 +40,7 @@ def test_what_leaves_no_doubt_is_decoded_at_once(tmp_path: Path, monkeypatch: py
     ("old", "new", "problem"),
     [
         ('"schema": 1', '"schema": 7', "has layout 7"),
-        ('"format": "jax-sdc burn-in"', '"format": "other"', "no result of sdc burnin"),
+        ('"format": "jax-sdc burn-in"', '"format": "other"', "not a result of sdc burnin"),
         ('"runs": 3', '"runs": "three"', "has different fields"),
         ('"runs": 3', '"runs": NaN', "has different fields"),
         ('"notes": [', '"deep": ' + 101 * "[" + 101 * "]" + ', "notes": [', "nested deeper than 100 levels"),
