@@ -540,8 +540,8 @@ class Twins(CheckedJob):
         if evidence["hosts"] < self.require_processes:
             raise Incomparable(
                 f"require_processes={self.require_processes}: the twins are on {evidence['hosts']} distinct "
-                f"host{'s' * (evidence['hosts'] > 1)}, and their comparison would not test the hardware; start a process "
-                "on each host"
+                f"host{'s' * (evidence['hosts'] > 1)}, and their comparison would not test the hardware; start a "
+                "process on each host"
             )
 
     def program(self, config: TrainConfig, placement: "programs.Placement", *, donate: bool) -> "programs.Program":
