@@ -9,12 +9,12 @@ rehearsal    simulated faults, and the number of rounds until they should be det
 results      the result of a burn-in, and `result.json`
 judgement    the verdict that follows from a result
 session      a burn-in of a host, from its settings to its files
-host         requested devices, locks on them, and the properties besides a program that determine bits
+host         requested devices, locks on them, and the properties that determine bits besides the program
 golden_register  registers of golden digests
 recorder     golden digests recorded and confirmed by the devices of this host
 bundle       evidence for the vendor, with a standalone program (`reproduce`) that shows the fault
 pair         the result of comparing hosts, `pair.json` and `pool.json`
-standing     the last result of a host
+standing     the most recent result of a host
 exports      JUnit XML, Prometheus metrics, JSON Schemas
 """
 

@@ -1,11 +1,11 @@
-"""The bundle for the vendor: `bundle.tar.gz`, with evidence, environment, and a standalone program to show the fault.
+"""The bundle for the vendor: `bundle.tar.gz`, with evidence, environment, and a standalone program that shows faults.
 
 manifest.json      contents, checksums, the cases
 result.json        the result; its findings hold the differing elements
 events.jsonl       the log of the burn-in
 environment.json   versions, flags, devices
-programs/ inputs/ expected/ found/    for each case: the program as StableHLO, its data, right and wrong outputs
-reproduce.py       reruns the cases; it needs the packages of requirements.txt, but not this one
+programs/ inputs/ expected/ found/    for each case: the program as StableHLO, its inputs, right and wrong outputs
+reproduce.py       reruns the cases; needs the packages in requirements.txt, but not jax-sdc
 """
 
 import gzip
@@ -28,11 +28,11 @@ from .results import EVENTS, RESULT, BurninResult, Finding
 from .rounds import Kept
 from .workloads import BurninWorkload
 
-LARGEST = 2**28  # bytes of inputs that a case may have
+LARGEST = 2**28  # maximum size of the inputs of a case, in bytes
 # Packages that let JAX use an accelerator.
 PLUGINS = ("libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-rocm7-plugin")
 RETENTION = 1.0  # seconds between writing a buffer and reading it, in cases that test retention
-CASES = 16  # cases of a bundle: one for each workload with a difference, up to this number
+CASES = 16  # maximum number of cases; a bundle has one for each workload with a difference
 
 
 def write_bundle(
@@ -42,10 +42,10 @@ def write_bundle(
     workloads: Sequence[BurninWorkload],
     kept: Mapping[str, Kept],
 ) -> list[str]:
-    """Writes the bundle of a burn-in with findings atomically; returns the names of cases that can be rerun.
+    """Writes the bundle of a burn-in with findings, atomically; returns the names of the cases that can be rerun.
 
-    The result and the log of the burn-in are in the same folder; `kept` holds the outputs of the first finding of each
-    workload.
+    The folder of `path` holds the result and the log of the burn-in; `kept` holds the outputs of the first finding of
+    each workload.
     """
     files: dict[str, bytes] = {}
     folder = Path(path).parent
@@ -54,7 +54,7 @@ def write_bundle(
             files[name] = (folder / name).read_bytes()
     variables = {name: os.environ[name] for name in reproduce.FLAGS if name in os.environ}
     files["environment.json"] = _json({"environment": result.environment, "variables": variables})
-    # Packages that the reproducer needs, in the versions of this host: those of JAX determine the bits.
+    # Packages that the reproducer needs, with their versions on this host: the versions of JAX determine the bits.
     accelerators = [name for name in PLUGINS if package_version(name) != "not installed"]
     needed = ["jax", "jaxlib", *accelerators, "numpy", "flatbuffers"]
     files["requirements.txt"] = "".join(f"{name}=={package_version(name)}\n" for name in needed).encode()
@@ -82,7 +82,9 @@ def write_bundle(
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())},
     }
     plain = io.BytesIO()
-    with tarfile.open(fileobj=plain, mode="w") as archive:  # equal files give equal bytes: no times, no users
+    with tarfile.open(
+        fileobj=plain, mode="w"
+    ) as archive:  # equal files yield equal archives, which hold no times or users
         for name, content in {"manifest.json": _json(manifest), **files}.items():
             entry = tarfile.TarInfo(f"bundle/{name}")
             entry.size, entry.mode = len(content), 0o644
@@ -102,7 +104,7 @@ def _case(
         "program": None, "missing": "", "right": {}, "expected": None, "expected_types": [], "inputs": None,
         "types": [], "outputs": 0,
     }  # fmt: skip
-    # Right outputs of one device apply to the others only if all devices should have equal outputs.
+    # The right outputs of one device apply to other devices only if all devices should have equal outputs.
     if kept.sums is not None and finding.expected is not None:
         case["right"] = {"all" if workload.alike else str(finding.devices[0]): kept.sums[0]}
     if kept.outputs is not None:
@@ -117,7 +119,7 @@ def _case(
         return case
     try:
         program, outputs = programs.exported(workload)
-    except Exception as error:  # programs that cannot be serialized
+    except Exception as error:  # the program cannot be serialized
         case["missing"] = f"the program cannot be exported ({type(error).__name__}: {str(error)[:200]})"
         return case
     files[f"programs/{slug}.bin"] = program

@@ -1,10 +1,10 @@
-"""Evidence from the runs of a workload: three independent kinds, and those of the host and of checksums.
+"""Evidence from the runs of a workload: three independent kinds, and evidence from the host and from checksums.
 
-repeat      a device repeats its earlier bits; cannot detect a fault that repeats itself
-vote        the devices of one kind give the same bits; the majority identifies the odd one
-golden      a device gives the recorded bits of the same program; detects every fault that changes them
-reference   a device gives the bits that the host computes, for workloads that it can compute
-checksums   the sums of a matrix product agree with those of its factors; a flagged row is right when recomputed
+repeat      a device reproduces its earlier bits; a fault that repeats itself remains undetected
+vote        devices of one kind produce the same bits; the majority identifies a device that differs
+golden      a device produces the bits recorded for its program; every fault that changes these bits is detected
+reference   a device produces the bits that the host computes, for workloads that the host can compute
+checksums   a matrix product agrees with the sums of its factors; a flagged row is wrong if its recomputation is right
 
 A workload with a difference runs again immediately, to see whether the difference recurs and which elements differ.
 """
@@ -20,14 +20,14 @@ from .programs import Programs, RunOutcome, bits_of
 from .results import Element, Elements, Evidence, Finding, Persistence
 from .workloads import BurninWorkload
 
-RERUNS = 3  # runs right after a difference
-LISTED = 8  # differing elements that are listed
+RERUNS = 3  # reruns immediately after a difference
+LISTED = 8  # maximum number of differing elements to list
 Place = int | None  # index of a device; None for all devices together
 Run = Callable[[Place], "list[RunOutcome] | Exception"]
 
 
 class Vote(NamedTuple):
-    """The result of a vote between devices."""
+    """The result of a vote among devices."""
 
     odd: dict[int, str]  # for each outvoted device, the digest of the majority
     ties: tuple[tuple[int, ...], ...]  # groups of devices that differ without a majority
@@ -35,7 +35,7 @@ class Vote(NamedTuple):
 
 
 def vote(digests: Mapping[int, str], kinds: Mapping[int, str]) -> Vote:
-    """Takes a vote of the devices of each kind: the most frequent digest wins, unless two are equally frequent."""
+    """Returns the result of a vote among the devices of each kind: the most frequent digest wins, unless two tie."""
     odd: dict[int, str] = {}
     ties: list[tuple[int, ...]] = []
     agreed: list[int] = []
@@ -58,7 +58,7 @@ def vote(digests: Mapping[int, str], kinds: Mapping[int, str]) -> Vote:
 class Suspicion(NamedTuple):
     """A device whose outputs differ, or several devices if it is unknown which of them is wrong."""
 
-    devices: tuple[int, ...]  # one, or those that are tied
+    devices: tuple[int, ...]  # one device, or all tied devices
     kinds: tuple[Evidence, ...]  # evidence of the difference
     expected: str | None  # digest of the right outputs, if it is known
 
@@ -71,7 +71,7 @@ def examine(
     golden: Mapping[int, str],
     references: Mapping[int, str],
 ) -> list[Suspicion]:
-    """Compares outcomes of one workload, run once on each device, with earlier, recorded and computed digests."""
+    """Returns the devices whose outcomes of one workload differ from the vote or from other known digests."""
     digests = {outcome.device: outcome.digest for outcome in outcomes}
     found: list[Suspicion] = []
     for outcome in outcomes:
@@ -91,7 +91,7 @@ def examine(
             found.append(Suspicion((device,), seen, against[0][1] if against else None))
     named = {device for suspicion in found for device in suspicion.devices}
     for tie in voted.ties:
-        # Unless all devices of the tie without other evidence against them agree, it is unknown which is wrong.
+        # It is unknown which device is wrong, unless all tied devices without other evidence against them agree.
         if len({digests[device] for device in tie if device not in named}) != 1:
             found.append(Suspicion(tie, ("vote",), None))
     return found
@@ -103,7 +103,7 @@ class Confirmation(NamedTuple):
     finding: Finding
     baselines: dict[int, str]  # digest with which each device is compared from now on
     errors: tuple[tuple[Place, Exception], ...]  # exceptions of the runs, and their devices
-    outputs: tuple[Any, Any] | None  # right and wrong outputs on the host, if right ones were available
+    outputs: tuple[Any, Any] | None  # right and wrong outputs, on the host, if right outputs were available
 
 
 def confirm(
@@ -134,7 +134,7 @@ def confirm(
     }
     devices, kinds, expected = suspicion.devices, suspicion.kinds, suspicion.expected
     note = ""
-    if len(devices) > 1:  # a tie: a device with an intermittent fault gives other bits in the reruns
+    if len(devices) > 1:  # a tie: a device with an intermittent fault produces other bits in the reruns
         settled = set(usual.values())
         odd = tuple(device for device in devices if first[device].digest not in settled)
         if len(settled) == 1 and len(usual) == len(devices) and odd:
@@ -145,7 +145,7 @@ def confirm(
     for before, outcome in ((first[each], outcome) for each in devices for outcome in again[each]):
         if expected is not None:
             wrong.append(outcome.digest != expected)
-        else:  # checksums alone, or a tie that stays
+        else:  # only checksums show a difference, or the tie remains
             flagged = outcome.checks.confirmed > 0 or not before.checks.confirmed
             wrong.append(outcome.digest == before.digest and flagged)
     persistence: Persistence | None = None
@@ -162,8 +162,8 @@ def confirm(
         expected=expected, persistence=persistence, elements=elements, confirmed=first[devices[0]].checks.confirmed,
         note=note,
     )  # fmt: skip
-    # From now on a device must repeat the right digest if it also produced that, else its most frequent one. Wrong bits
-    # that occurred once must not become the baseline, or the next right ones would count as another difference.
+    # From now on, a device must repeat the right digest if it ever produced it, else its most frequent digest. Wrong
+    # bits that occurred once must not become the baseline, or the next right bits would count as another difference.
     baselines = {}
     for device, runs in again.items():
         if runs:
@@ -181,7 +181,7 @@ def _outputs(
     expected: str | None,
     programs: Programs,
 ) -> tuple[Any, Any] | None:
-    """Returns available right outputs and the wrong ones of the first device; for a tie, outputs of two devices."""
+    """Returns the first device's right outputs, if available, and wrong ones; for a tie, outputs of two devices."""
     wrong = first[devices[0]]
     right: Any = None
     if expected is None:
@@ -199,7 +199,7 @@ def _outputs(
 
 
 def compare_outputs(expected: Any, found: Any) -> Elements:
-    """Compares pytrees of arrays of the same shapes and types element by element."""
+    """Compares two pytrees of arrays with the same shapes and types, element by element."""
     differing, total, nonfinite = 0, 0, 0
     largest, relative = 0.0, 0.0
     first: list[Element] = []

@@ -29,7 +29,7 @@ from .results import (
 from .sensors import Course, Sensors
 from .standing import Standing
 
-# Layouts by name: `result.json`, `pair.json` and `pool.json`, golden registers, the output of `sdc verdict --json`.
+# Layouts by name: `result.json`, `pair.json` and `pool.json`, golden registers, and the output of `sdc verdict --json`.
 FILES: Mapping[str, type[Fields]] = MappingProxyType(
     {"result": BurninResult, "pair": Pair, "golden": Register, "verdict": Standing}
 )
@@ -58,8 +58,8 @@ def junit(result: BurninResult) -> str:
     """Formats a result as JUnit XML for continuous integration: a suite for each device, a case for each workload.
 
     A case fails if a difference was found, is an error if it did not run to the end, and is skipped if its time under
-    load is void or nothing was compared. The last suite holds the verdict itself, where an inconclusive result is an
-    error, so that it cannot look like success.
+    load is void or nothing was compared. The last suite holds the verdict itself; an inconclusive verdict is an error
+    there, so that it cannot look like success.
     """
     root = ET.Element("testsuites", name="sdc burnin")
     for device in result.devices:
@@ -120,7 +120,7 @@ def _add_case(suite: ET.Element, result: BurninResult, row: Tally, label: str) -
 
 
 def _clean(text: str) -> str:
-    """Replaces characters that XML does not allow; host names and drivers' messages may contain any."""
+    """Replaces characters that XML does not allow; host names and drivers' messages may contain such characters."""
     return "".join(
         c if c in "\t\n" or " " <= c < "\ud800" or "\ue000" <= c < "\ufffe" or c > "\uffff" else "?" for c in text
     )

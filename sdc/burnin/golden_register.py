@@ -1,7 +1,7 @@
-"""A register of golden digests: results of healthy devices, the hosts that recorded them, and all that determines them.
+"""A register of golden digests of healthy devices, hosts that recorded them, and the properties that determine bits.
 
 A key holds everything that determines the bits of a workload's outputs. Digests with different keys are never compared.
-If hosts disagree on a digest, none is used, and all are listed.
+If hosts recorded different digests for one key, none of these digests is used, and all are listed.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ from ..records import Format, Host
 from ..schema import Device, Fields, Header, about
 from .results import BurninResult
 
-MARK = 12  # hexadecimal digits of the SHA-256 that identifies an environment in a key
-SHOWN = 3  # reasons that are listed
+MARK = 12  # number of hexadecimal digits of the SHA-256 that identifies an environment in a key
+SHOWN = 3  # maximum number of reasons to list
 # The error for a path that is a folder.
 A_FOLDER = (
     "is a folder, expected the file of a golden register; name the file, or write one with sdc golden record FILE"
@@ -36,9 +36,9 @@ Agreed: TypeAlias = Literal["repeat", "vote"]
 class Recording(Fields, kw_only=True):
     """A burn-in whose digests were recorded."""
 
-    host: Annotated[Host, about("host on which it ran")]
-    devices: Annotated[list[Device], about("its devices, and their hardware")]
-    created: Annotated[str, about("when it was recorded, UTC")]
+    host: Annotated[Host, about("host on which the burn-in ran")]
+    devices: Annotated[list[Device], about("devices of the burn-in, and their hardware")]
+    created: Annotated[str, about("when the digests were recorded, UTC")]
     version: Annotated[str, about("version of jax-sdc")]
     level: Annotated[str, about("`quick`, `prejob`, `acceptance` or `soak`")]
     dtypes: Annotated[list[str], about("floating-point types")]
@@ -46,12 +46,14 @@ class Recording(Fields, kw_only=True):
 
 
 class Seen(msgspec.Struct, kw_only=True, frozen=True):
-    """The devices and runs of one burn-in that had a digest."""
+    """The devices and runs of one burn-in that produced a digest."""
 
     recording: Annotated[str, about("name of the burn-in in `recordings`")]
-    devices: Annotated[tuple[int, ...], about("its devices that had this digest, by their position in the recording")]
+    devices: Annotated[tuple[int, ...], about("devices that produced the digest, by their position in the recording")]
     runs: Annotated[int, about("number of runs of these devices")]
-    agreed: Annotated[tuple[Agreed, ...], about("which runs agreed: of one device (`repeat`), of several (`vote`)")]
+    agreed: Annotated[
+        tuple[Agreed, ...], about("which runs agreed: those of one device (`repeat`), of several (`vote`)")
+    ]
 
 
 class GoldenSubject(msgspec.Struct, kw_only=True, frozen=True):
@@ -84,13 +86,13 @@ def parse_key(key: str) -> GoldenSubject:
 class GoldenEntry(msgspec.Struct, kw_only=True, frozen=True):
     """A golden digest, with the burn-ins that recorded it."""
 
-    subject: Annotated[GoldenSubject, about("computation that it belongs to")]
+    subject: Annotated[GoldenSubject, about("computation to which the digest belongs")]
     digest: Annotated[str, about("digest of the outputs, 16 hexadecimal digits")]
-    seen: Annotated[tuple[Seen, ...], about("burn-ins that recorded it")]
+    seen: Annotated[tuple[Seen, ...], about("burn-ins that recorded the digest")]
 
 
 class Disputed(msgspec.Struct, kw_only=True, frozen=True):
-    """A computation for which hosts recorded different digests; none of them is used."""
+    """A computation for which hosts recorded different digests; none of these digests is used."""
 
     subject: Annotated[GoldenSubject, about("the computation")]
     claims: Annotated[dict[str, tuple[Seen, ...]], about("burn-ins that recorded each digest")]
@@ -102,9 +104,9 @@ class Register(Header, kw_only=True, tag="jax-sdc golden"):
     environments: Annotated[
         dict[str, dict[str, str]], about("versions, flags and options that determine bits, by name")
     ]
-    recordings: Annotated[dict[str, Recording], about("burn-ins, by random names")]
+    recordings: Annotated[dict[str, Recording], about("recorded burn-ins, by random name")]
     entries: Annotated[list[GoldenEntry], about("golden digests, sorted by subject")]
-    disputed: Annotated[list[Disputed], about("computations on which hosts disagree, in the same order")] = []
+    disputed: Annotated[list[Disputed], about("computations on which hosts disagree, sorted by subject")] = []
 
 
 def mark_of(environment: Mapping[str, str]) -> str:
@@ -114,7 +116,7 @@ def mark_of(environment: Mapping[str, str]) -> str:
 
 
 def lookup(register: Register) -> dict[str, str]:
-    """Returns the undisputed digests by their keys, as `burn_in(golden=...)` takes them."""
+    """Returns the undisputed digests by key, as `burn_in(golden=...)` takes them."""
     return {entry.subject.key: entry.digest for entry in register.entries}
 
 
@@ -186,7 +188,7 @@ def left_over(keys: Iterable[str], workloads: Collection[str]) -> tuple[tuple[st
 
 
 def foreign(register: Register, keys: Iterable[str], environment: Mapping[str, str]) -> list[str]:
-    """Returns reasons in words why the register lacks digests for some keys, the most frequent first."""
+    """Returns the reasons, in words, why the register lacks digests for some keys; the most frequent come first."""
     known, disputed = lookup(register), {each.subject.key for each in register.disputed}
     recorded: dict[tuple[str, int | None], list[GoldenSubject]] = {}
     for entry in register.entries:
@@ -227,7 +229,7 @@ def _differences(
 def itself_alone(register: Register, result: BurninResult) -> str | None:
     """Returns a warning if only the tested device itself recorded some of the digests, else None.
 
-    Such digests would contain a fault that repeats itself, so they prove no more than repetition does.
+    A fault that repeats itself would also affect such digests, so they prove no more than repetition does.
     """
     entries = {entry.subject.key: entry for entry in register.entries}
     here = {device.index: _identity(device) for device in result.devices}
@@ -255,7 +257,7 @@ def _identity(device: Device) -> tuple[object, ...]:
 
 
 def merge(registers: Iterable[Register]) -> Register:
-    """Merges registers into one; digests on which they disagree become `disputed`.
+    """Merges registers into one; digests on which the registers disagree become `disputed`.
 
     The result does not depend on the order, on earlier merges, or on duplicates. A disputed digest stays disputed when
     further registers are merged: leave out the wrong register and merge the others again.

@@ -1,7 +1,7 @@
-"""The host of a burn-in: requested devices, locks on them, and the properties besides a program that determine bits.
+"""The host of a burn-in: requested devices, locks on them, and the properties that determine bits besides the program.
 
 Only one burn-in runs on a device at a time: two would slow each other down, and each would void the other's time under
-load. The kernel releases the lock of a device when the process that holds it ends, for whatever reason.
+load. The kernel releases the lock of a device when the process that holds the lock ends, for whatever reason.
 """
 
 import functools
@@ -48,7 +48,7 @@ class DeviceRequest(NamedTuple):
 
 
 def parse_devices(text: str | None) -> DeviceRequest:
-    """Parses `gpu`, `tpu`, `cpu`, one of them with a number as in `gpu:8`, or a number of simulated devices."""
+    """Parses `gpu`, `tpu`, `cpu`, one of these with a number, as in `gpu:8`, or a number of simulated devices."""
     if text is None:
         return DeviceRequest(None, None)
     found = re.fullmatch(r"(?:(cpu|gpu|tpu)(?::(\d{1,6}))?|(\d{1,6}))", text, re.ASCII)
@@ -61,11 +61,11 @@ def parse_devices(text: str | None) -> DeviceRequest:
 
 
 def claim_names(described: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns a name for each device that is unique on its host: by bus address, UUID or serial number, else index."""
+    """Returns a name for each device, unique on its host: from bus address, UUID or serial number, else index."""
     names = []
     for known in described:
         part = next((str(known[name]) for name in ("bus", "uuid", "serial", "coordinates") if name in known), "")
-        # Processes of one host that each have some of its chips may use the same numbers.
+        # Processes on one host, each with some of the chips, may use the same device numbers.
         names.append("".join(c if c.isalnum() else "-" for c in f"{known.get('kind', '')}-{part or known['id']}"))
     return names
 
@@ -79,8 +79,8 @@ def lock_folder() -> Path:
 def claimed(names: Iterable[str], folder: Path | None = None) -> Iterator[list[str]]:
     """Locks devices for the duration of the block; yields messages about devices that could not be locked.
 
-    By default locks are in the system's folder for temporary files, which all processes of a host share, but not those
-    in containers. Raises a `SettingError` that names the device if another burn-in holds it.
+    By default, the locks are in the system's folder for temporary files, which all processes of a host share, except
+    those in containers. Raises a `SettingError` that names the device if another burn-in has locked the device.
     """
     held: list[Lock] = []
     problems: list[str] = []
@@ -104,9 +104,9 @@ def claimed(names: Iterable[str], folder: Path | None = None) -> Iterator[list[s
 
 
 def surroundings(devices: "Sequence[jax.Device]") -> dict[str, str]:
-    """Returns all properties besides a program and its device that determine bits, as one flat table of strings.
+    """Returns all properties that determine bits, besides a program and its device, as one flat table of strings.
 
-    If the tables are equal, healthy devices of one kind produce equal bits. The table omits properties that do not
+    Healthy devices of one kind produce equal bits on hosts with equal tables. The table omits properties that do not
     affect bits, such as host names and the number of devices.
     """
     return flat_surroundings(environment(), _driver(devices[0].platform), os.environ)
@@ -115,11 +115,11 @@ def surroundings(devices: "Sequence[jax.Device]") -> dict[str, str]:
 def flat_surroundings(
     environment: Mapping[str, Any], driver: str | None, variables: Mapping[str, str]
 ) -> dict[str, str]:
-    """Builds the table from `sdc.records.environment`, the driver's version, and the process's variables."""
+    """Builds the table from `sdc.records.environment`, the driver's version, and environment variables."""
     platform = environment["platform"]
     packages = environment["packages"]
     others = tuple(f"--xla_{other}_" for other in VARIABLES if other != platform)
-    # Without flags of other platforms. Order is irrelevant, except that the last flag of a name wins.
+    # Flags of other platforms are omitted. The order of flags is irrelevant, except that the last flag of a name wins.
     flags = {flag.partition("=")[0]: flag for flag in environment["xla_flags"].split() if not flag.startswith(others)}
     found: dict[str, str | None] = {
         "platform": platform,

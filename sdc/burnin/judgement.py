@@ -1,7 +1,7 @@
 """The verdict that follows from a result, its evidence, and the fault rates that would have been detected.
 
-Any difference is a FAIL. A PASS requires that every workload ran on every device to the end, and that each agreed with
-other devices or with recorded digests; repetition alone passes only if `accept` allows it.
+Any difference is a FAIL. A PASS requires that every workload ran to the end on every device, and that its outputs
+agreed with those of other devices or with recorded digests; repetition alone passes only if `accept` allows it.
 """
 
 import math
@@ -16,17 +16,18 @@ from ..verdict import Verdict
 from .results import ON_REQUEST, RESULT, UNDER_WAY, BurninResult, CheckedDevice, Evidence, Finding, Tally
 from .sensors import driver_errors
 
-# Share of its own best rate, or of the other devices' median, below which a device was not under load.
+# Throughput, as a share of the device's best or of the other devices' median, below which a device was not under load.
 THROTTLED = 0.5
 MEASURABLE = 2e-3  # seconds below which the time of a run depends more on the host than on the device
-# Expected events (rate times elements, or bursts) that occur at least once with 95 % probability: the rule of three.
+# Expected number of events (rate times elements, or bursts) for which at least one occurs with 95 % probability: the
+# rule of three.
 WAITS = -math.log(0.05)
 NO_KIND = "no comparison between runs, devices or records covered all workloads"
 REPEAT_ONLY = "repeat only: cannot detect faults that repeat themselves"
 
 
 def judge(result: BurninResult) -> BurninResult:
-    """Returns the result with verdict, evidence and sentences derived from its counts, replacing earlier ones."""
+    """Returns the result with verdict, evidence and sentences derived from its counts, which replace earlier ones."""
     tallies = _paced(result)
     devices = [
         _tested(device, [each for each in tallies if each.device == device.index and not each.void])
@@ -105,10 +106,10 @@ def _paced(result: BurninResult) -> list[Tally]:
 
 
 def _tested(device: CheckedDevice, tallies: list[Tally]) -> CheckedDevice:
-    """Returns a device with its counts, and the rates that they exclude.
+    """Returns a device with its totals, and the mismatch rate and the burst interval that these totals exclude.
 
-    If n independent elements show no mismatch, rates above -ln(0.05) / n are excluded with 95 % confidence; at least
-    one burst at random times occurs with 95 % probability within -ln(0.05) mean intervals.
+    If n independent elements show no mismatch, rates above -ln(0.05) / n are excluded with 95 % confidence. If bursts
+    occur at random times, at least one occurs with 95 % probability within -ln(0.05) mean intervals.
     """
     elements, seconds = sum(tally.elements for tally in tallies), sum(tally.seconds for tally in tallies)
     return msgspec.structs.replace(
@@ -162,7 +163,7 @@ def _missing(result: BurninResult) -> Iterator[str]:
 def _doubtful(result: BurninResult) -> Iterator[str]:
     """Yields doubts about completed runs: void time under load, and flagged rows whose recomputation is the same.
 
-    If all devices flag equally many such rows, they are false alarms.
+    If all devices flag equally many such rows, these rows are false alarms.
     """
     rows: dict[str, list[Tally]] = defaultdict(list)
     for tally in result.workloads:
@@ -184,7 +185,7 @@ def _doubtful(result: BurninResult) -> Iterator[str]:
 
 
 def _evidence(result: BurninResult) -> tuple[Evidence, ...]:
-    """Returns evidence that covers every workload on every device; a reference replaces votes of unlike devices."""
+    """Returns evidence that covers every workload on every device; a reference replaces a vote on unequal outputs."""
     tallies = result.workloads
     if not tallies or not all(tally.runs for tally in tallies):
         return ()

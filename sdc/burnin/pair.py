@@ -1,6 +1,6 @@
 """The result of comparing hosts, as a file: `pair.json` for a pair, `pool.json` for three or more.
 
-Reading and checking it does not need JAX.
+Reading and checking this file does not need JAX.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from ..records import Format
 from ..schema import Device, Environment, Fields, Header, Number, about
 from ..verdict import Verdict
 
-PAIR, POOL = "pair.json", "pool.json"  # names of the file in the folder of a pair, and of a pool
+PAIR, POOL = "pair.json", "pool.json"  # names of the result file of a pair, and of a pool
 Stage: TypeAlias = Literal["step", "probes", "operations"]
 # Folders of the stages, in the order in which they run.
 FOLDERS: dict[Stage, str] = {"step": "1-step", "probes": "2-probes", "operations": "3-operations"}
@@ -19,22 +19,24 @@ FOLDERS: dict[Stage, str] = {"step": "1-step", "probes": "2-probes", "operations
 class TwinRow(Fields, kw_only=True):
     """One of the compared hosts: a twin, with its devices."""
 
-    twin: Annotated[int, about("its number among the twins, from 0")]
-    host: Annotated[str, about("its name in sentences: the host name, with the process if hosts share a name")]
+    twin: Annotated[int, about("number of the twin, from 0")]
+    host: Annotated[str, about("name used in sentences: the host name, with the process if hosts share a name")]
     processes: Annotated[list[int], about("indices of the processes of this twin")]
-    devices: Annotated[list[Device], about("its devices, with serial numbers and the like")]
+    devices: Annotated[list[Device], about("devices of the host, and their hardware")]
 
 
 class StageRow(Fields, kw_only=True):
     """One stage: a run of the twins, recorded in its own folder."""
 
-    name: Annotated[Stage, about("digests exchanged once per microstep; at each submodule; at each operation")]
+    name: Annotated[
+        Stage, about("where twins exchange digests: once per microstep, at each submodule, or at each operation")
+    ]
     folder: Annotated[str, about("folder of its record, relative to that of this file")]
     verdict: Annotated[Verdict, about("verdict of its record")]
     sentence: Annotated[str, about("the verdict in words")]
     steps: Annotated[int, about("steps in the record")]
-    planned: Annotated[int, about("planned steps; the stage of operations ends at the first difference")]
-    ended: Annotated[bool, about("whether it ran to the end")]
+    planned: Annotated[int, about("number of planned steps; the stage of operations ends at the first difference")]
+    ended: Annotated[bool, about("whether the stage ran to the end")]
     checked: Annotated[int, about("elements compared; in the stage of operations, digests")]
     mismatched: Annotated[int, about("elements that differ; in the stage of operations, digests")]
     hits: Annotated[int, about("steps with a difference")]
@@ -42,31 +44,31 @@ class StageRow(Fields, kw_only=True):
 
 
 class RankDifference(Fields, kw_only=True):
-    """A device on the mesh that differs."""
+    """A device on the mesh whose results differ."""
 
-    twin: Annotated[int, about("number of the twin; by convention the second of two")]
+    twin: Annotated[int, about("number of the differing twin; of two twins, by convention the second")]
     data: Annotated[int, about("its data-parallel rank")]
     model: Annotated[int, about("its tensor-parallel rank")]
-    mismatched: Annotated[int, about("elements that differ there")]
+    mismatched: Annotated[int, about("elements that differ on this device")]
 
 
 class OperationRow(Fields, kw_only=True):
-    """The first operation of a step that differs, although everything before it agrees."""
+    """The first operation of a step whose results differ, although everything before it agrees."""
 
     step: Annotated[int, about("number of the step")]
     site: Annotated[str, about("name of the operation")]
-    operation: Annotated[str, about("its primitive")]
+    operation: Annotated[str, about("JAX primitive of the operation")]
     source: Annotated[str, about("source line of the program, if JAX knows it")]
     layer: Annotated[int | None, about("number of the layer, in a loop over layers")] = None
-    agreeing: Annotated[int, about("digests before it in the step, all of which agree")] = 0
-    ranks: Annotated[list[dict[str, int]], about("where it differs: index on each axis of the mesh")] = []
+    agreeing: Annotated[int, about("number of earlier digests in the step, all of which agree")] = 0
+    ranks: Annotated[list[dict[str, int]], about("ranks on which it differs: index on each axis of the mesh")] = []
 
 
 class PairDifference(Fields, kw_only=True):
     """A difference between hosts: ranks, operation, frequency and severity."""
 
     ranks: Annotated[list[RankDifference], about("devices that differ, those with the most elements first")]
-    sites: Annotated[list[str], about("submodules that differ, those with the most hits first")]
+    sites: Annotated[list[str], about("submodules that differ, those that differ most often first")]
     layers: Annotated[list[int], about("layers that differ")]
     mismatched: Annotated[int, about("elements that differ, in the stage with the largest count")]
     checked: Annotated[int, about("elements compared in that stage")]
@@ -74,7 +76,7 @@ class PairDifference(Fields, kw_only=True):
     severity: Annotated[Number, about("largest mean relative error; `null` if none was measured")] = None
     course: Annotated[
         Literal["transient", "intermittent", "persistent"] | None,
-        about("whether it recurred in later steps and stages; `null` if no step followed"),
+        about("whether the difference recurred in later steps and stages; `null` if no step followed"),
     ] = None
     operation: Annotated[OperationRow | None, about("the first operation that differs; `null` if unknown")] = None
 
@@ -84,7 +86,7 @@ class Pair(Header, kw_only=True, tag="jax-sdc pair"):
 
     kind: Annotated[Literal["pair", "pool"], about("`pair` for two hosts, `pool` for three or more")]
     id: Annotated[str, about("random identifier of the comparison")]
-    created: Annotated[str, about("when it began, UTC")]
+    created: Annotated[str, about("when the comparison began, UTC")]
     ended: Annotated[str, about("when the file was written, UTC")]
     seconds: Annotated[float, about("duration by a monotonic clock, compilation included")]
     verdict: Annotated[Verdict, about("`clean`, `corrupt` or `inconclusive`")]
@@ -94,8 +96,10 @@ class Pair(Header, kw_only=True, tag="jax-sdc pair"):
     suspects: Annotated[list[str], about("hosts that differ from a majority; two hosts have no majority")]
     undecided: Annotated[list[str], about("hosts that differ without a majority; for two hosts, both")]
     stages: Annotated[list[StageRow], about("stages, in the order in which they ran")]
-    difference: Annotated[PairDifference | None, about("the difference; `null` if none was found")] = None
-    lost: Annotated[str | None, about("why it ended early: a lost peer, a signal; `null` if it did not")] = None
+    difference: Annotated[PairDifference | None, about("difference between the hosts; `null` if none was found")] = None
+    lost: Annotated[
+        str | None, about("why the comparison ended early: a lost peer or a signal; `null` if it did not")
+    ] = None
     next: Annotated[list[str], about("next steps, in order")] = []
     faults: Annotated[list[str], about("simulated faults, one readable line each")] = []
     settings: Annotated[dict[str, Any], about("settings of the comparison")] = {}

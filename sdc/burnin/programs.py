@@ -1,7 +1,7 @@
 """Workloads compiled for devices, and their runs: digest, flags and time.
 
 A workload is compiled once for all devices of a kind: the executable for one device is loaded on the others, which
-takes milliseconds. All run the same machine code, so that the compiler cannot cause differences between devices.
+takes milliseconds. All devices run the same machine code, so that the compiler cannot cause differences between them.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ BLOCK = 2**20  # elements per block when the host computes a digest
 
 
 def host_digest(tree: Any) -> str:
-    """Computes `tree_digest` of a pytree of NumPy arrays of 8 to 64 bits, with NumPy; returns it as text."""
+    """Returns `tree_digest` of a pytree of NumPy arrays of 8 to 64 bits, computed with NumPy, as text."""
     total = np.zeros(2, np.uint32)
     for position, leaf in enumerate(jax.tree.leaves(tree)):
         bits, found = bits_of(np.asarray(leaf)), np.zeros(2, np.uint32)
@@ -59,7 +59,7 @@ def digest_text(words: UInt32[np.ndarray, "2"]) -> str:
 
 
 def bits_of(x: Shaped[np.ndarray, "*shape"]) -> UInt[np.ndarray, "n"]:
-    """Returns the bits of the elements, row-major, as unsigned integers of their width."""
+    """Returns the bits of the elements, in row-major order, as unsigned integers of the same width."""
     return np.ascontiguousarray(x).reshape(-1).view(f"uint{8 * x.dtype.itemsize}")
 
 
@@ -69,7 +69,7 @@ def equal_bits(a: Any, b: Any) -> bool:
 
 
 class CheckedRows(NamedTuple):
-    """Counts of rows of a run's products by the checksums' results; see `sdc.checksums.Flags`."""
+    """Numbers of rows of a run's matrix products, by the results of checksums; see `sdc.checksums.Flags`."""
 
     checked: int = 0
     flagged: int = 0
@@ -81,26 +81,26 @@ class RunOutcome:
     """The outcome of a run of a workload on a device."""
 
     workload: str
-    device: int  # index among those of the burn-in
+    device: int  # index of the device among those of the burn-in
     digest: str  # digest of the outputs, 16 hexadecimal digits
-    right: bool | None  # whether it equals the digest that the host computes; None if the host cannot
+    right: bool | None  # whether the digest equals that of the host; None if the host cannot compute the outputs
     checks: CheckedRows
     elements: int  # elements checked
-    seconds: float  # from the call to the end of the program, without waits, digest and comparison
+    seconds: float  # from the call to the end of the program, excluding waits, digest and comparison
     simulated: int  # elements that simulated faults changed
     outputs: Any = dataclasses.field(repr=False, compare=False)  # on the device, or on the host if compared there
 
 
 class Ready(NamedTuple):
-    """A workload that is compiled and has its arguments on one device or, if it spans all devices, on all."""
+    """A compiled workload with its arguments on one device or, if the workload spans all devices, on all of them."""
 
-    call: Callable[..., Any]  # the compiled program; returns outputs and the counts of `Checks`
+    call: Callable[..., Any]  # the compiled program; returns the outputs and the counts of checks
     arguments: tuple[Any, ...]
     fingerprint: str  # SHA-256 of the program's text
 
 
 class Reference(NamedTuple):
-    """The host's result: its digest, and also the outputs if each run compares them on the host."""
+    """The host's result: the digest, and also the outputs if every run is compared on the host."""
 
     digest: str
     outputs: Any
@@ -128,7 +128,7 @@ class Programs:
         self._digest = jax.jit(tree_digest)
 
     def host(self, workload: BurninWorkload) -> tuple[Any, ...]:
-        """Returns a workload's arguments as NumPy arrays; caches those needed in each run, and the latest."""
+        """Returns a workload's arguments as NumPy arrays; caches those that every run needs, and the latest ones."""
         key = _identity(workload)
         if key not in self._host:
             self._host = {name: kept for name, kept in self._host.items() if name in self._travelling}
@@ -138,7 +138,7 @@ class Programs:
         return self._host[key]
 
     def expected(self, workload: BurninWorkload, index: int) -> Any:
-        """Returns the outputs of a device as the host computes them; None if the host cannot."""
+        """Returns a device's right outputs, computed by the host; None if the host cannot compute them."""
         if not workload.exact:
             return None
         outputs = jax.tree.map(np.asarray, workload.reference(*self.host(workload)))
@@ -148,7 +148,7 @@ class Programs:
         return jax.tree.map(lambda x: x[index : index + 1], outputs) if workload.multi else outputs
 
     def reference(self, workload: BurninWorkload, index: int) -> Reference | None:
-        """Returns the digest of a device's outputs as the host computes them; None if the host cannot."""
+        """Returns the digest of a device's right outputs, computed by the host; None if the host cannot do this."""
         if not workload.exact:
             return None
         key = f"{_identity(workload)} {index if workload.multi else ''}"
@@ -169,7 +169,7 @@ class Programs:
             place = NamedSharding(self._mesh, PartitionSpec(AXIS)) if index is None else self.devices[index]
             arguments = jax.device_put(self.host(workload), place)
             one_at_a_time = self._locks.setdefault(workload.program, threading.Lock())
-        with one_at_a_time:  # other programs are compiled meanwhile
+        with one_at_a_time:  # other programs can be compiled at the same time
             if program not in self._compiled:
                 self._compiled[program] = self._compile(workload, index, arguments)
         self._ready[key] = Ready(self._compiled[program][0], arguments, self._compiled[program][1])
@@ -185,7 +185,7 @@ class Programs:
                 # An executable from a compilation cache may lack functions, which fails only at run time.
                 jax.block_until_ready(loaded(*arguments))
                 return loaded, fingerprint
-            except Exception:  # then it is compiled again
+            except Exception:  # the program is then compiled for this device
                 del self._loadable[workload.program, kind]
         lowered = jax.jit(self._traceable(workload)).lower(*arguments)
         self._outputs[workload.program] = _shapes(lowered.out_info[0])
@@ -207,7 +207,7 @@ class Programs:
     ) -> list[RunOutcome]:
         """Runs a workload once on a device, or on all together; returns one outcome, or one for each device.
 
-        Simulated faults draw from `seed`, and use the number of the run, `moment`, as the step.
+        Simulated faults are drawn with `seed`; `moment`, the number of the run, serves as the step.
         """
         ready = self.prepare(workload, index)
         waited, counts = 0.0, None
@@ -253,7 +253,7 @@ class Programs:
                 f"{workload.elements}; declare at most the former"
             )
         changed = 0
-        if faults:  # all outputs are corrupted on one device; equal faults, shapes and types share a program
+        if faults:  # corrupts all outputs on one device; equal faults, shapes and types share a program
             key = tuple(map(str, faults))
             if key not in self._corruptions:
                 self._corruptions[key] = jax.jit(_corruption(faults))
@@ -273,9 +273,9 @@ class Programs:
         return RunOutcome(workload.name, index, digest, right, checks, workload.elements, seconds, changed, outputs)
 
     def exported(self, workload: BurninWorkload) -> tuple[bytes, int]:
-        """Serializes a workload as a program on plain arrays that needs JAX alone, with its number of outputs.
+        """Returns a workload, serialized as a program on plain arrays that needs only JAX, and its number of outputs.
 
-        The program's results hold counts of checks after the outputs of the workload.
+        The program returns the outputs of the workload, followed by the counts of checks.
         """
         traceable = self._traceable(workload)
         arguments = self.prepare(workload, None if workload.multi else 0).arguments
@@ -314,7 +314,7 @@ class Programs:
 
 
 def _identity(workload: BurninWorkload) -> str:
-    """Returns a key that also distinguishes workloads of equal name and different data."""
+    """Returns a key that also distinguishes workloads with the same name and different data."""
     return f"{workload.name} {workload.seed}"
 
 
@@ -332,10 +332,10 @@ def _corruption(faults: Sequence[Fault]) -> Callable[..., Any]:
 
 
 def _load(serialized: Any, device: jax.Device) -> jax.stages.Compiled:
-    """Loads a program that was compiled for one device on another of its kind.
+    """Loads a program that was compiled for one device onto another device of the same kind.
 
-    JAX's public function (`serialize_executable`) loads only on the same devices; that of its compilation cache takes
-    the device as an option.
+    JAX's public function (`serialize_executable`) loads programs only onto the same devices; the function of JAX's
+    compilation cache takes the device as an option.
     """
     content, inputs, outputs = serialized
     program, arguments, no_keywords = _Onto(io.BytesIO(content), device.client, [device]).load()

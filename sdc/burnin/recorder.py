@@ -28,7 +28,7 @@ DOUBT = "checksums flag rows whose recomputation is the same"
 class Confirmed:
     """The result of recording or verifying digests."""
 
-    verdict: Verdict = Verdict.CLEAN  # inconclusive if there is a reason not to rely on it
+    verdict: Verdict = Verdict.CLEAN  # inconclusive if there is a reason not to rely on the digests
     sentences: list[str] = dataclasses.field(default_factory=list)  # the most severe first
     confirmed: int = 0  # digests that this host also computed
     elsewhere: int = 0  # digests of programs that did not run here
@@ -45,7 +45,7 @@ def record(
 ) -> tuple[Register | None, Confirmed]:
     """Runs the workloads of a level, and records the digests on which runs or devices agree.
 
-    Returns no register if anything differed or did not run to its end, or if there was no agreement.
+    Returns None for the register if anything differed or did not run to its end, or if nothing agreed.
     """
     result, summary = _run(settings, settings.chosen(devices), devices, on_event)
     summary.sentences += [f"not recorded: {name}: {DOUBT}" for name in doubtful(result)]
@@ -79,7 +79,7 @@ def verify(
     """
     golden = lookup(register)
     summary, used, wrong, missing = Confirmed(), set[str | None](), set[str | None](), set[str]()
-    # Level, types and seed of each kind of recorded burn-in, with its workloads.
+    # Workloads of the recorded burn-ins, by their level, types and seed.
     kinds: dict[tuple[str, tuple[str, ...], int], set[str]] = defaultdict(set)
     for entry in register.entries:
         for seen in entry.seen:
@@ -130,7 +130,7 @@ def _run(
 
 
 def doubtful(result: BurninResult) -> list[str]:
-    """Returns workloads whose digests must not be recorded although all of their runs agree.
+    """Returns the names of workloads whose digests must not be recorded, although all of their runs agree.
 
     Flagged rows whose recomputation is the same are a false alarm or a fault that repeats itself.
     """
@@ -138,7 +138,7 @@ def doubtful(result: BurninResult) -> list[str]:
 
 
 def recorded(result: BurninResult) -> dict[str, str]:
-    """Returns digests by key of workloads without differences whose runs or devices agreed; none for a simulation."""
+    """Returns, by key, the digests of workloads whose runs or devices all agreed; none for a simulation."""
     if result.simulated:
         return {}
     bad = {tally.workload for tally in result.workloads if tally.differences}
@@ -153,7 +153,7 @@ def recorded(result: BurninResult) -> dict[str, str]:
 
 
 def register_of(result: BurninResult, environment: Mapping[str, str]) -> Register:
-    """Returns a register of the digests of a burn-in on which runs or devices agreed; see `surroundings`."""
+    """Returns a register of a burn-in's digests on which runs or devices agreed; `environment`: see `surroundings`."""
     name, mark = uuid.uuid4().hex, mark_of(environment)
     doubts = doubtful(result)
     rows: dict[str | None, list[Tally]] = defaultdict(list)

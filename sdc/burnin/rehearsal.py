@@ -1,7 +1,7 @@
-"""Simulated faults for rehearsals of a burn-in: their texts, their targets, and the rounds until they are detected.
+"""Simulated faults for rehearsals of a burn-in: texts, targets, and the number of rounds until they are detected.
 
 A fault comes from a node of the published study or from a line of text. It corrupts the outputs of the workloads whose
-names match its `site`, on the device given by its `at`, or on all; `programs` applies it.
+names match its `site`, on the device given by its `at` or on all devices; `programs` applies the faults.
 """
 
 import dataclasses
@@ -21,16 +21,16 @@ from .workloads import AXIS, BurninWorkload
 if TYPE_CHECKING:
     import jax
 
-# Workloads whose outputs represent those of the study's submodules, to whose elements its frequencies refer.
+# Workloads whose outputs represent those of the study's submodules; published frequencies refer to elements of these.
 SITES = {"fwd/attn": "attention/*", "fwd/ffn": "matrix/*", "bwd/attn": "training/*", "bwd/ffn": "training/*"}
-POINTS = 4096  # points for averaging over the draw that varies a rate
+POINTS = 4096  # number of points for averaging over the random variation of a rate
 
 
 def rehearsed(suspect: str | None, faults: Sequence[str], device: int) -> list[Fault]:
     """Returns the simulated faults that flags request; `device` applies to texts that name no device.
 
-    A node's frequencies refer to wrong elements in the outputs of submodules per training step, of nodes that are not
-    synchronized. Here they strike outputs of workloads in each run: the times of bursts count runs.
+    A node's frequencies are shares of wrong elements in the outputs of submodules in a training step, measured without
+    synchronization. Here they apply to the outputs of workloads in each run, and the times of bursts are in runs.
     """
     if suspect is not None and faults:
         raise SettingError("suspect", suspect, "faults are given too; give one of them, since both simulate faults")
@@ -52,12 +52,12 @@ def rehearsed(suspect: str | None, faults: Sequence[str], device: int) -> list[F
 
 
 def strikes(fault: Fault, workload: str) -> bool:
-    """Whether a fault hits the workload of this name, on any device."""
+    """Returns whether a fault strikes the workload of this name, on any device."""
     return fnmatchcase(workload, str(fault.site))
 
 
 def matching(faults: Sequence[Fault], names: Sequence[str]) -> list[Fault]:
-    """Returns the faults whose site matches a workload's name: those of a node may target families that do not run."""
+    """Returns the faults whose site matches a workload's name: a node may have faults for families that do not run."""
     found = [fault for fault in faults if any(strikes(fault, name) for name in names)]
     if faults and not found:
         sites = ", ".join(dict.fromkeys(str(fault.site) for fault in faults))
@@ -66,7 +66,7 @@ def matching(faults: Sequence[Fault], names: Sequence[str]) -> list[Fault]:
 
 
 def check_faults(faults: Sequence[Fault], devices: "Sequence[jax.Device]", workloads: Sequence[BurninWorkload]) -> None:
-    """Raises SettingError for faults without a rate or a pattern of names, or that hit no device or workload here."""
+    """Raises SettingError for a fault without a rate or a pattern of names, or one that strikes nothing here."""
     for fault in faults:
         if not isinstance(fault, Fault):
             raise SettingError("inject", fault, "expected a sequence of sdc.Fault")
@@ -89,7 +89,7 @@ def check_faults(faults: Sequence[Fault], devices: "Sequence[jax.Device]", workl
 
 
 def faults_of(faults: Sequence[Fault], workload: BurninWorkload, index: int) -> tuple[Fault, ...]:
-    """Returns the faults that hit a workload on a device, without device and site."""
+    """Returns the faults that strike a workload on a device, without their device and site."""
     mine = [fault for fault in faults if fault.at.get(AXIS, index) == index and strikes(fault, workload.name)]
     return tuple(dataclasses.replace(fault, at={}, site="*") for fault in mine)
 
@@ -97,9 +97,10 @@ def faults_of(faults: Sequence[Fault], workload: BurninWorkload, index: int) -> 
 def chance_of_run(fault: Fault, elements: int) -> float:
     """Returns the probability that a fault changes at least one of `elements` elements in one run.
 
-    A run is hit with probability `spike`, and then each of n elements with rate/spike, times (1 + few) u^few for a
-    uniform u if the kind varies its rate (`Tailed`); so the chance is spike E_u[1 - exp(-n rate (1 + few) u^few /
-    spike)]. The excess of a burst at the onset is neglected: the chance is slightly higher in the first runs.
+    A fault strikes a run with probability `spike`, and then each of n elements with probability rate/spike, multiplied
+    by (1 + few) u^few for a uniform u if the kind varies its rate (`Tailed`). So the probability is
+    spike E_u[1 - exp(-n rate (1 + few) u^few / spike)]. The higher rate at the onset of a burst is neglected, so the
+    true probability is slightly higher in the first runs.
     """
     rate = float(np.mean(np.asarray(fault.rate, np.float64)))
     few = float(getattr(fault.what, "few", 0.0))
@@ -119,7 +120,7 @@ def chance_of_round(faults: Iterable[Fault], workloads: Sequence[BurninWorkload]
 
 
 def rounds_for(chance: float, confidence: float = 0.95) -> float:
-    """Returns the number of rounds that detects a difference with a given confidence; infinite if the chance is 0."""
+    """Returns the number of rounds that detect a difference with a given probability; infinite if `chance` is 0."""
     if chance <= 0:
         return math.inf
     return 1 if chance >= confidence else math.ceil(math.log1p(-confidence) / math.log1p(-chance))

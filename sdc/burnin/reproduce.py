@@ -2,9 +2,9 @@
 
     python reproduce.py [CASE ...] [--runs 10]
 
-A case is a program, compiled from the same text, with its inputs. Each case runs on every device of this host, and its
-output bits are compared with the right ones or, if these are unknown, with those of the other runs. Exit codes: 0 every
-run gave the right bits, 1 some did not, 3 no comparison was possible.
+A case is a program, compiled from the text in the bundle, with its inputs. Each case runs on every device of this host,
+and its output bits are compared with the right bits or, if these are unknown, with those of the other runs.
+Exit codes: 0 every run produced the right bits, 1 some runs did not, 3 no comparison was possible.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 FLAGS = ("XLA_FLAGS", "NPROC", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64", "JAX_DEFAULT_PRNG_IMPL")
-SHOWN = 8  # differing elements that are printed for each output
+SHOWN = 8  # maximum number of differing elements printed for each output
 
 
 def main(arguments: list[str], folder: Path) -> int:
@@ -37,7 +37,7 @@ def main(arguments: list[str], folder: Path) -> int:
     if unknown or options.runs < 1:
         print(f"no such case: {', '.join(sorted(unknown))}" if unknown else "--runs: expected at least 1")
         return 3
-    # The environment determines which bits are right; it must be set before JAX starts.
+    # Environment variables determine which bits are right; they must be set before JAX starts.
     os.environ.update({name: manifest["variables"][name] for name in FLAGS if manifest["variables"].get(name)})
     if manifest["platform"] == "cpu":
         os.environ.update({"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(manifest["devices"])})
@@ -153,7 +153,7 @@ def load(path: Path, types: list[str]) -> list[Any]:
 
 
 def sum_of(arrays: list[Any]) -> str:
-    """Returns the SHA-256 of the concatenated bytes of arrays."""
+    """Returns the SHA-256 of the concatenated bytes of arrays, in hexadecimal."""
     total = hashlib.sha256()
     for array in arrays:
         total.update(np.ascontiguousarray(array).tobytes())

@@ -1,4 +1,4 @@
-"""The result of a burn-in, as an object and as the file `result.json`; a running burn-in fills it.
+"""The result of a burn-in, as the file `result.json` and as an object, which a running burn-in updates.
 
 `judgement.judge` derives the verdict. Reading and judging a file does not need JAX.
 """
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import jax
 
 RESULT = "result.json"  # name of the file in the folder of a burn-in
-EVENTS = "events.jsonl"  # name of the log beside it
-BUNDLE = "bundle.tar.gz"  # name of the evidence beside it, if there are findings
+EVENTS = "events.jsonl"  # name of the log beside the result
+BUNDLE = "bundle.tar.gz"  # name of the bundle beside the result, if there are findings
 # Reasons why a burn-in has not run to its end: it is still running, or its caller stopped it.
 UNDER_WAY, ON_REQUEST = "under way", "asked to stop"
 MOST_ROUNDS = 10**9
@@ -32,7 +32,7 @@ Persistence: TypeAlias = Literal["transient", "intermittent", "persistent"]
 
 
 class CheckedDevice(Device, kw_only=True):
-    """A device, and the amount of checking on it."""
+    """A device, and how much was checked on it."""
 
     index: Annotated[int, about("number of the device among those of the burn-in, from 0")]
     elements: Annotated[int, about("elements checked, excluding runs whose time under load is void")] = 0
@@ -58,13 +58,13 @@ class CheckedDevice(Device, kw_only=True):
 
 
 class Tally(Fields, kw_only=True):
-    """Counts of a workload on a device; all of them are 0 if it did not run."""
+    """Counts of a workload's runs on a device; all counts are 0 if the workload did not run."""
 
     workload: Annotated[str, about("name: family, type, sizes, data")]
     device: Annotated[int, about("`index` of the device")]
     family: Annotated[str, about("family of the workload: the part of the device that it tests")]
     alike: Annotated[bool, about("whether all devices have equal outputs, so that they can vote")] = True
-    work: Annotated[float, about("operations or bytes of a run, in `unit`", ge=0)]
+    work: Annotated[float, about("operations or bytes per run, in `unit`", ge=0)]
     unit: Annotated[str, about("`flop` or `byte`")] = "flop"
     runs: Annotated[int, about("runs checked, excluding reruns after a difference", ge=0)] = 0
     elements: Annotated[int, about("elements checked in these runs", ge=0)] = 0
@@ -73,18 +73,18 @@ class Tally(Fields, kw_only=True):
     fastest: Annotated[float, about("shortest time of a run in seconds", ge=0)] = 0.0
     differences: Annotated[int, about("runs with a difference", ge=0)] = 0
     repeated: Annotated[int, about("runs that were compared with an earlier one", ge=0)] = 0
-    voted: Annotated[int, about("runs in which other devices of its kind agreed with it, or outvoted it", ge=0)] = 0
+    voted: Annotated[int, about("runs in which other devices of the same kind agreed or had a majority", ge=0)] = 0
     referred: Annotated[int, about("runs that were compared with the host's result", ge=0)] = 0
     golden: Annotated[int, about("runs that were compared with a golden digest", ge=0)] = 0
-    checked: Annotated[int, about("rows of products that checksums checked", ge=0)] = 0
+    checked: Annotated[int, about("rows of matrix products that checksums checked", ge=0)] = 0
     flagged: Annotated[int, about("rows that checksums flagged", ge=0)] = 0
     confirmed: Annotated[int, about("flagged rows whose recomputation was right", ge=0)] = 0
     simulated: Annotated[int, about("elements that simulated faults changed", ge=0)] = 0
     share: Annotated[
         float | None,
         about(
-            "median throughput as a share of the best run's, or of the other devices', whichever is lower; `null` if "
-            "runs are too short or devices share a processor"
+            "median throughput as a share of that of the best run or of the other devices, whichever is lower; `null` "
+            "if runs are too short or devices share a processor"
         ),
     ] = None
     void: Annotated[bool, about("whether the device was throttled, so that its time under load is not counted")] = False
@@ -108,14 +108,14 @@ class Tally(Fields, kw_only=True):
 
 
 class Element(Fields, kw_only=True):
-    """An element that differs."""
+    """An element of an output that differs."""
 
-    output: Annotated[str, about("path of the output among those of the workload")]
-    index: Annotated[int, about("flat index in it, row-major")]
+    output: Annotated[str, about("path of the output in the pytree of outputs")]
+    index: Annotated[int, about("flat index in the output, row-major")]
     old: Annotated[str, about("right bits, hexadecimal")]
     new: Annotated[str, about("bits found, hexadecimal")]
-    expected: Annotated[str, about("right number")]
-    found: Annotated[str, about("number found")]
+    expected: Annotated[str, about("right value")]
+    found: Annotated[str, about("value found")]
 
 
 class Elements(Fields, kw_only=True):
@@ -124,9 +124,9 @@ class Elements(Fields, kw_only=True):
     differing: Annotated[int, about("elements that differ in any bit")]
     total: Annotated[int, about("elements compared")]
     first: Annotated[tuple[Element, ...], about("the first differing elements")]
-    largest: Annotated[float, about("largest absolute difference, among elements finite in both")]
+    largest: Annotated[float, about("largest absolute difference, among elements that are finite in both outputs")]
     relative: Annotated[float, about("largest difference relative to the right element")]
-    nonfinite: Annotated[int, about("differing elements that are not finite in one of the two")]
+    nonfinite: Annotated[int, about("differing elements that are not finite in at least one of the outputs")]
 
 
 class Finding(Fields, kw_only=True):
@@ -134,7 +134,9 @@ class Finding(Fields, kw_only=True):
 
     sentence: Annotated[str, about("the finding in words")] = ""
     workload: Annotated[str, about("name of the workload")]
-    devices: Annotated[tuple[int, ...], about("the device that differs; several if it is unknown which of them")]
+    devices: Annotated[
+        tuple[int, ...], about("the device whose outputs differ; several if it is unknown which of them is wrong")
+    ]
     round: Annotated[int, about("number of the round")]
     kinds: Annotated[
         tuple[Evidence, ...],
@@ -143,12 +145,14 @@ class Finding(Fields, kw_only=True):
     digest: Annotated[str, about("digest of the outputs of the first of the devices")]
     expected: Annotated[str | None, about("digest of the right outputs; `null` if unknown")] = None
     persistence: Annotated[
-        Persistence | None, about("whether it recurred in the reruns; `null` if there were none")
+        Persistence | None, about("whether the difference recurred in the reruns; `null` without reruns")
     ] = None
     elements: Annotated[
         Elements | None, about("the elements that differ; `null` if no right outputs were available")
     ] = None
-    confirmed: Annotated[int, about("rows of products that checksums flagged and whose recomputation was right")] = 0
+    confirmed: Annotated[
+        int, about("rows of matrix products that checksums flagged and whose recomputation was right")
+    ] = 0
     simulated: Annotated[
         int, about("elements that simulated faults changed; in the earlier runs if `repeat` is the only evidence")
     ] = 0
@@ -170,17 +174,17 @@ class Ended(Fields, kw_only=True):
 
 
 class BurstOutlook(Fields, kw_only=True):
-    """Probability that the burn-in would have detected bursts like those of a node of the published study.
+    """Probability that the burn-in would have detected the bursts of a node of the published study.
 
     Each published interval between bursts was observed only once.
     """
 
     node: Annotated[str, about("the node of arXiv:2502.12340")]
-    interval: Annotated[int, about("steps between bursts, as observed once")]
+    interval: Annotated[int, about("observed number of steps between two bursts")]
     steps: Annotated[int, about("training steps of the burn-in on each device")]
     probability: Annotated[float, about("probability of at least one burst in these steps, given the interval")]
-    low: Annotated[float, about("the probability at the upper limit (97.5 %) of the mean interval")]
-    high: Annotated[float, about("the probability at the lower limit (2.5 %) of the mean interval")]
+    low: Annotated[float, about("the probability at the upper confidence limit (97.5 %) of the mean interval")]
+    high: Annotated[float, about("the probability at the lower confidence limit (2.5 %) of the mean interval")]
 
 
 class GoldenUse(Fields, kw_only=True):
@@ -218,7 +222,9 @@ class BurninSettings:
     accept: Annotated[
         tuple[str, ...],
         Flag(type=tuple[Accepted, ...], repeated=True),
-        about("accept repetition on one device as the only evidence (repeat); it misses faults that repeat themselves"),
+        about(
+            "accept repetition on one device as the only evidence (repeat), which misses faults that repeat themselves"
+        ),
     ] = ()
     faults: Annotated[
         tuple[str, ...],
@@ -270,9 +276,11 @@ class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
         msgspec.field(default_factory=Environment)
     )
     rounds: Annotated[int, about("rounds completed", ge=0)] = 0
-    stopped: Annotated[str | None, about("why it was stopped early, such as `SIGTERM`; `null` if it was not")] = None
+    stopped: Annotated[
+        str | None, about("why the burn-in was stopped early, such as `SIGTERM`; `null` if it was not")
+    ] = None
     hung: Annotated[bool, about("whether a device never answered")] = False
-    devices: Annotated[list[CheckedDevice], about("the devices, and the amount of checking on each")] = []
+    devices: Annotated[list[CheckedDevice], about("the devices, and how much was checked on each")] = []
     workloads: Annotated[list[Tally], about("counts by workload and device")] = []
     findings: Annotated[list[Finding], about("differences with their reruns, in order")] = []
     unfinished: Annotated[list[Ended], about("workloads and devices that did not run to the end")] = []
@@ -297,7 +305,7 @@ class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
         return {(tally.workload, tally.device): tally for tally in self.workloads}
 
     def has_ended(self, workload: str, devices: range) -> bool:
-        """Whether a workload has ended on any of these devices; one that spans all devices ends with any of them."""
+        """Returns whether a workload has ended on any of these devices, as one that spans devices does if one fails."""
         return any(
             (end.workload is None and end.device in devices)
             or (end.workload == workload and (end.device is None or end.device in devices))

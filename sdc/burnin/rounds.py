@@ -1,4 +1,4 @@
-"""The burn-in itself: rounds of all workloads on all devices, until the given time or number is reached."""
+"""The burn-in itself: rounds of all workloads on all devices, until the given duration or number is reached."""
 
 import contextlib
 import dataclasses
@@ -29,11 +29,13 @@ from .workloads import BurninWorkload, keeps_subnormals
 
 DETAILED = 4  # differences of a workload on a device that are rerun and compared; further ones are only counted
 NAP = 0.05  # seconds between checks of `stop`
-LIMIT = 1800.0  # seconds after which a device that does not answer is given up: large programs compile in less
-THREADS = 8  # threads for each device: one that waits for a hung device is not used again
-SMALL = 2**24  # largest outputs in bytes that are kept; for larger ones the result lists differing elements only
+LIMIT = 1800.0  # seconds after which a device that does not answer is no longer used; large programs compile in less
+THREADS = 8  # threads for each device; a thread that waits for a hung device is lost
+SMALL = 2**24  # maximum size in bytes of outputs that are kept; of larger ones, only differing elements are listed
 STEPS = 16  # bins per doubling of a time: medians have a resolution of 4 %
-Listener: TypeAlias = Callable[[Mapping[str, Any]], None]  # receives each round, run, finding and end, as JSON
+Listener: TypeAlias = Callable[
+    [Mapping[str, Any]], None
+]  # receives an event for each round, run, finding and end, as JSON
 
 
 class Kept(NamedTuple):
@@ -74,24 +76,27 @@ def burn_in(
     workloads: Sequence[BurninWorkload],
     devices: Sequence[jax.Device],
     *,
-    minutes: float | None = None,  # duration; a run in progress when it is over is finished
+    minutes: float | None = None,  # duration; a run that is in progress at its end is completed
     rounds: int | None = None,  # number of rounds; either this or `minutes`
     golden: Mapping[str, str] | None = None,  # digests by `GoldenSubject.key`, as returned by `recorded`
-    accept: Iterable[str] = (),  # "repeat" accepts repetition as the only comparison
+    accept: Iterable[str] = (),  # "repeat" accepts repetition as the only evidence
     on_event: Listener = lambda event: None,
     stop: Callable[[], bool] = lambda: False,  # called before each run and during waits, by several threads
     inject: Sequence[Fault] = (),  # simulated faults, for rehearsals
-    pauses: Sequence[float] = (0.0,),  # seconds before each run, cycled by round; 0 for constant load
+    pauses: Sequence[float] = (
+        0.0,
+    ),  # seconds to wait before each run, one value per round, in turn; 0 for constant load
     programs: Programs | None = None,  # programs compiled by earlier burn-ins on these devices
     seed: int = 0,  # for the draws of simulated faults
     clock: Callable[[], float] = time.monotonic,
-    result: BurninResult | None = None,  # filled during the burn-in; an earlier one to resume from
+    result: BurninResult | None = None,  # updated during the burn-in; an earlier result to resume from it
     kept: dict[str, Kept] | None = None,  # filled with the outputs of the first finding of each workload
-    limit: float = LIMIT,  # seconds after which a device that does not answer is given up
+    limit: float = LIMIT,  # seconds after which a device that does not answer is no longer used
 ) -> BurninResult:
-    """Runs workloads on devices repeatedly and compares their outputs; `judge` derives the verdict.
+    """Runs workloads on devices repeatedly and compares their outputs; returns a result, without a verdict.
 
-    If a device fails, the affected workloads end with a reason, which does not count as a difference.
+    `judge` derives the verdict. If a device fails, the affected workloads end with a reason; a failure does not count
+    as a difference.
     """
     accepted = [accept] if isinstance(accept, str) else list(accept)
     unknown = sorted(set(accepted) - set(get_args(Accepted)))
@@ -122,7 +127,7 @@ def burn_in(
 
 
 def step_of(seconds: float) -> int:
-    """Returns the logarithmic bin of a time."""
+    """Returns the logarithmic bin of a time in seconds."""
     return round(math.log2(max(seconds, 1e-9)) * STEPS)
 
 
@@ -186,7 +191,7 @@ class _BurnIn:
         return self.result
 
     def _each(self, function: Callable[[Place], Any], places: Sequence[Place]) -> list[Any]:
-        """Calls a function for all devices concurrently; returns results or exceptions, TimeoutError without answer."""
+        """Calls a function for all devices concurrently; returns results or exceptions (TimeoutError if no answer)."""
         futures = [self.pool.submit(function, place) for place in places]
         wait(futures, timeout=self.limit)
         slow = TimeoutError(f"no answer within {self.limit:g} s")
@@ -217,7 +222,7 @@ class _BurnIn:
             self.result.notes.append(text)
 
     def _prepare(self) -> None:
-        """Compiles all programs, places all data, and finds the golden digests of these programs."""
+        """Compiles all programs, places all data, and looks up the golden digests of these programs."""
         used: set[str] = set()
         environment = mark_of(surroundings(self.programs.devices))
         for workload in self.workloads:
@@ -232,7 +237,7 @@ class _BurnIn:
                         raise ready
                     for index in self._devices_of(place):
                         self.programs.reference(workload, index)
-                except Exception as error:  # from the compiler, the device, or a host without memory for a reference
+                except Exception as error:  # from the compiler or the device, or if the host lacks memory
                     self._end(workload, place, error)
                     continue
                 for index in self._devices_of(place):
@@ -328,7 +333,7 @@ class _BurnIn:
         )  # fmt: skip
 
     def _follow(self, workload: BurninWorkload, suspicion: Suspicion, outcomes: Sequence[RunOutcome]) -> None:
-        """Reruns a difference and keeps the finding; after the first few of a device, differences are only counted."""
+        """Reruns a workload that differed and keeps the finding; only counts differences after a device's first few."""
         tallies = {device: self.tallies[workload.name, device] for device in self.kinds}
         for device in suspicion.devices:
             tallies[device].differences += 1

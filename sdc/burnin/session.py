@@ -1,4 +1,4 @@
-"""One burn-in of a host, from its settings to its files: the result so far is on disk at any time."""
+"""One burn-in of a host, from its settings to its files; the result so far is always on disk."""
 
 import contextlib
 import dataclasses
@@ -50,9 +50,9 @@ class Session:
     inject: Sequence[Fault] = ()
     resume: bool = False  # whether to resume from the result in the folder
     command: list[str] | None = None
-    # Probabilities that a number of training steps would have detected published bursts.
+    # Returns the probabilities that a number of training steps would have detected published bursts.
     outlooks: Callable[[int], Sequence[BurstOutlook]] | None = None
-    steps: int = 1  # training steps in a run of a workload of the family `training`
+    steps: int = 1  # training steps per run of a workload in the family `training`
     doubts: Sequence[str] = ()  # reasons against a PASS that are known at the start
     on_event: Callable[[Mapping[str, Any]], None] = lambda event: None
     on_result: Callable[[BurninResult], None] = lambda result: None  # also called for intermediate results
@@ -65,7 +65,7 @@ class Session:
         self._watch = time.monotonic()
         self._result: BurninResult | None = None
         self._monitor: Monitor | None = None
-        self._register: Register | str | None = None  # golden digests, or the error about their file
+        self._register: Register | str | None = None  # golden digests, or why their file cannot be read
         self._here: Mapping[str, str] = {}
 
     @property
@@ -74,15 +74,15 @@ class Session:
         return self._result is not None and self._result.hung
 
     def stop(self, why: str) -> None:
-        """Requests the end, from any thread; a run in progress is finished."""
+        """Requests the end of the burn-in, from any thread; a run in progress is completed."""
         self.stopped = self.stopped or why
 
     def run(self, devices: Sequence[jax.Device]) -> BurninResult:
         """Runs the burn-in on devices of this process, and returns the result, which is also on disk.
 
         Raises `SettingError` if another burn-in holds a device, or the settings differ from those of the burn-in to
-        resume; `RecordError` if that is damaged, or another process writes to the folder; `OSError` if the folder
-        cannot be written, or `NotOnRecord` if a difference was found before that.
+        resume; `RecordError` if the result to resume is damaged, or another process writes to the folder; `OSError` if
+        the folder cannot be written; `NotOnRecord` instead if a difference had been found.
         """
         settings, described = self.settings, describe_devices(devices)
         earlier = BURN_IN.read(self.folder) if self.resume else None
@@ -161,7 +161,7 @@ class Session:
         return self.without(f"ended by {why} before the devices had started") if self._result is None else self.save()
 
     def save(self, *, final: bool = False) -> BurninResult:
-        """Writes the result so far; any thread may call it. Until the end the result is marked as stopped."""
+        """Writes the result so far; any thread may call this. Until the end, the result is marked as stopped."""
         with self._lock:
             result = self._known(final=final)
             BURN_IN.write(self.folder / RESULT, result)
@@ -197,7 +197,7 @@ class Session:
         return judge(result)
 
     def _doubt(self, result: BurninResult, *, final: bool) -> str | None:
-        """Returns the reason against a PASS if golden digests are unusable, or only the device itself recorded them."""
+        """Returns a reason against a PASS if golden digests are unusable or recorded only by the device itself."""
         if not isinstance(self._register, Register):
             return f"the golden digests were not used: {self._register}"
         if not final:
@@ -218,7 +218,7 @@ def clock_shift(begun: datetime.datetime, ended: datetime.datetime, seconds: flo
 
 
 def go_on(result: BurninResult, earlier: BurninResult) -> None:
-    """Fills a planned result with that of an earlier burn-in of the same workloads, devices and faults."""
+    """Fills a planned result with that of an earlier burn-in with the same workloads, devices and faults."""
 
     def short(values: Sequence[str | None]) -> str:
         return ", ".join(map(str, values[:3])) + (" ..." if len(values) > 3 else "") if values else "none"
@@ -230,7 +230,7 @@ def go_on(result: BurninResult, earlier: BurninResult) -> None:
         ("workloads", sorted(before_names - names), sorted(names - before_names)),
         ("seeds of the data", [str(earlier.settings.seed)], [str(result.settings.seed)]),
     ):
-        if before != here and (before or what != "workloads"):  # new workloads may join
+        if before != here and (before or what != "workloads"):  # new workloads may be added
             raise SettingError(
                 "resume", None, f"the {what} were {short(before)}, but now are {short(here)}; give the same flags"
             )

@@ -1,4 +1,4 @@
-"""The standing of a host by its last result. Health checks read it every minute, so nothing heavy is imported."""
+"""The standing of a host, from its last result. Health checks read it every minute, so this module imports quickly."""
 
 import datetime
 import os
@@ -15,7 +15,7 @@ from .pair import PAIR, PAIR_FORMAT, POOL, Pair
 from .results import EVENTS, RESULT
 
 NAMES = (RESULT, PAIR, POOL)
-AHEAD = 300.0  # seconds that a result may be in the future: clocks of hosts differ by less
+AHEAD = 300.0  # seconds by which a result may be dated in the future; clocks of hosts differ by less
 
 
 class Standing(Fields, kw_only=True):
@@ -29,9 +29,10 @@ class Standing(Fields, kw_only=True):
 
 
 def standing_of(path: Path, max_age: float | None = None, *, now: datetime.datetime | None = None) -> Standing:
-    """Reads the last result: a file, the folder of a burn-in, pair or pool, or the newest of such folders in a folder.
+    """Returns a host's standing from its last result; `max_age` is in seconds.
 
-    A result that is missing, damaged, too old (in seconds) or dated in the future is INCONCLUSIVE, never a PASS. A
+    `path` is a result file, the folder of a burn-in, pair or pool, or a folder of such folders, of which the newest
+    counts. A result that is missing, damaged, too old or dated in the future is INCONCLUSIVE, never a PASS. A
     simulation says nothing about the hardware, and is INCONCLUSIVE unless `path` names it directly.
     """
     try:
@@ -68,7 +69,7 @@ def standing_of(path: Path, max_age: float | None = None, *, now: datetime.datet
 
 
 def _is_pair(place: Path) -> bool:
-    """Whether a file is the result of a pair or pool, by name, or by format if it was renamed."""
+    """Returns whether a file is the result of a pair or pool, by its name or, if it was renamed, by its format."""
     if place.name in NAMES:
         return place.name != RESULT
     try:
@@ -93,15 +94,15 @@ def _newest(path: Path) -> tuple[Path | None, bool]:
 
 
 def _results(folder: Path) -> list[Path]:
-    """Returns the results in a folder; for a burn-in with a log but no result, the path that it would have."""
+    """Returns the paths of the results in a folder; for a burn-in with a log but no result, the expected path."""
     found = [folder / name for name in NAMES if os.path.lexists(folder / name)]
     return found or ([folder / RESULT] if (folder / EVENTS).exists() else [])
 
 
 def _written(path: Path) -> float:
-    """Returns the time of writing that a result states, Unix time. The file's own time may be that of a copy.
+    """Returns the Unix time at which a result states that it was written; the file's own time may be that of a copy.
 
-    For unreadable files it is the modification time: a damaged result must not make an older one the newest.
+    For unreadable files, returns the modification time: a damaged result must not make an older one the newest.
     """
     try:
         return datetime.datetime.fromisoformat(str(read_json(path)["ended"])).timestamp()

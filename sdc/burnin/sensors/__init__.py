@@ -3,7 +3,7 @@
 base       `SensorBackend`, the base class of all sources of readings, and the readings
 libraries  NVIDIA GPUs through NVML, AMD GPUs through AMD SMI, TPUs through the metrics of their library
 kernel     AMD GPUs and processors through kernel files, and errors in the kernel's log
-monitor    reads each source in its own thread
+monitor    the readings of all sources, each in its own thread
 """
 
 from typing import TYPE_CHECKING

@@ -26,15 +26,15 @@ XID = MappingProxyType(
 
 
 class Sensors(Fields, kw_only=True):
-    """Readings that a device's driver reports at one moment. Readings that it does not report are absent."""
+    """Readings that a device's driver reports at one moment; unreported readings are absent."""
 
     temperature: Annotated[float | None, about("degrees Celsius")] = None
     power: Annotated[float | None, about("watts")] = None
-    clock: Annotated[float | None, about("clock of the processors, MHz")] = None
-    memory_clock: Annotated[float | None, about("clock of the memory, MHz")] = None
-    corrected: Annotated[int | None, about("memory errors that ECC corrected, since the driver was loaded")] = None
+    clock: Annotated[float | None, about("processor clock, MHz")] = None
+    memory_clock: Annotated[float | None, about("memory clock, MHz")] = None
+    corrected: Annotated[int | None, about("memory errors that ECC has corrected since the driver was loaded")] = None
     uncorrected: Annotated[
-        int | None, about("memory errors that ECC could not correct, since the driver was loaded")
+        int | None, about("memory errors that ECC has not corrected since the driver was loaded")
     ] = None
     retired: Annotated[int | None, about("retired memory pages or remapped rows")] = None
     slowed: Annotated[list[str] | None, about("reasons for a reduced clock, as the driver states them")] = None
@@ -46,15 +46,15 @@ class Course(Fields, kw_only=True):
     source: Annotated[str, about("source of the readings: `nvml`, `amdsmi`, `hwmon` ...")]
     before: Annotated[Sensors, about("readings before the first run")]
     after: Annotated[Sensors, about("readings after the last run")]
-    samples: Annotated[int, about("number of readings in between")]
+    samples: Annotated[int, about("number of readings during the burn-in")]
     hottest: Annotated[float | None, about("highest temperature, degrees Celsius")] = None
     strongest: Annotated[float | None, about("highest power, watts")] = None
-    slowest: Annotated[float | None, about("lowest clock of the processors under load, MHz")] = None
+    slowest: Annotated[float | None, about("lowest processor clock under load, MHz")] = None
     events: Annotated[list[str], about("errors that the driver reported during the burn-in, such as `Xid 48`")] = []
 
 
 def driver_errors(course: Course) -> Iterator[str]:
-    """Yields a device's errors that its driver reported, in words; corrected memory errors do not count."""
+    """Yields in words the errors that a device's driver reported, except corrected memory errors."""
     before, after = course.before, course.after
     if before != Sensors() and after == Sensors():
         yield f"{course.source} no longer reports readings of the device"
@@ -91,13 +91,13 @@ class SensorEvent(NamedTuple):
 
 
 class SensorBackend:
-    """A source of readings. Each source has its own thread, so it may block, and may raise."""
+    """A source of readings. Each source runs in its own thread, so its methods may block, and may raise."""
 
     def read(self, index: int, *, between: bool) -> Sensors | None:
         """Returns readings of a device, by index; None for a device that the source does not know.
 
         `between` is true while workloads run. The readings then omit error counters, which some drivers are slow to
-        read, and the clock of a device that is momentarily idle, which is low for no relevant reason.
+        read, and the clock of a momentarily idle device, whose low value is irrelevant.
         """
         return None
 
@@ -109,7 +109,7 @@ class SensorBackend:
         """Releases the resources of the source."""
 
 
-# Opens a source for devices; returns None if it does not know any of them.
+# Opens a source for devices; returns None if the source knows none of them.
 Opener: TypeAlias = Callable[[Described], SensorBackend | None]
 
 

@@ -79,7 +79,7 @@ class Hwmon(SensorBackend):
         return [SensorEvent(None, f"machine check: {new} exceptions")] if new > 0 else []
 
     def _throttles(self) -> list[float]:
-        """Returns how often each processor was throttled for its temperature since the system booted."""
+        """Returns how often each processor has been throttled because of its temperature since the system booted."""
         return _numbers(self._root / "sys", "devices/system/cpu/cpu[0-9]*/thermal_throttle/*_throttle_count")
 
     def _machine_checks(self) -> int:
@@ -93,7 +93,7 @@ def _scaled(choose: Callable[[list[float]], float], values: list[float], unit: f
 
 
 def _numbers(folder: Path, pattern: str) -> list[float]:
-    """Returns the numbers in files, except those that are unreadable at the moment."""
+    """Returns the numbers in files; skips files that are momentarily unreadable."""
     found = (attempt(float, _text(path)) for path in sorted(folder.glob(pattern)))
     return [value for value in found if value is not None]
 
@@ -106,13 +106,13 @@ def _text(path: Path) -> str:
 
 
 LOG = "/dev/kmsg"
-LONGEST = 160  # characters of a line that are kept
-RECORDS = 10_000  # lines that are read per call; a driver that keeps failing writes without end
+LONGEST = 160  # maximum number of characters kept from a line
+RECORDS = 10_000  # maximum number of lines read per call, since a failing driver may write endlessly
 _ADDRESS = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?"
 # Messages that report hardware errors, and their texts in the result.
 ERRORS = (
     (rf"(?i)NVRM: Xid \(PCI:{_ADDRESS}\): (?P<number>\d+)(?:, ?(?P<rest>.*))?$", "Xid {number}"),
-    # A query also logs earlier errors, and "no uncorrectable errors": only lines about new errors count.
+    # A query also logs earlier errors and "no uncorrectable errors"; only lines about new errors count.
     (
         rf"(?i)amdgpu {_ADDRESS}: .*?\b(?P<what>[1-9]\d* new uncorrectable hardware errors detected in \w+ block)",
         "{what}",
@@ -123,9 +123,9 @@ ERRORS = (
 
 
 def parse_message(text: str) -> tuple[str | None, str] | None:
-    """Returns the error that a log message reports, if any: the PCI address of its device, None for the host, and text.
+    """Returns the error that a log message reports, if any: text, and a device's PCI address or None for the host.
 
-    The address has the form of the log: lower case, a domain of four digits, without the function.
+    The address has the format of the log: lower case, four digits for the domain, no function number.
     """
     for pattern, said in ERRORS:
         if (found := re.search(pattern, text.strip())) is not None:
@@ -141,7 +141,7 @@ def _short_address(bus: str) -> str:
 
 
 def open_kernel_log(described: Described, path: str = LOG) -> "KernelLog | None":
-    """Opens the kernel's log at its end; if it is unreadable, raises `Silent`, or returns None without PCI devices."""
+    """Opens the kernel's log at its end; an unreadable log raises `Silent`, or returns None without PCI devices."""
     places = {_short_address(str(device["bus"])): index for index, device in enumerate(described) if device.get("bus")}
     handle = None
     try:
@@ -157,7 +157,7 @@ def open_kernel_log(described: Described, path: str = LOG) -> "KernelLog | None"
 
 
 class KernelLog(SensorBackend):
-    """Errors in the kernel's log, which has no readings. Errors of devices outside of the burn-in are ignored."""
+    """Errors in the kernel's log, which has no readings. Errors of devices outside the burn-in are ignored."""
 
     def __init__(self, handle: int, places: Mapping[str, int]) -> None:
         self._handle, self._places = handle, places

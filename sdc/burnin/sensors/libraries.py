@@ -1,4 +1,4 @@
-"""Libraries of vendors: NVML (the extra `nvml`), AMD SMI, which is part of ROCm, and the metrics of libtpu."""
+"""Vendors' libraries: NVML (the extra `nvml`), AMD SMI, which is part of ROCm, and the metrics of libtpu."""
 
 import importlib
 from typing import Any
@@ -17,12 +17,12 @@ SLOWED = {
     0x80: "hardware power brake",
     0x100: "display clocks",
 }
-MOST_EVENTS = 64  # events that are read per call from one device
-PERSISTENT = 6  # health of a TPU's link from which a problem is persistent; 0 is healthy, lower values are transient
+MOST_EVENTS = 64  # maximum number of events read per call from one device
+PERSISTENT = 6  # lowest health score of a TPU's link that means a persistent problem; 0 means a healthy link
 
 
 def _first(*values: Any) -> float | None:
-    """Returns the first value that is a number; unsupported ones are `N/A` or None."""
+    """Returns the first value that is a number; unsupported values are `N/A` or None."""
     return next((float(value) for value in values if isinstance(value, int | float)), None)
 
 
@@ -47,7 +47,7 @@ class Nvml(SensorBackend):
         self._library = library
         found = {index: attempt(library.nvmlDeviceGetHandleByUUID, identity) for index, identity in wanted.items()}
         self._handles = {index: handle for index, handle in found.items() if handle is not None}
-        # One set per device, so that its events belong to it even if they do not name it.
+        # One event set per device, so that events are assigned to a device even if they do not name it.
         self._sets: dict[int, Any] = {}
         for index, handle in self._handles.items():
             if (events := attempt(library.nvmlEventSetCreate)) is None:
@@ -63,7 +63,7 @@ class Nvml(SensorBackend):
             return None
         nvml = self._library
         power = attempt(nvml.nvmlDeviceGetPowerUsage, handle)
-        # They were called throttle reasons before driver 535.
+        # Before driver 535, event reasons were called throttle reasons.
         names = (f"nvmlDeviceGetCurrentClocks{kind}Reasons" for kind in ("Event", "Throttle"))
         reasons = next(filter(None, (getattr(nvml, name, None) for name in names)), None)
         bits = None if reasons is None else attempt(reasons, handle)
@@ -80,7 +80,7 @@ class Nvml(SensorBackend):
         for name in ("corrected", "uncorrected"):
             kind = getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{name.upper()}")
             setattr(found, name, attempt(nvml.nvmlDeviceGetTotalEccErrors, handle, kind, nvml.NVML_VOLATILE_ECC))
-        # Rows are remapped from Ampere on, pages were retired before.
+        # GPUs since Ampere remap rows; earlier ones retire pages.
         if (rows := attempt(nvml.nvmlDeviceGetRemappedRows, handle)) is not None:
             found.retired = rows[0] + rows[1]
             return found
@@ -121,7 +121,7 @@ def open_amd_smi(described: Described, library: Any = None) -> "AmdSmi | None":
 
 
 class AmdSmi(SensorBackend):
-    """Readings of AMD SMI. The kernel's log has the errors."""
+    """Readings from AMD SMI. Errors come from the kernel's log."""
 
     def __init__(self, library: Any, handles: dict[int, Any]) -> None:
         self._library, self._handles = library, handles
@@ -166,7 +166,7 @@ def open_tpu_metrics(described: Described, library: Any = None) -> "TpuMetrics |
     try:
         library = library or importlib.import_module("libtpu.sdk.tpumonitoring")
         supported = set(library.list_supported_metrics())
-    except Exception:  # an old library, or none
+    except Exception:  # the library is old or missing
         return None
     chips = list(dict.fromkeys(places))
     return TpuMetrics(library, [chips.index(place) for place in places], supported) if supported else None
@@ -182,7 +182,7 @@ class TpuMetrics(SensorBackend):
         scores = [score for _, score in self._values("tpu_throttle_score")]
         if not scores:
             return None
-        # If the library reports other chips than these, the highest score counts: nothing is healthy by default.
+        # If the library reports a different number of chips, the highest score counts: nothing is healthy by default.
         alike = len(scores) == max(self._chips) + 1
         score = scores[self._chips[index]] if alike else max(scores)
         return Sensors(slowed=[f"throttle score {score:g}"] if score > 0 else [])
@@ -195,7 +195,7 @@ class TpuMetrics(SensorBackend):
         ]
 
     def _values(self, metric: str) -> list[tuple[str, float]]:
-        """Returns a metric's values: each is a number, or a place and a number, as in `tray1.chip3.ici0.int: 10`."""
+        """Returns a metric's places and values, parsed from texts such as `10` or `tray1.chip3.ici0.int: 10`."""
         found = []
         texts = attempt(lambda: list(self._library.get_metric(metric).data())) if metric in self._supported else ()
         for text in texts or ():

@@ -1,7 +1,7 @@
-"""Temperature, power, clocks and errors of the devices during a burn-in, from all sources that know them.
+"""Temperature, power, clocks and errors of the devices during a burn-in, from all available sources.
 
-No source may raise into a burn-in or block it, as drivers of failing devices do. Each is therefore read by its own
-daemon thread, for which the burn-in waits at most a few seconds.
+Drivers of failing devices raise exceptions or block, which must not affect a burn-in. Each source is therefore read by
+its own daemon thread, for which the burn-in waits at most a few seconds.
 """
 
 import threading
@@ -16,7 +16,7 @@ from .base import Course, Described, Opener, SensorBackend, Sensors, Silent
 from .kernel import open_hwmon, open_kernel_log
 from .libraries import open_amd_smi, open_nvml, open_tpu_metrics
 
-# Sources by name. A device's readings come from the first source that knows it, its errors from all sources.
+# Sources by name. A device's readings come from the first source that knows it; its errors come from all sources.
 SOURCES: Mapping[str, Opener] = MappingProxyType(
     {
         "nvml": open_nvml,
@@ -27,7 +27,7 @@ SOURCES: Mapping[str, Opener] = MappingProxyType(
     }
 )
 PATIENCE = 5.0  # seconds to wait for all sources before a burn-in, and again after it
-MOST = 32  # distinct errors of a device that are listed
+MOST = 32  # maximum number of distinct errors listed for a device
 
 
 class Monitor:
@@ -80,7 +80,7 @@ class Monitor:
         reports = [(watch.name, *watch.said(index)) for watch in self._watches]
         course = next((course for _, course, _ in reports if course is not None), None)
         counts = {text: count for _, _, texts in reports for text, count in texts.items()}
-        # NVML gives the number of an Xid, and the kernel's log the same number with more details.
+        # NVML gives the number of an Xid; the kernel's log gives the same number with more details.
         words = [
             text if count == 1 else f"{text} ({count} times)"
             for text, count in counts.items()
@@ -115,7 +115,7 @@ class _Watch(threading.Thread):
         self.over.set()
 
     def said(self, index: int) -> tuple[Course | None, dict[str, int]]:
-        """Returns a device's readings so far, and the number of reports of each error of it or of the host."""
+        """Returns a device's readings so far, and how often each error of the device or the host was reported."""
         with self._lock:
             known = self._courses.get(index)
             events = {text: count for (device, text), count in self._events.items() if device in (index, None)}

@@ -1,9 +1,9 @@
 """Arithmetic: matrix products, attention and functions, which round; reductions, some of them exact; orderings.
 
-Matrix products are square, odd-sized, and thin; their sums are compared before rounding, and checked by checksums.
-Attention is two products with a softmax between them, as in models. Functions use hardware units and compiler libraries
-that products do not use. Exact reductions add integers whose sums floating-point numbers represent exactly: the host
-computes them, and the orderings (sorting, selecting, gathering, scattering), bit for bit.
+Matrix products have square, odd-sized and thin shapes; their float32 sums are compared, and checksums check them.
+Attention is two matrix products with a softmax between them, as in models. Functions use hardware units and compiler
+libraries that matrix products do not use. Exact reductions add integers whose sums floating-point numbers represent
+exactly. The host computes exact reductions and orderings (sorting, selecting, gathering, scattering) bit for bit.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class MatrixProduct(BurninWorkload):
 
 
 def build_matrix(request: FamilyRequest) -> Iterator[BurninWorkload]:
-    """Yields products of each shape with normal data, and square ones with all other kinds of data."""
+    """Yields matrix products of each shape with normal data, and square ones with all other kinds of data."""
     side = request.level.side
     shapes = [(side, side, side), (side + 1, side - 1, side // 2 + 1), (side // 8, 4 * side, side)]
     for dtype in request.dtypes:
@@ -58,7 +58,7 @@ def build_matrix(request: FamilyRequest) -> Iterator[BurninWorkload]:
 
 
 class CausalAttention(BurninWorkload):
-    """Causal attention; scores and weights are in float32, the factors of the products in the dtype of the data."""
+    """Causal attention: scores and weights are in float32; the factors of the products have the dtype of the data."""
 
     def inputs(self) -> tuple[Float[np.ndarray, "heads length depth"], ...]:
         q, k, v = make_floats(self.data, (3, *self.sizes), self.dtype, self.seed)
@@ -154,7 +154,7 @@ class Functions(BurninWorkload):
 
 
 def build_functions(request: FamilyRequest) -> Iterator[BurninWorkload]:
-    """Yields each group of functions; exponentials with every kind of data."""
+    """Yields a workload for each group of functions, and for exponentials one with every kind of data."""
     count = request.level.numbers
     for dtype in request.dtypes:
         for group, functions in GROUPS.items():
@@ -179,7 +179,7 @@ LARGEST = 8  # elements that `top_k` returns
 
 
 class ExactReductions(BurninWorkload):
-    """Reductions of integers: the host gets the same bits in any order of summation."""
+    """Reductions of integers: the host computes the same bits in any order of summation."""
 
     def inputs(self) -> tuple[Float32[np.ndarray, "rows columns"]]:
         # -1, 0 and 1, so that sums of up to 2**24 of them are exact in float32, in any order.

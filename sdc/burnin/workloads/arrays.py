@@ -1,11 +1,11 @@
 """Data that provoke faults: functions of a seed and a shape, with the same bits on every host.
 
 All data come from the counter-based generator Philox, whose stream NumPy guarantees, and from operations that IEEE 754
-rounds exactly, in a fixed order: no function libraries and no matrix products, which differ between processors.
+rounds exactly, in a fixed order, without function libraries and matrix products, which differ between processors.
 
 The treatment of subnormal numbers depends on the platform: XLA makes CPUs and TPUs flush subnormal inputs and results
-to zero; NVIDIA's GPUs keep them unless a flag disables that. `keeps_subnormals` tests it. Where they are flushed,
-subnormal data are zeros to the arithmetic units, and exercise only copies and memory.
+to zero; NVIDIA's GPUs keep subnormal numbers unless a flag disables that. `keeps_subnormals` tests this. On devices
+that flush, subnormal data are zeros to the arithmetic units, and exercise only copies and memory.
 """
 
 import math
@@ -26,7 +26,7 @@ WIDTH, HIDDEN = 8, 16
 
 
 def normal(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
-    """Numbers of mean 0 and variance 1: the sum of 12 uniform ones minus 6, scaled so that all mantissa bits occur."""
+    """Returns numbers with mean 0 and variance 1: sums of 12 uniform ones, scaled so that all mantissa bits occur."""
     total = math.prod(shape)
     stream = _stream("normal", seed)
     flat = np.zeros(total)
@@ -39,7 +39,7 @@ def normal(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "
 
 
 def ones(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
-    """Numbers of either sign whose mantissa bits are all ones, with magnitudes from 1/2 to 4."""
+    """Returns numbers of either sign whose mantissa bits are all ones, with magnitudes from 1/2 to 4."""
     raw = _raw("ones", seed, math.prod(shape))
     exponents = ((raw >> np.uint64(1)) % np.uint64(3)).astype(np.int32) - 1
     signs = 1.0 - 2.0 * (raw & np.uint64(1)).astype(np.float64)
@@ -56,14 +56,14 @@ def subnormal(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray
 
 
 def alternating(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
-    """Numbers of alternating sign, so that their sums cancel."""
+    """Returns numbers of alternating sign, so that their sums cancel."""
     size = np.abs(normal(shape, "float64", seed).reshape(-1)) + 2.0**-8
     size[1::2] *= -1
     return _typed(size, dtype).reshape(shape)
 
 
 def activations(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
-    """Outputs of a fixed small network, row by row: gated units (SwiGLU), then attention weights (softmax)."""
+    """Returns outputs of a fixed small network, row by row: gated units (SwiGLU), then attention weights (softmax)."""
     h = normal((TOKENS, WIDTH), "float64", seed)
     up, gate, keys = normal((3, WIDTH, HIDDEN), "float64", seed + 1)
     gates = _product(h, gate)
@@ -102,7 +102,7 @@ def make_floats(kind: str, shape: tuple[int, ...], dtype: str, seed: int) -> Flo
 
 
 def keeps_subnormals(dtype: str, device: jax.Device) -> bool:
-    """Whether a device that multiplies a subnormal number by one returns it, rather than zero."""
+    """Returns whether a device that multiplies a subnormal number by one computes that number, rather than zero."""
     smallest = subnormal((8,), dtype, 0)
     one = np.ones(8, jnp.dtype(dtype))
     got = jax.jit(lambda x, y: x * y)(*jax.device_put((smallest, one), device))

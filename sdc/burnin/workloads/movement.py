@@ -1,8 +1,8 @@
 """Data movement: memory patterns, copies, and collectives over the local devices; the host knows all right bits.
 
 The device generates a pattern word by word from the index, and a separate program digests the buffer, so that the words
-must go through memory. Retention waits between the two. Copies go from the host to a device and back, or via the other
-devices, and are compared on the host. Collectives use numbers whose sums are exact.
+must go through memory. To test retention, a workload waits between the two programs. Copies go from the host to a
+device and back, or via the other devices, and are compared on the host. Collectives use numbers whose sums are exact.
 """
 
 import dataclasses
@@ -20,11 +20,12 @@ from .workload import AXIS, Bench, BurninWorkload, FamilyRequest
 
 
 def _walking(at: Any, word: Callable[[int], Any]) -> Any:
-    """Sets one bit per word, the next one in each word; each group of 32 words starts one bit later."""
+    """Returns words with one bit set, the next bit in each word; each group of 32 words starts one bit later."""
     return word(1) << ((at + at // word(32)) % word(32))
 
 
-# Words from their indices; `word` creates a constant, in JAX or NumPy. A stuck address line aliases two addresses.
+# Functions from the index of a word to the word; `word` creates a constant, in JAX or NumPy. The address patterns show
+# stuck address lines, which alias two addresses.
 PATTERNS: Mapping[str, Callable[[Any, Callable[[int], Any]], Any]] = {
     "walking-ones": _walking,
     "walking-zeros": lambda at, word: ~_walking(at, word),
@@ -36,7 +37,7 @@ PATTERNS: Mapping[str, Callable[[Any, Callable[[int], Any]], Any]] = {
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Pattern(BurninWorkload):
-    """A buffer with a pattern, which is not accessed for the seconds of retention, if there are any."""
+    """A buffer with a pattern; during the retention time, if any, the buffer is not accessed."""
 
     seconds: float = 0.0
 
@@ -77,7 +78,7 @@ def build_memory(request: FamilyRequest) -> Iterator[BurninWorkload]:
 
 
 class Transfers(BurninWorkload):
-    """Copies of words to which a device adds one, which shows that the returned words were on the device."""
+    """Copies of words. A device adds one to each word, which shows that the returned words were on the device."""
 
     def inputs(self) -> tuple[UInt32[np.ndarray, "words"]]:
         return (random_words(self.sizes, self.seed),)
@@ -89,7 +90,7 @@ class Transfers(BurninWorkload):
         return x + np.uint32(1)
 
     def drive(self, bench: Bench) -> Any:
-        """Copies from the host to the device, or from it to each of the other devices in turn, and back."""
+        """Copies from the host to the device, or from the device to each of the other devices in turn, and back."""
         if self.way == "host-device-host":
             return bench.call(*jax.device_put(bench.host(), bench.device))
         out = bench.call(*bench.arguments)
@@ -121,12 +122,12 @@ def build_transfers(request: FamilyRequest) -> Iterator[BurninWorkload]:
 
 
 def _of_all(x: Shaped[np.ndarray, "*shape"]) -> Shaped[np.ndarray, "n *shape"]:
-    """Repeats an array for each device; there are as many devices as shards."""
+    """Returns an array repeated for each device; there are as many devices as shards."""
     return np.broadcast_to(x, (x.shape[-2], *x.shape))
 
 
-# Each as a function on a device, which takes its shard `[1, n, m]` of n devices, and as a function on the host, which
-# takes all shards, `[n, n, m]`, and returns results whose first axis is the device.
+# Each collective as a function on one of n devices, which takes its shard `[1, n, m]`, and as a function on the host,
+# which takes all shards, `[n, n, m]`, and returns results whose first axis is the device.
 COLLECTIVES: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "psum": (lambda x: lax.psum(x, AXIS), lambda x: _of_all(x.sum(axis=0, dtype=x.dtype))),
     "pmax": (lambda x: lax.pmax(x, AXIS), lambda x: _of_all(x.max(axis=0))),
@@ -149,12 +150,12 @@ ALIKE = ("psum", "pmax", "all_gather")  # collectives that give all devices the 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Exchange(BurninWorkload):
-    """A collective on integers and one on floating-point numbers."""
+    """A collective on integers and on floating-point numbers."""
 
     collective: str
 
     def inputs(self) -> tuple[Shaped[np.ndarray, "n n m"], Shaped[np.ndarray, "n n m"]]:
-        """32-bit integers, which wrap, and multiples of 1/256 up to 32 in magnitude, with exact sums in float32."""
+        """Returns 32-bit integers, whose sums wrap, and multiples of 1/256, whose sums in float32 are exact."""
         count, width = self.sizes
         words = random_words((2, count, count, width), self.seed)
         real = (words[1] >> np.uint32(18)).astype(np.float32) / np.float32(256) - np.float32(32)

@@ -1,4 +1,4 @@
-"""The class of workloads, which are programs that produce the same bits in each run; workloads by level and family.
+"""The base class of workloads (programs that produce the same bits in each run); workloads by level and family.
 
 Further programs, such as a training step, are added by registering a family.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Family: TypeAlias = Literal[
     "matrix", "attention", "functions", "reductions", "ordering", "memory", "transfers", "collectives", "training"
 ]
-# Modules of this package whose `build_NAME` build the families, except the one that `sdc.train` registers.
+# Modules of this package with functions `build_NAME` for all families, except the one that `sdc.train` registers.
 MODULES = ("arithmetic", "movement")
 BUILT_IN: tuple[Family, ...] = tuple(name for name in get_args(Family) if name != "training")
 Unit: TypeAlias = Literal["flop", "byte"]
@@ -53,7 +53,7 @@ class BurninWorkload:
     unit: Unit = "flop"
     seed: int = 0  # seed of the data
     multi: bool = False  # whether it spans all devices
-    alike: bool = True  # whether all devices have equal outputs and can vote; not so for an exchange of shards
+    alike: bool = True  # whether all devices have equal outputs and can vote; false for an exchange of shards
     checked: bool = False  # whether checksums (`sdc.abft`) also check its matrix products
     on_host: bool = False  # whether outputs are compared on the host, to test the transfer
     way: str = ""  # kind of `drive`, if it does more than one call; the reproducer of a bundle repeats it
@@ -79,15 +79,15 @@ class BurninWorkload:
         raise NotImplementedError
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The program: a pure function of the arguments that returns a pytree of arrays.
+        """Computes the outputs, a pytree of arrays, as a pure function of the arguments.
 
-        If `multi`, it runs for each device under the mapped axis `device`, and the first axis of its arguments and
-        results has size 1.
+        If `multi`, this function runs on each device under the mapped axis `device`, and the first axis of its
+        arguments and results has size 1.
         """
         raise NotImplementedError
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns outputs as the host computes them, bit for bit; if `multi`, of all devices together."""
+        """Returns the right outputs, computed by the host bit for bit; if `multi`, those of all devices together."""
         raise NotImplementedError
 
     def drive(self, bench: Bench) -> Any:
@@ -125,7 +125,7 @@ class Level:
 
 Build: TypeAlias = "Callable[[FamilyRequest], Iterable[BurninWorkload]]"
 ALL_DATA = ("normal", "ones", "subnormal", "alternating", "activations")
-# For rehearsals and tests: it puts no load on a device.
+# For rehearsals and tests: this level puts no load on a device.
 SMALLEST = Level("smallest", 8, 8, 64, 256, (0.0,), 0.0, ("normal", "subnormal"))
 LEVELS: Mapping[str, Level] = MappingProxyType(
     {
@@ -191,7 +191,7 @@ def workloads(
     only: Sequence[str] | None = None,
     seed: int = 0,
 ) -> list[BurninWorkload]:
-    """Returns workloads of a level, of some families or all; collectives and device copies need two devices."""
+    """Returns the workloads of a level, of some families or all; collectives and device copies need two devices."""
     if not devices:
         raise SettingError("devices", None, "expected at least one device")
     for setting, given, known in (("dtypes", dtypes, get_args(DataType)), ("only", only or (), families())):
