@@ -1,4 +1,4 @@
-"""The record of a run on disk, deterministic execution, and whether two runs are comparable.
+"""Records of runs on disk, deterministic execution, and the comparability of two runs.
 
 - `format`: files of JSON with checksums, one `Format` for each kind of file
 - `lines`: files of lines that grow during a run

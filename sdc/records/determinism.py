@@ -1,9 +1,9 @@
-"""Determinism: settings that make a backend bitwise deterministic, and whether two runs are comparable.
+"""Determinism: settings that make a backend bitwise deterministic, and the comparability of two runs.
 
 Twins are compared bit for bit, so they must run the same program on the same kind of device with the same libraries.
-`prepare` makes the settings for each backend before JAX starts it, `environment` records them, and `differences`
-lists the differences between processes: such twins are not comparable, and a difference in their results proves
-nothing.
+`prepare` applies the settings of each backend before JAX starts it, `environment` records them, and `differences`
+lists the differences between processes. Twins with such differences are not comparable: if their results differ, this
+proves nothing.
 """
 
 import hashlib
@@ -16,19 +16,19 @@ from ..schema import package_version
 from .devices import text_of, version_in
 
 if TYPE_CHECKING:
-    import jax  # code that only reads and writes records starts faster without it
+    import jax  # code that only reads and writes records starts faster without JAX
 
 Platform: TypeAlias = Literal["cpu", "gpu", "tpu"]
 
 # Excludes GPU kernels with nondeterministic summation order. Autotuning picks kernels by measured time, so two hosts
-# may pick different ones: it is disabled. TPUs and CPUs are deterministic by default.
+# may pick different ones: autotuning is disabled. TPUs and CPUs are deterministic by default.
 GPU_FLAGS = (
     "--xla_gpu_deterministic_ops=true",
     "--xla_gpu_exclude_nondeterministic_ops=true",
     "--xla_gpu_autotune_level=0",
 )
 THREADS = "NPROC"  # the environment variable from which XLA takes the size of its thread pool on a CPU
-# Maximum simulated devices of a process. Each has its own threads, and a process that cannot create more aborts.
+# Maximum number of simulated devices of a process. Each has its own threads; a process that cannot create more aborts.
 MOST_DEVICES = 1024
 PACKAGES = ("jax-sdc", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 OPTIONS = (
@@ -41,13 +41,13 @@ OPTIONS = (
 
 
 def prepare(*, cpu_devices: int, cpu_threads: int | None = None, only_cpu: bool = False) -> None:
-    """Makes every backend deterministic; call it before anything runs on a device.
+    """Makes every backend deterministic; call this function before anything runs on a device.
 
     Args:
         cpu_devices: number of CPU devices to simulate in this process, if it has only a CPU.
-        cpu_threads: size of XLA's thread pool on a CPU, at least `cpu_devices` (by default as many). XLA splits matrix
+        cpu_threads: size of XLA's thread pool on a CPU, at least `cpu_devices` (its default). XLA splits matrix
             products by the size of the pool and rounds each part, so another size gives different low-order bits.
-        Processes whose results are compared need the same size.
+            Processes whose results are compared need the same size.
         only_cpu: use the CPU even if there is an accelerator.
 
     Raises:
@@ -96,7 +96,7 @@ def check_deterministic(environment: Mapping[str, Any]) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Describes the environment of this process; equal for processes whose results are comparable bit for bit.
+    """Returns the environment of this process, which is equal if the results of processes are comparable bit for bit.
 
     Returns:
         Versions, devices, flags and options, as JSON. The call starts the devices.

@@ -1,8 +1,8 @@
 """The devices of a process, identified so that the physical part can be located.
 
-A verdict names ranks. Acting on it requires the host, the slot and the part, as reported by JAX, the driver's libraries
-and the kernel's files. Unreported fields are omitted; the devices themselves are not queried. These fields do not
-affect the computation, so they are not part of `environment` and never make two processes incomparable.
+A verdict identifies ranks. To act on a verdict, one needs the host, the slot and the part, as reported by JAX, the
+driver's libraries and the kernel's files. Unreported fields are omitted; the devices themselves are not queried. These
+fields do not affect the computation, so they are not part of `environment` and never make two processes incomparable.
 """
 
 import ctypes
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import jax
 
 NVIDIA_DRIVER = r"Kernel Module\s+(?:for \S+\s+)?(\d[\w.]*)"
-VIDEO_BIOS = r"^Video BIOS:\s*([\w.]+)\s*$"  # a board without one shows question marks
+VIDEO_BIOS = r"^Video BIOS:\s*([\w.]+)\s*$"  # a board without a video BIOS shows question marks
 MICROCODE = r"^microcode\s*:\s*(\S+)"
-PATIENCE = 5.0  # seconds for a command that reports serial numbers; it takes long if a driver hangs
+PATIENCE = 5.0  # time limit in seconds for a command that reports serial numbers, which takes long if a driver hangs
 
 
 def text_of(path: str) -> str | None:
@@ -65,7 +65,7 @@ class Sources:
 def describe_devices(
     devices: "Sequence[jax.Device] | None" = None, *, sources: Sources | None = None
 ) -> list[dict[str, Any]]:
-    """Describes the hardware behind the devices of this process. The call starts JAX's devices.
+    """Returns descriptions of the hardware behind the devices of this process. The call starts JAX's devices.
 
     Args:
         devices: the devices to describe; those of other processes are skipped (default: all).
@@ -95,7 +95,7 @@ def describe_devices(
 
 
 def on_mesh(devices: Sequence[Mapping[str, Any]], mesh: "jax.sharding.Mesh") -> list[dict[str, Any]]:
-    """Adds its rank, the position on a mesh, to each device.
+    """Returns the devices of a mesh, each with its rank: the position on the mesh.
 
     Args:
         devices: results of `describe_devices` from one or several processes.
@@ -120,14 +120,13 @@ def version_in(text: str | None, pattern: str) -> str | None:
 
 
 def serials_of_nvidia(printed: str) -> dict[str, str]:
-    """Parses serial numbers by bus address from lines `BUS, SERIAL` of nvidia-smi; a missing number is stated in []."""
+    """Returns serial numbers by bus address, from lines `BUS, SERIAL` of nvidia-smi; ignores texts in brackets."""
     rows = (line.partition(",") for line in printed.splitlines())
     return {pci_address(bus): serial.strip() for bus, _, serial in rows if re.fullmatch(r"\w+", serial.strip())}
 
 
 def pci_address(text: str) -> str:
-    """Returns a PCI address in the notation of Linux: drivers use capitals, and some eight instead of four domain
-    digits."""
+    """Returns a PCI address in Linux notation; drivers use capitals, and some write the domain with eight digits."""
     domain, _, rest = text.strip().lower().partition(":")
     return f"{domain.lstrip('0'):0>4}:{rest}"
 
@@ -152,7 +151,7 @@ def _parts(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[str, 
 
 
 def _of_tpu(device: Any, version: str) -> dict[str, Any]:
-    """A TPU's runtime reports its position in the slice; the version of the driver comes from its library."""
+    """Returns a TPU's position in its slice, and the driver version, which the platform version `version` contains."""
     lines = [line.strip() for line in version.splitlines() if line.strip() not in ("", "PJRT C API")]
     return {
         "coordinates": None if (place := getattr(device, "coords", None)) is None else [int(each) for each in place],
@@ -185,7 +184,7 @@ def _of_nvidia(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[s
 
 
 def _asked_of_cuda(library: Any, ordinal: int) -> tuple[str | None, str | None]:
-    """Returns bus address and UUID by JAX's device number, which counts the devices in CUDA_VISIBLE_DEVICES.
+    """Returns bus address and UUID for JAX's device number, which counts the devices in CUDA_VISIBLE_DEVICES.
 
     The UUID is that of the whole GPU, the replaceable part, even if only a part of it is used (MIG).
     """
@@ -198,7 +197,7 @@ def _asked_of_cuda(library: Any, ordinal: int) -> tuple[str | None, str | None]:
 
 
 def _of_amd(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[str, Any]]:
-    # Its name changes with each version, and loading a second one besides JAX's would start another runtime.
+    # The library's name changes with each version, and a second library besides JAX's would start another runtime.
     loaded = re.search(r"\S*/libamdhip64\.so\S*", sources.read("/proc/self/maps") or "")
     hip = sources.load(loaded[0]) if loaded else None
     driver = (sources.read("/sys/module/amdgpu/version") or "").strip()
@@ -215,6 +214,6 @@ def _of_amd(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[str,
 
 
 def _bus(ask: Callable[..., int], number: ctypes.c_int) -> str | None:
-    """Returns the bus address; CUDA and HIP have the same call for it."""
+    """Returns the bus address; CUDA and HIP use the same call."""
     text = ctypes.create_string_buffer(64)
     return pci_address(text.value.decode()) if ask(text, len(text), number) == 0 else None

@@ -1,8 +1,8 @@
-"""Files of strict JSON with checksums, written atomically; both are verified when a file is read.
+"""Files of strict JSON with checksums, written atomically; syntax and checksum are verified when a file is read.
 
-A `Format` is one kind of file: its name, its type and the remedy if it cannot be read. The object in memory mirrors the
-file. JSON has no NaN or infinity: they are written as the strings "NaN", "Infinity" and "-Infinity" and read back
-as numbers.
+A `Format` describes one kind of file: its name, its type and the remedy for an unreadable file. The object in memory
+mirrors the file. JSON has no NaN or infinity: these numbers are written as the strings "NaN", "Infinity" and
+"-Infinity", and are read back as numbers.
 
 The checksum is a CRC-32, of a whole file or of a line together with all lines before it, so a line that was lost,
 repeated, edited or moved no longer matches. It detects every change of up to 32 adjacent bits and misses one in 4e9 of
@@ -24,7 +24,7 @@ import msgspec
 from ..schema import Header, package_version
 from .storage import AnyPath, RecordError as RecordError, read_bytes, reason, write_bytes
 
-FIELD = "checksum"  # name of the field; it is the last one of an object, and reserved
+FIELD = "checksum"  # reserved name of the field, which is the last one of an object
 DEEPEST = 100  # maximum nesting of lists and objects. Records need seven levels.
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 ODD = tuple(f'"{word}"'.encode() for word in NON_FINITE)
@@ -55,7 +55,7 @@ def parse_json(text: str | bytes, decode: Callable[[Any], Any] = json.loads) -> 
         value = decode(text)
     except RecursionError:
         raise too_deep from None
-    # A fast upper bound on the nesting of a text, which lines of a record do not exceed.
+    # A fast upper bound on the nesting depth, which for lines of a record is at most `DEEPEST`.
     most = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
     level = [value] if most > DEEPEST else []
     for _ in range(DEEPEST):
@@ -172,14 +172,14 @@ T = TypeVar("T", bound=Header)
 
 @dataclass(frozen=True, kw_only=True)
 class Format(Generic[T]):
-    """A kind of file. Its name is the `tag` of its type, and its version the default of the type's field `schema`."""
+    """A kind of file. Its name is the `tag` of its type; its version is the default of the type's field `schema`."""
 
     type: type[T]
-    noun: str  # what such a file is, for "FILE is not a ..."
+    noun: str  # noun for such a file, as in "FILE is not a ..."
     remedy: str  # remedy for a file that cannot be used
     source: str = ""  # remedy for a missing file (default: `remedy`)
     names: tuple[str, ...] = ()  # names of such a file in a folder given instead of the file
-    sealed: bool = True  # whether a file must have a checksum; an existing one is always checked
+    sealed: bool = True  # whether a file must have a checksum; an existing checksum is always verified
     contradictions: Callable[[T], Iterable[str]] = lambda _: ()  # descriptions of contradictions in a value
 
     @property
@@ -201,7 +201,7 @@ class Format(Generic[T]):
         write_bytes(path, self.encode(value))
 
     def read(self, path: AnyPath) -> T:
-        """Reads a file, or the file with one of these names in a folder; raises RecordError with a one-line reason."""
+        """Reads a file, or the file with one of `names` in a folder; raises RecordError with a one-line reason."""
         place = os.fspath(path)
         if self.names and os.path.isdir(place):
             inside = [os.path.join(place, name) for name in self.names]
@@ -227,12 +227,12 @@ class Format(Generic[T]):
 
     @cached_property
     def _head(self) -> re.Pattern[bytes]:
-        """Returns a pattern of the beginning of a file that this version wrote."""
+        """Pattern of the beginning of a file that this version wrote."""
         mine = f'{{\n "format": {msgspec.json.encode(self.name).decode()},\n "schema": {self.version},\n'
         return re.compile(re.escape(mine.encode()) + rb' "version": "[^"\n]*",\n "host": \{')
 
     def _certain(self, content: bytes) -> T | None:
-        """Decodes an unambiguous value directly; returns None if it needs a detailed check.
+        """Decodes unambiguous content directly; returns None if the content needs a detailed check.
 
         A fleet reads a thousand files of 3 MB, and checking each value takes several times as long.
         """
@@ -240,7 +240,7 @@ class Format(Generic[T]):
             return None
         brackets = content.translate(
             None, _NO_BRACKETS
-        )  # including brackets in strings, they must close level by level
+        )  # brackets, including those in strings, must close level by level
         for _ in range(_SHALLOW):
             brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
         try:
@@ -268,7 +268,7 @@ class Format(Generic[T]):
         unsealed = ["it has no checksum"] if self.sealed and not sealed else []
         unfit = misfit(found, self.type)
         if problem := next(filter(None, (*wrong, *missing, unfit, *unsealed)), None):
-            if problem == unfit and sealed:  # as it was written
+            if problem == unfit and sealed:  # the file is as it was written
                 raise RecordError(
                     f"{place} has different fields from those that this version of jax-sdc reads ({problem}); {back}"
                 )

@@ -30,12 +30,12 @@ class Kind:
     """A kind of record.
 
     Attributes:
-        name: its name in the manifest.
+        name: name of the kind in the manifest.
         manifest: type of `manifest.json`.
         summary: type of `summary.json`.
         lines: file with one line for each number, or None.
         details: file with further lines for a number, or None.
-        discarded: file with lines of repeated steps, or None if these prove nothing.
+        discarded: file with earlier lines of repeated steps, or None if such lines prove nothing.
         number: the field that numbers the lines.
     """
 
@@ -81,7 +81,7 @@ KINDS: dict[str, Kind] = {
         Kind("estimate", schema.EstimateManifest, schema.EstimateSummary),
     )
 }
-"""Every kind, by its name in the manifest."""
+"""All kinds of records, by their names in the manifest."""
 
 
 def kind_of(name: object) -> Kind:
@@ -104,8 +104,8 @@ def json_schema() -> dict[str, Any]:
     """Returns the layout of records as JSON Schema (draft 2020-12).
 
     Returns:
-        `$defs` describes every object; `files` names, by kind of record and file, the object in the file or in each of
-        its lines.
+        `$defs` describes every object; `files` identifies, by kind of record and file, the object in the file or in
+        each of its lines.
     """
     files = {
         kind.name: {
@@ -155,7 +155,7 @@ def render_tables(page: str, types: Sequence[type[Any]] = TABLES) -> str:
 
 
 def _descriptions(type: Any) -> dict[str, str]:
-    """Required fields come first, so that the number of a line heads its table."""
+    """Returns descriptions by field, required fields first, so that the number of a line heads its table."""
     info = msgspec.inspect.type_info(type)
     assert isinstance(info, msgspec.inspect.StructType | msgspec.inspect.DataclassType)
     tag = getattr(info, "tag", None)

@@ -15,8 +15,8 @@ from .format import DEEPEST, FIELD, ODD, REMEDY, from_json, misfit, parse_json
 from .storage import AnyPath, RecordError, appends, read_bytes, reason, sync_folder, write_bytes
 
 _LINE = re.compile(rb', "checksum": "([0-9a-f]{8})"\}$')
-REWRITE_SECONDS = 30.0  # an object cannot grow: it is rewritten at most this often, and at the end,
-SHARE = 10  # and so rarely that this takes at most a tenth of the time
+REWRITE_SECONDS = 30.0  # minimum seconds between rewrites of an object, which cannot grow; the last one is at the end
+SHARE = 10  # rewrites take at most one part in this many of the time
 
 
 def start(path: AnyPath) -> int:
@@ -25,13 +25,13 @@ def start(path: AnyPath) -> int:
 
 
 def link(line: bytes, before: int) -> tuple[bytes, int]:
-    """Adds a checksum to a nonempty line and returns both. `before` is the checksum of the lines before it."""
+    """Returns a nonempty line with its checksum, and the checksum; `before` is the checksum of all earlier lines."""
     value = zlib.crc32(line, before)
     return b'%s, "%s": "%08x"}' % (line[:-1], FIELD.encode(), value), value
 
 
 def unlink(line: bytes) -> tuple[bytes, int | None]:
-    """Returns a line as it was before `link`, and its checksum; None if it has none."""
+    """Returns a line as it was before `link`, and its checksum, or None if it has no checksum."""
     found = _LINE.search(line)
     return (line, None) if found is None else (line[: found.start()] + b"}", int(found[1], 16))
 
@@ -44,7 +44,7 @@ def end_of(content: bytes, before: int) -> int:
 
 
 class Rows(Sequence[dict[str, Any]]):
-    """Lines of a file: `typed` has them as their type; the sequence itself has JSON objects, decoded on access.
+    """Lines of a file: `typed` holds typed objects; the sequence itself holds JSON objects, decoded on access.
 
     Equal objects within the typed lines are shared: do not change them.
     """
@@ -90,7 +90,7 @@ def read_rows(path: AnyPath, type: type, *, whole: bool, key: str, end: tuple[in
 
 
 def read_content(path: AnyPath, *, whole: bool) -> bytes:
-    """Returns the bytes of a file of lines; empty if it is missing, unless it must be `whole`."""
+    """Returns the bytes of a file of lines; empty if the file is missing, unless it must be `whole`."""
     try:
         content = read_bytes(path)
     except FileNotFoundError as error:
@@ -114,7 +114,7 @@ def _numbered(path: AnyPath, content: bytes, key: str, type: type | None = None)
     decode: Callable[[bytes], Any] = msgspec.json.decode if type is None else _Shared(type)
     for number, whole in enumerate(
         io.BytesIO(content), start=1
-    ):  # splitting all at once would hold them in memory twice
+    ):  # splitting all lines at once would hold them in memory twice
         if not whole.endswith(b"\n"):
             return
         bare, found = unlink(whole[:-1])
@@ -132,10 +132,10 @@ def _numbered(path: AnyPath, content: bytes, key: str, type: type | None = None)
 
 
 class _Shared:
-    """Decodes lines. Equal parts, which most parts of a healthy run are, share one object."""
+    """Decodes lines. Equal parts share one object; most parts of a healthy run are equal."""
 
     MOST = 4096  # maximum number of cached objects; a run with more distinct objects has few equal ones
-    SHORT = 16  # maximum bytes of a list to cache, such as `[0.0, 0.0]`
+    SHORT = 16  # maximum length in bytes of a list to cache, such as `[0.0, 0.0]`
 
     def __init__(self, type: type) -> None:
         self._type: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type)
@@ -169,12 +169,12 @@ def _row(line: bytes, key: str, type: type | None, decode: Callable[[bytes], Any
 
 
 class Lines:
-    """A growing file of lines. On a disk, the system has a line when `append` returns; an object cannot grow, so its
-    lines are buffered until `flush`."""
+    """A growing file of lines. On a disk, the operating system has received a line when `append` returns; an object
+    cannot grow, so its lines are buffered until `flush`."""
 
     def __init__(self, path: AnyPath, key: str) -> None:
         self._path, self._key = path, key
-        content = read_content(path, whole=False)  # reports anything but a file before it is opened
+        content = read_content(path, whole=False)  # raises for anything but a file, before opening it
         self.count, self.checksum = content.count(b"\n"), end_of(content, start(path))
         self._file = self._opened() if appends(path) else None
         self._lines = [line + b"\n" for line in content.split(b"\n")[:-1]] if self._file is None else []
@@ -240,14 +240,14 @@ def _linked(lines: Iterable[bytes], checksum: int) -> tuple[list[bytes], int]:
 
 
 class Pace:
-    """Schedules rewriting of objects: `seconds` after the last time, later if that took long."""
+    """Schedules rewrites of objects: `seconds` after the last rewrite, or later if that took long."""
 
     def __init__(self, seconds: float = REWRITE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock = seconds, clock
         self._next = clock() + seconds
 
     def run(self, flush: Callable[[], None]) -> None:
-        """Calls `flush` if it is due, and increases the interval if it took long."""
+        """Calls `flush` if a rewrite is due, and increases the interval if the rewrite took long."""
         started = self._clock()
         if started >= self._next:
             flush()

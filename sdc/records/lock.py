@@ -1,8 +1,8 @@
 """The lock of a file or folder: one writer at a time; the kernel releases a process's locks when it ends.
 
 The lock is a file that names its holder. On a file system, `flock` determines the holder. In an object store, which has
-no `flock`, the file itself does: it is created only if it does not exist, and a lock left by a dead process of this
-host is taken over, but not one of another host, since whether that process is alive is unknown.
+no `flock`, the file itself does: it is created only if it does not exist. A lock left by a dead process of this host is
+taken over; a lock of another host is not, since it is unknown whether its process is alive.
 """
 
 import errno
@@ -30,8 +30,8 @@ class Holder(Header, kw_only=True, tag="jax-sdc lock"):
     """Contents of `lock.json`."""
 
     since: Annotated[str | None, about("when the lock was taken, UTC")] = None
-    started: Annotated[str | None, about("when that process started, in clock ticks since the system booted")] = None
-    namespace: Annotated[str | None, about("the PID namespace of that process")] = None
+    started: Annotated[str | None, about("when the holder started, in clock ticks since the system booted")] = None
+    namespace: Annotated[str | None, about("the PID namespace of the holder")] = None
     token: Annotated[str, about("a random text, different for each lock")]
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ def release_all() -> None:
 
 
 class Lock:
-    """The right to write a folder, until it is released, garbage collected, or the process ends."""
+    """The right to write to a folder, until the lock is released or garbage collected, or the process ends."""
 
     def __init__(self, folder: AnyPath, name: str = LOCK, *, lasting: bool = False) -> None:
         self._folder, self._path = os.fspath(folder), os.path.join(os.fspath(folder), name)
@@ -130,7 +130,7 @@ class Lock:
         if holder is not None and not holder.gone:
             raise self._busy(holder)
         write_bytes(self._path, content)
-        time.sleep(SETTLE)  # another process may have found the same dead one
+        time.sleep(SETTLE)  # another process may have found the same dead holder
         if (last := _holder(self._path)) is None or last.token != token:
             raise self._busy(last)
 
@@ -160,8 +160,7 @@ def _holder(path: str) -> Holder | None:
 
 
 def _open(path: str, mode: int) -> int:
-    """Opens an existing file before creating one: in a shared folder, systems refuse to create a file that another user
-    has."""
+    """Opens a file, and creates it only if that fails: in a shared folder, systems refuse O_CREAT for others' files."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(path, flags)
@@ -177,7 +176,7 @@ def _is_at(handle: int, path: str) -> bool:
 
 
 def _started(pid: int) -> str | None:
-    """Returns when a process started; None if it no longer exists or is a zombie."""
+    """Returns when a process started, in clock ticks; None if the process no longer exists or is a zombie."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:

@@ -29,7 +29,7 @@ OTHERS = {
     "pair.json": "; it is of a pair of hosts, which sdc verdict {path} and sdc pair --resolve {path} read",
     "pool.json": "; it is of a pool of hosts, which sdc verdict {path} and sdc pair --resolve {path} read",
 }
-# A manifest, a line or a summary: its type, or a mapping, which may have custom fields.
+# A manifest, a line or a summary, as a typed object or as a mapping, which may have custom fields.
 Given: TypeAlias = schema.Fields | Mapping[str, Any]
 
 
@@ -38,7 +38,7 @@ class Contents:
     """A record as read from its folder.
 
     The attributes hold the JSON of the files, including custom fields; properties such as `run` and `steps` hold the
-    same as types. Equal parts of lines are shared: do not change them.
+    same content as typed objects. Equal parts of lines are shared: do not change them.
 
     Attributes:
         path: the folder.
@@ -137,7 +137,7 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
         details: whether to read the file of details too.
 
     Returns:
-        Its contents. Unknown fields are kept.
+        The record's contents. Unknown fields are kept.
 
     Raises:
         RecordError: there is no record, or one of another kind or with a schema that this version does not read; a
@@ -296,8 +296,8 @@ class Record:
 
         Raises:
             RecordBusy: another process is writing it.
-            RecordError: there is no readable record in the folder, lines are missing, it is of another kind, or it
-                cannot be written.
+            RecordError: there is no readable record in the folder, lines are missing, or the record is of another kind
+                or cannot be written.
         """
         folder, given = epath.Path(path), _plain(manifest)
         old = read_manifest(folder)
@@ -340,7 +340,7 @@ class Record:
         return self._ended
 
     def line(self, row: Given, details: Iterable[Given] = ()) -> None:
-        """Appends a line and its details. On a disk the system has both when this returns, details first.
+        """Appends a line and its details. On a disk, the operating system has received both when this method returns.
 
         Args:
             row: the line, with its number under `kind.number`.
@@ -377,7 +377,7 @@ class Record:
             lines, details = self._read(self.kind.lines), self.kind.details
             beside = self._read(details) if self.kind.has_mismatches and details is not None else []
             gone = {row[number]: row for row in lines if row[number] >= at}
-            # Lines, with totals of their mismatches, that were lost in a crash that kept the mismatches.
+            # A crash may have lost lines but kept their mismatches: such lines get the totals of the mismatches.
             known = {row[number] for row in lines}
             for row in beside:
                 if row[number] not in known and row.get("mismatched"):
@@ -391,7 +391,7 @@ class Record:
             self._files[file.name].rewind(at)
 
     def discard(self, rows: Iterable[Given], details: Iterable[Given] = ()) -> None:
-        """Keeps lines that are not part of the record because their steps are repeated.
+        """Saves lines that are no longer part of the record because their steps are repeated.
 
         Args:
             rows: the lines, with distinct numbers.
@@ -531,7 +531,7 @@ def write_summary(folder: AnyPath, summary: Mapping[str, Any]) -> None:
 
 
 def _plain(value: Given) -> dict[str, Any]:
-    """Converts to a mapping, omitting unset fields of a type."""
+    """Returns a mapping; unset fields of a typed object are omitted."""
     if not isinstance(value, schema.Fields):
         return dict(value)
     found: dict[str, Any] = msgspec.to_builtins(value, enc_hook=to_json)

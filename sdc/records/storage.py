@@ -4,7 +4,7 @@ Paths go through `etils.epath`, which supports `gs://` and `s3://`. On a local d
 temporary name and renamed; an object store replaces an object atomically. docs/run-record.md lists the guarantees of
 each.
 
-Functions here raise OSError if the storage fails, and RecordError if no client for it is installed.
+Functions here raise OSError if the storage fails, and RecordError if the client of an object store is not installed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sdc._lazy import epath
 
 AnyPath: TypeAlias = str | os.PathLike[str]
 
-# Non-files at a path that can be read endlessly or block.
+# Types of objects at a path, other than files, that block when read or have no end.
 ENDLESS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}  # the client of each object store
 
 
 class RecordError(ValueError):
-    """A run folder cannot be read, written or resumed; the message names it and the remedy."""
+    """A run folder cannot be read, written or resumed; the message names the folder and the remedy."""
 
 
 def appends(path: AnyPath) -> bool:
@@ -37,7 +37,7 @@ def appends(path: AnyPath) -> bool:
 
 
 def names(folder: AnyPath) -> list[str]:
-    """Returns the names in a folder; empty if it does not exist. Raises OSError if it is a file."""
+    """Returns the names in a folder; empty if it does not exist. Raises OSError if the path is a file."""
     with _errors(folder):
         try:
             return sorted(path.name for path in _fresh(folder).iterdir())
@@ -61,7 +61,7 @@ def endless(path: AnyPath) -> str | None:
 def read_bytes(path: AnyPath) -> bytes:
     """Returns the current contents of a file; raises FileNotFoundError if it does not exist.
 
-    Raises RecordError for a path that may be endless without opening it, since a pipe would block.
+    Raises RecordError for an object that may be endless, without opening it, since a pipe would block.
     """
     if found := endless(path):
         raise RecordError(f"{os.fspath(path)} is {found}, not a file; replace it with the file itself")
@@ -105,8 +105,8 @@ def sync_folder(folder: AnyPath) -> None:
 def create_bytes(path: AnyPath, data: bytes) -> bool:
     """Writes a file only if it does not exist; returns whether it did.
 
-    One of several concurrent processes wins: through O_EXCL on a disk, and a conditional write in an object store.
-    TensorFlow has no conditional write: there, existence is checked before writing.
+    Only one of several concurrent processes succeeds, through O_EXCL on a disk and a conditional write in an object
+    store. TensorFlow has no conditional write, so existence is checked before writing.
     """
     if appends(path):
         try:
@@ -158,7 +158,7 @@ def _filesystem(path: AnyPath) -> Any:
 
 @contextmanager
 def _errors(path: AnyPath) -> Iterator[None]:
-    """Converts errors of object store clients, which raise many types."""
+    """Converts errors of object store clients, which have many types, to OSError or RecordError."""
     if appends(path):
         yield
         return
