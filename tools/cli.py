@@ -1,4 +1,4 @@
-"""The command `sdc`. Imports nothing slow before the flags are parsed; no failure looks like a verdict."""
+"""The command `sdc`. It imports nothing slow before the flags are parsed; no failure looks like a verdict."""
 
 import os
 import sys

@@ -88,14 +88,14 @@ def check_job(job: Job, peers: Peers, devices: int | None, *, kind: str | None =
 
 
 class Joint(NamedTuple):
-    folder: Path  # of the run, the same in all processes
+    folder: Path  # folder of the run, the same in all processes
     first: bool  # whether this process writes the record
     stop: "train.Stop"  # requests an early end
 
 
 @contextlib.contextmanager
 def together(job: Job, peers: Peers, devices: int | None, *, kind: str | None = None) -> Iterator[Joint]:
-    """Joins the processes and starts the devices for the block; errors in it end the command with a message and code.
+    """Joins the processes and starts the devices for the block; errors in the block end the command with an exit code.
 
     With `kind`, the command has no flag `--resume`; see `check_job`.
     """
@@ -138,7 +138,7 @@ def prepare_devices(job: Job | CampaignJob, given: int | None, count: int) -> No
     """Prepares `count` devices in this process; `given` is the number that the flags request over all processes."""
     records.prepare(
         cpu_devices=count,
-        # The same in one and several processes, for twins (up to four) and `sdc train`, as their bits are compared.
+        # Equal in one and several processes, and for twins (up to four) and `sdc train`, as their bits are compared.
         cpu_threads=max(os.cpu_count() or 1, 4 * job.data * job.model, given or 0),
         only_cpu=given is not None,
     )

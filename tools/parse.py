@@ -156,7 +156,7 @@ Maker = Callable[[Mapping[str, Any]], Any]  # builds an object from the values o
 
 
 def offered(kind: type, only: Sequence[str] = ()) -> tuple[list[Offered], Maker]:
-    """Returns the flags of a dataclass and of the specs in it, and what builds the dataclass from their values."""
+    """Returns the flags of a dataclass and of the specs in it, and a function that builds it from their values."""
     every: list[Offered] = []
     makers: dict[str, Maker] = {}
     hints = typing.get_type_hints(kind, include_extras=True)

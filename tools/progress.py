@@ -123,7 +123,7 @@ class InjectionProgress(_Line):
 
 
 class CountProgress(_Line):
-    """Shows how many of all parts are done."""
+    """Shows how many parts of a known number are done."""
 
     def __init__(self, what: str, total: int) -> None:
         super().__init__(what, total, first=0)

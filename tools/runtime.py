@@ -71,8 +71,8 @@ def usage_errors() -> Iterator[None]:
 def run_errors(folder: object, *, resumable: bool = True) -> Iterator[None]:
     """Turns errors of a run into exit codes: wrong input or a full or broken disk (2), or an inconclusive run (3).
 
-    What was written stays readable. The message names the command's folder and, if the command has the flag `--resume`,
-    how to resume.
+    Files written so far remain readable. The message names the command's folder and, if the command has the flag
+    `--resume`, how to resume.
     """
     from sdc.multihost import Unreachable
 
@@ -140,7 +140,7 @@ def _in_time(action: Callable[[], None]) -> None:
 class Onward:
     """Where the record of a command is, and how to resume it."""
 
-    folder: Path | None = None  # of the run; None if the command makes none
+    folder: Path | None = None  # folder of the run; None if the command makes none
     resumable: bool = True  # whether the command has the flag `--resume`
     last_words: Callable[[str], tuple[int, str]] | None = None
     """Takes the reason why the process ends, writes what is known so far, and returns the exit code and a message."""
@@ -161,7 +161,7 @@ class Onward:
         return f"{there}; continue with: {shlex.join(words if '--resume' in words else [*words, '--resume'])}"
 
 
-onward = Onward()  # of the command that this process runs
+onward = Onward()  # for the command that this process runs
 
 
 def leave_at_once(code: int) -> None:
@@ -189,7 +189,7 @@ _TERMINATED = ctypes.CFUNCTYPE(None)(_lost)  # kept alive as long as the module:
 def end_aborts_well() -> None:
     """Makes the process end with one line and exit code 3 when the runtime aborts because process 0 is lost.
 
-    Python's own signal handlers do not run in an abort, so these are set in the C libraries. The runtime can call a
+    Python's own signal handlers do not run in an abort, so handlers are set in the C libraries. The runtime can call a
     function instead of aborting (`cluster.joined`), but jaxlib 0.10 fails to convert its argument, and C++ ends the
     process.
     """
@@ -202,7 +202,8 @@ def end_aborts_well() -> None:
 # waits in a collective; and an exception that the handler raises in a callback is lost. So a thread of its own receives
 # signals.
 
-# Seconds after which another signal ends the process at once; until then it may be the same one, sent to a group.
+# Seconds after which another signal ends the process at once; until then it may be the same signal, sent to a process
+# group.
 AGAIN = 1.0
 
 _gentle: Callable[[str], None] | None = None

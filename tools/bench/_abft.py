@@ -1,4 +1,4 @@
-"""`sdc bench abft`: the cost of checked products, the errors that they find, and false alarms."""
+"""`sdc bench abft`: the cost of checked matrix products, detected errors, and false alarms."""
 
 import functools
 import itertools
@@ -50,7 +50,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
 
 
 def _products(dtype: str, steps: int) -> dict[str, float]:
-    """Times checked products against plain ones, and against ones that return float32 sums."""
+    """Returns the times of checked matrix products relative to plain ones and to ones that return float32 sums."""
     found = {}
     for m, k, n in LARGE if jax.default_backend() == "gpu" else SHAPES:
         keys = jax.random.split(jax.random.key(0))
@@ -72,7 +72,7 @@ def _products(dtype: str, steps: int) -> dict[str, float]:
 
 
 def _steps(config: TrainConfig, steps: int) -> dict[str, float]:
-    """Times a training step with checked linear layers, and with every product checked, against the plain step."""
+    """Returns times of a step with checked linear layers, and with all products checked, relative to a plain one."""
     step, arguments = harness.reference_step(config)
     variants = {
         "plain": step,
@@ -89,7 +89,7 @@ def _steps(config: TrainConfig, steps: int) -> dict[str, float]:
 
 
 def _alarms(dtype: str) -> dict[str, float]:
-    """Counts the rows of healthy synthetic products and the flagged ones; also returns the largest margin."""
+    """Returns the number of rows of healthy synthetic products, that of flagged rows, and the largest margin."""
     settings = checksums.Settings(rounding=checksums.Profile.assumed().rounding, tier=2)
 
     @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
@@ -108,7 +108,7 @@ def _alarms(dtype: str) -> dict[str, float]:
 
 
 def _power() -> dict[str, Any]:
-    """Returns the smallest error found, relative to the root mean square of its row, and the share of flips found."""
+    """Returns the smallest detected error, relative to its row's root mean square, and the share of detected flips."""
     fine = jnp.asarray([10.0 ** (x / 32) for x in range(-144, 84)])
     result: dict[str, Any] = {}
 

@@ -1,12 +1,12 @@
-"""`sdc bench aggregation`: the cost of the methods of `sdc.aggregation` without faults, against plain training.
+"""`sdc bench aggregation`: the cost of the methods of `sdc.aggregation` without faults, relative to plain training.
 
-Eight workers, one simulated device each, train a transformer with Adam, each on a batch of the configuration's size;
-each holds all parameters. One process runs all programs, which take turns. Waiting for another device counts, as in
-data parallelism.
+Eight workers, on one simulated device each, train a transformer with Adam. Each worker has a batch of the
+configuration's size and holds all parameters. One process runs all programs in turns. Time spent waiting for another
+device counts, as in data parallelism.
 
-Two processes measure the gain of a compute threshold, against the prediction of the theory from their latencies. They
-train over Gloo on this machine, and sleep before each micro-batch for the time in `delays`: first without a threshold;
-then they agree on the best one and train again with it and the same delays.
+Two processes measure the gain from a compute threshold and compare it with the theory's prediction from their
+latencies. They train over Gloo on this machine, and sleep before each micro-batch for the time in `delays`. They train
+first without a threshold, then agree on the best threshold, and train again with this threshold and the same delays.
 """
 
 import functools
@@ -67,14 +67,14 @@ Step = Callable[[Tree, Tree, Any], tuple[Tree, Tree]]  # `(params, state, tokens
 
 
 class _Method(NamedTuple):
-    """A training method: how a worker starts, and its step."""
+    """A training method: functions that initialize a worker and execute its step."""
 
     init: Callable[[Tree], Tree]
     step: Step
 
 
 class _Workers:
-    """A training run; each call makes the next step of all workers."""
+    """A training run; each call executes the next step of all workers."""
 
     def __init__(self, config: TrainConfig, mesh: Mesh, method: _Method) -> None:
         shape = WORKERS, config.batch_size, config.sequence_length + 1
@@ -108,7 +108,7 @@ class _Workers:
 
 
 def _extra_copies(runs: dict[str, _Workers]) -> dict[str, float]:
-    """Returns how much more memory each run needs than the first."""
+    """Returns how much more memory each run needs than the first, in copies of the parameters."""
     first, *others = runs
     return {f"{name}_extra_copies": runs[name].copies - runs[first].copies for name in others}
 
@@ -132,7 +132,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
 
 
 def _paft(start: Callable[[_Method], _Workers], gradient: Any, steps: int) -> dict[str, Any]:
-    """Times PAFT in blocks of `PERIOD` steps, so that each block has one average at a fixed period."""
+    """Measures PAFT in blocks of `PERIOD` steps, so that each block has one average if the period is fixed."""
     methods = {
         "plain": _averaging(gradient, ADAM),
         "paft_sync_period_10": _averaging(gradient, aggregation.paft_sync(ADAM, DATA, PERIOD)),
@@ -158,7 +158,7 @@ def _paft(start: Callable[[_Method], _Workers], gradient: Any, steps: int) -> di
 
 
 def _lossy(start: Callable[[_Method], _Workers], gradient: Any, steps: int) -> dict[str, Any]:
-    """Times lossy ZeRO-2 against a lossless one."""
+    """Measures lossy ZeRO-2 relative to lossless ZeRO-2."""
     lossy = functools.partial(aggregation.lossy_zero2, ADAM, DATA, RATE, RATE)
     methods = {
         "lossless": _Method(*plain_zero2(gradient, ADAM, DATA, WORKERS)),
@@ -177,7 +177,7 @@ def _lossy(start: Callable[[_Method], _Workers], gradient: Any, steps: int) -> d
 
 
 def _shadow(start: Callable[[_Method], _Workers], gradient: Any, steps: int) -> dict[str, Any]:
-    """Times a shadow replica against the same ranks without the last one's gradient and without comparison."""
+    """Measures a shadow replica relative to the same ranks without the last rank's gradient and the comparison."""
     watched = aggregation.shadow(gradient, DATA)
 
     def idle(params: Tree, state: Tree, tokens: Any) -> tuple[Tree, Tree]:
@@ -215,9 +215,9 @@ def _step(
 
 
 def _averaging(gradient: Any, optimizer: Any, around: Callable[[Any], Step] = lambda step: step) -> _Method:
-    """Returns data parallelism: an optimizer on the mean of all gradients, to which each worker adds noise.
+    """Returns data parallelism: an optimizer applied to the mean of all gradients, to which each worker adds noise.
 
-    Noise on one leaf is enough for replicas to drift, and takes almost no time.
+    Noise in one leaf is enough for replicas to drift, and takes almost no time.
     """
 
     def noisy(params: Tree) -> Tree:
@@ -232,7 +232,7 @@ def _averaging(gradient: Any, optimizer: Any, around: Callable[[Any], Step] = la
 
 
 def _local(gradient: Any, optimizer: Any) -> _Method:
-    """Returns a method whose optimizer takes each worker's own gradient."""
+    """Returns a method whose optimizer receives each worker's own gradient."""
 
     def step(params: Tree, state: Tree, tokens: Any) -> tuple[Tree, Tree]:
         return _step(optimizer, gradient(params, tokens), params, state)
@@ -253,9 +253,10 @@ def _on(mesh: Mesh, fn: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any
 def plain_zero2(
     gradient: Callable[[Tree, Any], Tree], optimizer: optax.GradientTransformation, axis_name: str, workers: int
 ) -> tuple[Callable[[Tree], Tree], Callable[[Tree, Tree, Any], tuple[Tree, Tree]]]:
-    """Returns lossless ZeRO-2, the reference of `lossy_zero2` here and in tests: how a worker starts, and its step.
+    """Returns the functions that initialize a worker of lossless ZeRO-2 and execute its step.
 
-    Each worker updates its own shards of all leaves, and sends them to the others.
+    They are the reference for `lossy_zero2` here and in tests. Each worker updates its own shards of all leaves, and
+    sends these shards to the others.
     """
 
     def cut(leaf: Any) -> Any:
@@ -370,7 +371,7 @@ def _process(number: int) -> dict[str, float]:
 
 
 def _train(threshold: float, delays: list[list[float]]) -> _Trained:
-    """Trains with these delays, after iterations that compile; returns the same in all processes."""
+    """Trains with these delays, after warm-up iterations that compile; returns the same result in all processes."""
     mesh = jax.make_mesh((PROCESSES,), (DATA,), axis_types=(jax.sharding.AxisType.Auto,))
     params = {"a": jnp.full((8, 64), 0.1), "b": jnp.full((64, 1), 0.1)}
     batches = list(jax.random.normal(jax.random.key(jax.process_index()), (MICRO_BATCHES, 32, 8)))

@@ -1,8 +1,8 @@
-"""The cost of a burn-in, and what it finds.
+"""The cost of a burn-in, and the faults that it detects.
 
 `sdc bench burnin`: the cost of digests and comparison in addition to the load, of checked products, of a whole level,
 and of the summary of a fleet. `sdc bench nodes`: which of the study's fifteen nodes, simulated at the published rates,
-a burn-in, a pair and a pool catch.
+a burn-in, a pair and a pool detect.
 """
 
 import dataclasses
@@ -102,14 +102,14 @@ def _costs(level: Level, steps: int, *, only: Sequence[str] | None = None) -> di
 
 
 def _round(programs: burnin.Programs, workload: BurninWorkload) -> tuple[float, float]:
-    """Returns the seconds of a run at load, and with digest and comparison."""
+    """Returns the seconds of a run under load, first alone, then with digest and comparison."""
     began = time.perf_counter()
     (outcome,) = programs.run(workload, 0, rest=lambda seconds: None)
     return outcome.seconds, time.perf_counter() - began
 
 
 def summarize_results(reports: int = REPORTS) -> dict[str, float]:
-    """Writes results of hosts with 8 devices and 58 workloads, three of them bad, and summarizes them once."""
+    """Measures one summary of results of hosts with 8 devices and 58 workloads each; three of the hosts are bad."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         started = time.perf_counter()
@@ -179,11 +179,12 @@ def _result() -> burnin.BurninResult:
 def measure_nodes(options: BenchOptions) -> dict[str, Any]:
     """Returns figures with a row for each node and these columns.
 
-    `quick chance`: predicted probability that a round of level quick finds the node; `quick 95 %`: predicted rounds
-    until one does with 95 % probability; `quick found`: median round that found it in three simulations of at most 20
-    rounds; `quick missed`: simulations that did not. `prejob 95 %`, `acceptance 95 %`: predicted rounds of these
-    levels. `pair found`, `pool found`: step in which a pair and a pool of three find it, of at most 20, or -1.
-    `pair expected`: number of wrong elements that the node's model predicts in these steps.
+    `quick chance`: predicted probability that a round of level quick detects the node; `quick 95 %`: predicted number
+    of rounds for detection with 95 % probability; `quick found`: median number of the detecting round in three
+    simulations of at most 20 rounds; `quick missed`: number of simulations without detection. `prejob 95 %`,
+    `acceptance 95 %`: predicted numbers of rounds at these levels. `pair found`, `pool found`: step at which a pair and
+    a pool of three detect the node, at most 20, or -1. `pair expected`: number of wrong elements that the node's model
+    predicts in these steps.
     """
     register_training()
     devices = jax.local_devices()[:SUSPECTS]
@@ -203,7 +204,7 @@ def measure_nodes(options: BenchOptions) -> dict[str, Any]:
             row[f"{name} expected"] = seen.expected
         for name, value in row.items():
             columns.setdefault(name, {})[node] = value
-        jax.clear_caches()  # each node is a program of its own
+        jax.clear_caches()  # each node has its own program
     return columns
 
 

@@ -1,8 +1,8 @@
 """The cost of records, reports and checkpoints.
 
 `sdc bench record`: checksums and syncs of a record, as a share of the run's time. `sdc bench report`: time and memory
-of the report of a long run. `sdc bench checkpoint`: certificates and running checkpoints against Orbax alone, and
-against a step.
+of the report of a long run. `sdc bench checkpoint`: certificates and running checkpoints, compared with Orbax alone and
+with a training step.
 """
 
 import functools
@@ -45,11 +45,11 @@ CHECKPOINT_BARS = {
     "scar_store_after_1000": 3.0,
 }
 FRACTION = 1 / 8
-SAVES = 1000  # saves of `tiny` after which the size of its store is measured
+SAVES = 1000  # number of saves of `tiny` after which the size of its store is measured
 
 
 def measure_record(options: BenchOptions) -> dict[str, Any]:
-    """Trains twins, and writes 1,000 lines like theirs with and without checksums and syncs, in turns."""
+    """Trains twins, and writes 1,000 lines of the same kind with and without checksums and syncs, in turns."""
     job = Twins(workload=Workload(config=str(options.config)), steps=options.steps + 2)
     compiling, last = _last_comparison(job)
     with tempfile.TemporaryDirectory() as folder:
@@ -80,7 +80,7 @@ def measure_record(options: BenchOptions) -> dict[str, Any]:
 
 
 def _write_sealed(record: Record, rows: list[dict[str, Any]], every: int) -> None:
-    """Writes lines as a run does that saves a checkpoint every `every` steps."""
+    """Writes lines as a run that saves a checkpoint every `every` steps does."""
     for step, row in enumerate(rows):
         record.line({**row, "step": step})
         if (step + 1) % every == 0:
@@ -95,7 +95,7 @@ def _write_plain(lines: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _last_comparison(job: Twins) -> tuple[float, float]:
-    """Times digesting and comparing the final states: with compiling, which every run does once, and without.
+    """Returns the seconds to digest and compare the final states, first with compilation (once per run), then without.
 
     The summary of a run already holds the digests when they are compared.
     """
@@ -111,7 +111,7 @@ def _last_comparison(job: Twins) -> tuple[float, float]:
 
 
 def measure_report(options: BenchOptions) -> dict[str, Any]:
-    """Writes the record of 100,000 steps of twins, one in forty with mismatches, and reports on it once."""
+    """Measures the report of a written record of 100,000 steps of twins, one in forty with mismatches."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         writing = harness.seconds_of(lambda: write_run(path, STEPS))
@@ -179,7 +179,7 @@ def measure_checkpoint(options: BenchOptions) -> dict[str, Any]:
         step, (state, batch) = harness.reference_step(harness.config_of(options))
         run = harness.compiled({"step": step}, state, batch)["step"]
         found = _certificates(state, folder, options.steps) | _running(state, run, folder, options.steps)
-        # Size of a store of `tiny` after many saves, in states.
+        # Size of a store of `tiny` after many saves, in sizes of the state.
         _, (state, _) = harness.reference_step(get_config("tiny").of_type("float32"))
         store = folder / "thousand"
         with RunningCheckpoint(store, state, fraction=FRACTION, moving="params") as running:
@@ -227,7 +227,7 @@ def _certificates(state: Any, folder: Path, steps: int) -> dict[str, Any]:
 
 
 def _running(state: Any, run: Callable[[], Any], folder: Path, steps: int) -> dict[str, Any]:
-    """Times a training step and the save after it, and saves and recoveries against Orbax's."""
+    """Measures a training step and the save after it, and saves and recoveries relative to Orbax's."""
     plain = _orbax(folder / "full")
     held, stepped, saved, full = [], [], [], []
     with RunningCheckpoint(folder / "running", state, fraction=FRACTION, moving="params") as running:

@@ -1,7 +1,7 @@
 """`sdc bench targets`: the cost of the tools on TPUs and GPUs, as their compilers estimate it; nothing is measured.
 
-The step is a worst case: two products of 4096 by 4096 forward and three backward, with a probe at each tensor between
-them. Every probe is as large as the result of a product, and no other work hides its cost.
+The step is a worst case: two matrix products of 4096 by 4096 forward and three backward, with a probe at each tensor
+between them. Every probe is as large as the result of a product, and no other work hides its cost.
 """
 
 import functools
@@ -46,7 +46,7 @@ BARS = {
 TARGETS = ("v5p:2x2x1", "v6e:2x2", "h100x2")
 ELEMENTS = (8192, 8192)  # shape of the array whose digest is taken: 64 Mi elements
 WIDTH = 4096
-ROWS = 16384  # of each device's batch, where parameters are averaged
+ROWS = 16384  # rows of each device's batch, where parameters are averaged
 PRODUCTS = primitive("dot_general")
 # `abft` with the fused kernel, which sums rows while it multiplies (bfloat16 on TPUs), if a profile selects it.
 FUSED = "abft_fused"
@@ -75,7 +75,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
 
 
 def digest_costs(target: str, dtype: str) -> dict[str, float]:
-    """Returns the cost of a digest against a float sum of the same array, and its temporary memory."""
+    """Returns the cost of a digest relative to a float sum of the same array, and the digest's temporary memory."""
     x = jax.ShapeDtypeStruct(ELEMENTS, dtype)
     plain = estimate(lambda x: jnp.sum(x, dtype=jnp.float32), x, target=target)
     own = estimate(digest, x, target=target)
@@ -83,7 +83,7 @@ def digest_costs(target: str, dtype: str) -> dict[str, float]:
 
 
 def step_costs(target: str, dtype: str, names: Sequence[str]) -> dict[str, float]:
-    """Returns the cost of the step with some of the `TOOLS` against the plain one; for `abft` also the compile time."""
+    """Returns the cost of the step with some `TOOLS` relative to the plain step; for `abft` also the compile time."""
     plain = _estimated(target, dtype, "plain")
     found = {"plain_million_cycles": plain.cost / 1e6} if plain.cycles else {"plain_ms_moving": 1e3 * plain.cost}
     for name in names:
@@ -100,7 +100,7 @@ def step_costs(target: str, dtype: str, names: Sequence[str]) -> dict[str, float
 
 
 def paft_costs(target: str, dtype: str) -> dict[str, float]:
-    """Returns the cost of a step with a concurrent average against plain data parallelism, both without hidden time.
+    """Returns the cost of a step with a concurrent average relative to data parallelism, both without hidden time.
 
     `paft_hidden` is the share of the exchanges' time that the compiler overlaps with other work; `paft_of_ten` is the
     cost with an average in every tenth step, the initial period of `paft`.

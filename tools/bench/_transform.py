@@ -1,7 +1,7 @@
 """The cost of fingerprints, injection, rewriting and campaigns.
 
-`sdc bench transform`: the cost of a step, and of tracing, rewriting and compiling programs of many layers, against the
-plain step. `sdc bench campaign`: injections through one program, against a run and a program of its own for each.
+`sdc bench transform`: the cost of a step, and of tracing, rewriting and compiling programs of many layers, relative to
+the plain step. `sdc bench campaign`: injections through one program, compared with a separate run for each.
 """
 
 import statistics
@@ -68,7 +68,7 @@ def _steps(config: TrainConfig, steps: int) -> dict[str, float]:
     """Returns ratios of step times, and the share that rewriting adds to lowering and compiling."""
     step, arguments = harness.reference_step(config)
     moment = sdc.Moment(jax.random.key(0), jnp.int32(0))
-    # One backward matrix product; the rate makes the fault hit a few of its elements.
+    # One backward matrix product; at this rate, the fault strikes a few of its elements.
     site = sdc.sites(step, *arguments, where=primitive("dot_general") & direction("bwd"))[0]
     one = named(site.name)
     fault = sdc.Fault(BitFlip(), 1e-6, one)
@@ -133,7 +133,7 @@ def _compiling_seconds(step: Callable[..., Any], arguments: Any) -> float:
 
 
 def _layers(weights: list[Any], x: Any) -> Any:
-    """Makes one step of a network with unrolled layers: 3 products for each layer but the first."""
+    """Executes a step of a network with unrolled layers: 3 matrix products for each layer but the first."""
 
     def loss(weights: list[Any]) -> Any:
         y = x
@@ -179,14 +179,14 @@ def measure_campaign(options: BenchOptions) -> dict[str, Any]:
 
 
 def _process(config: str, runner: Campaign, number: int) -> float:
-    """Times a training process of the steps that an injection needs: the least cost of a run of its own."""
+    """Returns the seconds of a process that trains the steps an injection needs: the least cost of a separate run."""
     steps = runner.plan(number).step + 1 + runner.follow
     with tempfile.TemporaryDirectory() as folder:
         return harness.command_costs(["train", "--config", config, "--steps", steps, "--run", f"{folder}/run"])[0]
 
 
 def _alone(loaded: Loaded, placement: Placement, runner: Campaign, number: int) -> float:
-    """Times one injection as a run of its own, which compiles a step with this fault and starts at step 0."""
+    """Returns the seconds of one injection as a separate run, which compiles a step with this fault and starts at 0."""
     work = sharded(loaded.config)
     whole, start = plain(work, placement), initial_state(work, placement, runner.seed)
     injection = runner.plan(number)

@@ -1,8 +1,8 @@
 """The cost of lock-step when nothing is wrong: `sdc bench lockstep`, and `sdc bench delay` for a slow network.
 
-For the latter, two processes train twins with each `--exchange`, in two network namespaces of one machine. A simulated
-cable between them delays packets. Steps with and without the delay take turns in the same processes. This needs Linux,
-root and `ip`.
+For `sdc bench delay`, two processes train twins with each `--exchange`, in two network namespaces of one machine. A
+simulated cable between the namespaces delays packets. Steps with and without the delay take turns in the same
+processes. This benchmark needs Linux, root and `ip`.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ DELAY = 1e-3  # seconds from one process to the other
 EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
 SAYS = "seconds of a step: "
 COMMAND = f"from {__name__} import follow; follow()"
-ADDRESSES = ("10.77.0.1", "10.77.0.2")  # of the hosts
+ADDRESSES = ("10.77.0.1", "10.77.0.2")  # addresses of the hosts
 LINKS = ("sdca", "sdcb")  # names of their network devices
 # Linux constants that make a network device whose packets a process reads and writes.
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
@@ -130,7 +130,7 @@ class Cable:
     """Carries packets between two network devices."""
 
     def __init__(self) -> None:
-        self.delay = 0.0  # seconds added to the time of carrying a packet
+        self.delay = 0.0  # seconds added to the transmission time of a packet
         self._ends = [os.open("/dev/net/tun", os.O_RDWR) for _ in LINKS]
         for end, name in zip(self._ends, LINKS, strict=True):
             fcntl.ioctl(end, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TUN | IFF_NO_PI))
@@ -163,7 +163,7 @@ class Cable:
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[tuple[tuple[str, str], Cable]]:
-    """Yields the names of two namespaces and the cable between them. Each resolves the host name to its own address."""
+    """Yields the names of two namespaces, each of which resolves the host name to its own address, and their cable."""
     if not (hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("ip") and Path("/dev/net/tun").exists()):
         raise CommandError("network namespaces need Linux, root, the command ip and /dev/net/tun", Exit.USAGE)
     names = (f"sdc{os.getpid()}a", f"sdc{os.getpid()}b")
@@ -227,7 +227,7 @@ def _delayed(config: str, dtype: str, steps: int) -> dict[str, Any]:
 
 
 def _together(workers: Sequence[subprocess.Popen[str]], exchange: Exchange) -> float:
-    """Makes one step in all processes; returns the seconds of the slowest."""
+    """Executes one step in all processes; returns the seconds of the slowest process."""
     for worker in workers:
         assert worker.stdin is not None
         worker.stdin.write(exchange + "\n")
@@ -243,8 +243,8 @@ def _together(workers: Sequence[subprocess.Popen[str]], exchange: Exchange) -> f
 
 
 def follow() -> None:
-    """Runs one of the processes: makes a step for each line of standard input, and prints its time."""
-    dtype: Any  # one that the benchmark's flag allows
+    """Runs one of the processes: executes a step for each line of standard input, and prints the step's time."""
+    dtype: Any  # one of those that the benchmark's flag allows
     config, dtype, process = sys.argv[1:]
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"{ADDRESSES[0]}:4321", 2, int(process))

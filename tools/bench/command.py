@@ -28,16 +28,17 @@ class BenchOptions:
     Example: sdc bench abft --steps 7 --dtypes float32
 
     Programs are compiled first and then take turns, so that other load affects all equally. The figures are medians.
-    lockstep: twins with lock-step against twins without. transform: fingerprint, inject, digest and rewriting against
-    the plain step. campaign: injections through one program against a run of its own for each. abft: checked products
-    and steps against plain ones, false alarms and detected errors. aggregation: PAFT, lossy ZeRO-2, a shadow replica
-    and DropCompute against plain data parallelism, on simulated CPU devices. report: time and memory of the report of
-    100,000 steps. record: checksums and syncs of a record, as a share of the run's time. targets: digests, lock-step,
-    fingerprint, inject and abft on TPUs and GPUs, as their compilers estimate without the hardware. delay: twins in two
-    processes, with a slow network between them against a fast one; needs root. checkpoint: certificates and running
-    checkpoints against Orbax alone, and against a step. burnin: digests and comparison as a share of a level's time,
-    checked matrix products, a quick level, a pool's digests, the summary of 1,000 hosts, false alarms in 1,000 healthy
-    rounds. nodes: which simulated nodes of the study a burn-in, a pair and a pool catch, against predictions (minutes).
+    lockstep: twins with lock-step, compared with twins without. transform: fingerprint, inject, digest and rewriting,
+    compared with the plain step. campaign: injections through one program, compared with a separate run for each. abft:
+    checked matrix products and steps, compared with plain ones; false alarms and detected errors. aggregation: PAFT,
+    lossy ZeRO-2, a shadow replica and DropCompute, compared with plain data parallelism, on simulated CPU devices.
+    report: time and memory of the report of 100,000 steps. record: checksums and syncs of a record, as a share of the
+    run's time. targets: digests, lock-step, fingerprint, inject and abft on TPUs and GPUs, as their compilers estimate
+    without the hardware. delay: twins in two processes with a slow network between them, compared with a fast one;
+    needs root. checkpoint: certificates and running checkpoints, compared with Orbax alone and with a training step.
+    burnin: digests and comparison as a share of a level's time, checked matrix products, a quick level, a pool's
+    digests, the summary of 1,000 hosts, false alarms in 1,000 healthy rounds. nodes: simulated nodes of the study that
+    a burn-in, a pair and a pool detect, compared with predictions (minutes).
     """
 
     benchmark: Annotated[
@@ -59,9 +60,9 @@ class BenchOptions:
     ]
     """Benchmark to run."""
     config: str | None = None
-    """Configuration; by default bench, and tiny for campaign and record."""
+    """Configuration; by default bench, or tiny for campaign and record."""
     steps: int = 15
-    """Measured steps of each program, after two that do not count; a campaign makes ten injections for each step."""
+    """Number of measured steps of each program, after two that do not count; ten injections per step in a campaign."""
     dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
     """Dtypes to measure; campaign, aggregation and record measure float32."""
     json: bool = False
@@ -69,7 +70,7 @@ class BenchOptions:
 
 
 def run(options: BenchOptions) -> int:
-    """Runs the benchmark and prints its figures; always returns 0: the bars are in BENCHMARKS.md."""
+    """Runs the benchmark and prints its figures; always returns 0, since only BENCHMARKS.md judges them."""
     from sdc.costs import prepare_compilers
     from sdc.records import environment, prepare
     from sdc.train import get_config

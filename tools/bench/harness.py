@@ -1,4 +1,4 @@
-"""Shared by benchmarks: their programs, interleaved timing, and ratios of times."""
+"""Code that benchmarks share: programs, interleaved timing, and ratios of times."""
 
 import functools
 import statistics
@@ -43,7 +43,7 @@ def config_of(options: BenchOptions, dtype: Any = "float32") -> TrainConfig:
 
 
 def made_up_tokens(config: TrainConfig, placement: Placement) -> jax.Array:
-    """Returns a batch of random tokens on its devices."""
+    """Returns a batch of random tokens, on the devices of a placement."""
     batch = described_batch(config, placement)
     tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, batch.shape).astype(np.int32)
     return jax.device_put(tokens, batch.sharding)
@@ -63,7 +63,7 @@ def compiled(variants: Mapping[str, Callable[..., Any]], *arguments: Any) -> dic
 
 
 def seconds_of(work: Callable[[], Any], *, anew: bool = False) -> float:
-    """Measures a call in seconds; with `anew`, JAX's caches are cleared first."""
+    """Returns the duration of a call in seconds; `anew` clears JAX's caches first."""
     if anew:
         jax.clear_caches()
     started = time.perf_counter()
@@ -76,7 +76,7 @@ def tracing_seconds(step: Callable[..., Any], *arguments: Any) -> float:
 
 
 def take_turns(runs: Mapping[str, Callable[[], Any]], steps: int) -> dict[str, list[float]]:
-    """Measures each run `steps` times in turns, after two rounds that do not count."""
+    """Returns the seconds of each run, measured `steps` times in turns after two rounds that do not count."""
     rounds = [{name: seconds_of(run) for name, run in runs.items()} for _ in range(steps + 2)]
     return {name: [each[name] for each in rounds[2:]] for name in runs}
 
@@ -87,12 +87,12 @@ def ratio(plain: list[float], other: list[float]) -> float:
 
 
 def ratios(seconds: Mapping[str, list[float]], base: str = "plain") -> dict[str, float]:
-    """Returns the ratio to the base of all other programs."""
+    """Returns the ratios of all other programs' times to those of the base."""
     return {name: ratio(seconds[base], own) for name, own in seconds.items() if name != base}
 
 
 def command_costs(words: Sequence[object], code: int = 0) -> tuple[float, float]:
-    """Runs a command in a process, which must end with this code; returns its seconds and megabytes."""
+    """Runs a command in a process, which must end with this code; returns seconds and peak megabytes."""
     started = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", COMMAND, *map(str, words)], capture_output=True, text=True, check=False

@@ -33,15 +33,15 @@ class BurninCommand(ResultCommand):
     Example: sdc burnin --level prejob --golden fleet.golden --prometheus /var/lib/node_exporter/sdc.prom
     Example: sdc burnin --devices 4 --only matrix --suspect node11
 
-    Runs on one host, without a coordinator. The verdict names its evidence: each device repeats
-    itself, all devices of the host agree, recorded digests agree. Exit codes: 0 PASS, 1 FAIL, 2 bad usage, 3
-    INCONCLUSIVE (docs/burnin.md).
+    Runs on one host, without a coordinator. The verdict states its evidence: each device reproduced its own bits, all
+    devices of the host agreed, or recorded digests agreed. Exit codes: 0 PASS, 1 FAIL, 2 bad usage, 3 INCONCLUSIVE
+    (docs/burnin.md).
     """
 
     settings: BurninSettings
     devices: str | None = None
     """Required devices: gpu, tpu, cpu, gpu:8 for eight GPUs, or 4 for four simulated CPU devices; by default the
-    accelerators of the host, and a host without one is inconclusive."""
+    accelerators of the host; a host without accelerators is inconclusive."""
     golden: Path | None = None
     """File of golden digests, from sdc golden record."""
     suspect: str | None = None
@@ -49,7 +49,7 @@ class BurninCommand(ResultCommand):
     run: Path | None = None
     """New folder for result.json, the log, and the bundle for the vendor; by default a new one below runs/."""
     resume: bool = False
-    """Resume the burn-in in the folder that --run names, until its time is over: short tests add up."""
+    """Resume the burn-in in the folder that --run names, until its time is over: short tests accumulate."""
     junit: Path | None = None
     """Also write the result as JUnit XML."""
     prometheus: Path | None = None
@@ -106,7 +106,7 @@ def run(options: BurninCommand) -> int:
                 result, unwritten = error.result, error
     options.say(result, folder if unwritten is None else None)
     if unwritten is not None:
-        with contextlib.suppress(OSError):  # on the same disk
+        with contextlib.suppress(OSError):  # these outputs may be on the same full disk
             options.publish(result)
         print(f"sdc: cannot write to {folder} ({unwritten}): the result is not on record there", file=sys.stderr)
     if session.hung:

@@ -25,7 +25,7 @@ LAST = 12  # lines of a compiler's output to show if it crashes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EstimateCommand(ResultCommand):
-    """Estimates what steps and tools cost on accelerators not present.
+    """Estimates what steps and tools cost on absent accelerators.
 
     Example: sdc estimate --target v5p:2x2x4 --config llama3_8b_16l --model 8
     Example: sdc estimate --target h100 --tool plain abft
@@ -83,7 +83,7 @@ def estimate(options: EstimateCommand) -> int:
                 about = {"tool": subject.tool, "target": subject.target, **found.get("estimate", found)}
                 rows.append(msgspec.convert(about, ProgramEstimate))
             except CommandError as error:
-                if not rows:  # an error of the first is likely one of all
+                if not rows:  # an error in the first program is likely to occur in all
                     raise
                 failed.append(error)
             progress.advance(f"{subject.target} {subject.tool}")

@@ -20,15 +20,15 @@ LARGEST = 10_000_000  # bytes of a file of host names
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SummarizeCommand(ResultCommand):
-    """Names suspects and outliers among the results of many hosts.
+    """Identifies suspects and outliers among the results of many hosts.
 
     Example: sdc fleet summarize /shared/burnin --output fleet --ledger /shared/ledger.json
     Example: sdc fleet summarize rack1 rack2 --json
 
-    Hosts that ran the same programs on the same kind of devices vote on their digests, and the ledger adds up evidence
-    over time. Damaged and contradictory results are refused and listed; a result that occurs twice counts once. Exit
-    codes: 0 no suspect, and hosts were compared; 1 suspects, or hosts that differ without a majority; 2 bad usage;
-    3 nothing could be compared.
+    Hosts that ran the same programs on the same kind of devices vote on their digests, and the ledger accumulates
+    evidence over time. Damaged and contradictory results are refused and listed; a result that occurs twice counts
+    once. Exit codes: 0 no suspect, and hosts were compared; 1 suspects, or hosts that differ without a majority; 2 bad
+    usage; 3 nothing could be compared.
     """
 
     files: Annotated[tuple[Path, ...], tyro.conf.Positional]
@@ -46,16 +46,16 @@ class ScheduleCommand:
     Example: sdc fleet schedule gpu-1 gpu-2 gpu-3 gpu-4 --rounds 2
     Example: sdc fleet schedule gpu-1 gpu-2 gpu-3 gpu-4 --rounds 2 --format jobset
 
-    In each round every host meets another one for the first time, and suspects meet healthy hosts, as far as possible;
-    the command lists exceptions. Exit codes: 0 done, 2 bad usage.
+    In each round, every host is paired with a host that it has not met before, and suspects are paired with healthy
+    hosts, as far as possible; the command lists exceptions. Exit codes: 0 done, 2 bad usage.
     """
 
     hosts: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Names of hosts; @FILE reads names from a file, separated by spaces or lines."""
     rounds: int
-    """Number of other hosts that each host meets."""
+    """Number of other hosts with which each host is paired."""
     suspects: str = ""
-    """Hosts that must not meet each other, separated by commas."""
+    """Hosts that must not be paired with each other, separated by commas."""
     format: Literal["srun", "jobset", "json"] = "srun"
     """A script of srun lines, JobSet documents, or JSON."""
     folder: str = "pairs"
@@ -68,13 +68,13 @@ class ScheduleCommand:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimulateCommand(ResultCommand):
-    """Simulates how many rounds of pairs name the bad hosts of a fleet.
+    """Simulates how many rounds of pairs identify the bad hosts of a fleet.
 
     Example: sdc fleet simulate --hosts 64 --bad 3 --probability 0.7 --rounds 8
     Example: sdc fleet simulate --hosts 1000 --bad 1 --rounds 4
 
-    Bad hosts count as named if they are the only smallest set of hosts with a member in every pair that differed. Exit
-    codes: 0 done, 2 bad usage.
+    Bad hosts count as identified if they are the only smallest set of hosts with a member in every pair that differed.
+    Exit codes: 0 done, 2 bad usage.
     """
 
     hosts: int
@@ -84,7 +84,7 @@ class SimulateCommand(ResultCommand):
     probability: float = 1.0
     """Probability that a pair with a bad host differs in one comparison."""
     rounds: int = 8
-    """Largest number of rounds."""
+    """Maximum number of rounds."""
     trials: int = 1000
     """Number of simulated fleets."""
     seed: Annotated[int, Within(0, 2**31 - 1)] = 0

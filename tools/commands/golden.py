@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from sdc.burnin import Confirmed
 
-# Fields of an environment on its first line; flags and options follow on the next.
+# Fields shown on the first line of an environment; flags and options follow on the next line.
 SHORT = ("platform_version", "driver", "jax", "jaxlib", "machine", "processor", "cpu_threads")
 
 
@@ -52,16 +52,16 @@ class VerifyCommand(ResultCommand):
     Example: sdc golden verify fleet.golden
     Example: sdc golden verify fleet.golden --no-run
 
-    Runs the workloads of the register at the levels that recorded them. Exit codes: 0 confirmed, 1 something differs,
-    2 bad usage, 3 inconclusive: the register is damaged, or holds other devices or versions.
+    Runs the workloads of the register at the levels at which they were recorded. Exit codes: 0 confirmed, 1 something
+    differs, 2 bad usage, 3 inconclusive: the register is damaged, or is for other devices or versions.
     """
 
     file: Annotated[Path, tyro.conf.Positional]
     """The register."""
     rounds: Annotated[int, Within(1, MOST_ROUNDS)] = 2
-    """Rounds through all workloads."""
+    """Number of rounds of all workloads."""
     devices: str | None = None
-    """Devices, as for sdc burnin; for a CPU register the default is the number that recorded it."""
+    """Devices, as for sdc burnin; by default, a register of CPUs uses as many as recorded it."""
     no_run: bool = False
     """Only check that the file is undamaged, and start no device."""
 
@@ -196,7 +196,7 @@ def _merged(files: Sequence[Path], expected: str) -> Register:
 
 
 def _read(files: Sequence[Path]) -> list[Register]:
-    """Reads registers: a missing file is a usage error, a damaged one inconclusive."""
+    """Reads registers: a missing file is a usage error; a damaged one is inconclusive."""
     for file in files:
         if not file.exists():
             raise CommandError(f"{file}: there is no such file; sdc golden record {file} writes one")

@@ -45,19 +45,19 @@ class PairCommand(ComparisonCommand):
     Example: sdc pair --steps 200 --run /shared/pair-17 --coordinator 10.0.0.1:4321 --processes 2 --process 0
     Example: sdc pair --resolve pair-17/pair.json pair-18/pair.json pair-19/pair.json
 
-    Compares at full load first, and in ever more detail if the hosts differ. Writes pair.json into the run folder. Two
-    hosts that differ do not show which of them is wrong: a third does (sdc pool), or several pairs (--resolve). Exit
-    codes: 0 PASS (no bit differed), 1 FAIL (the hosts differ), 2 bad usage, 3 INCONCLUSIVE.
+    Compares at full load first, and in ever more detail if the hosts differ. Writes pair.json into the run folder. A
+    difference between two hosts does not show which is wrong; a third host (sdc pool) or several pairs (--resolve) do.
+    Exit codes: 0 PASS (no bit differed), 1 FAIL (the hosts differ), 2 bad usage, 3 INCONCLUSIVE.
     """
 
     resolve: tuple[Path, ...] = ()
-    """Results of several pairs (files or folders): name the hosts that they show to be wrong. Allows no other flag but
+    """Results of several pairs (files or folders), which together identify wrong hosts. Allows no other flag than
     --json."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoolCommand(ComparisonCommand):
-    """Compares three or more hosts and names those in the minority.
+    """Compares three or more hosts and identifies the minority.
 
     Example: sdc pool --steps 200 --run /shared/rack-3 --coordinator 10.0.0.1:4321 --processes 8 --process 0
     Example: sdc pool --twins 4 --suspect node11
@@ -189,7 +189,7 @@ class _Result:
 def _hosts(twins: int) -> tuple[list[TwinRow], int]:
     """Returns the twins as hosts with their devices, and the number of processes.
 
-    Every process learns of all hosts, as any of them may have to write the result.
+    Every process receives all hosts, since any process may have to write the result.
     """
     from sdc.multihost import everyone
     from sdc.records import describe_devices

@@ -25,9 +25,9 @@ class ReportCommand(ResultCommand):
     Example: sdc report runs/plain runs/partial runs/full
 
     Writes report.html and report.md into the run, finished or not, and prints its summary. Given a folder of runs, it
-    writes the report of each and an index.html, the most severe first. Given two to six runs, it writes one page,
-    beside-FIRST.html, into the folder of the last. Exit codes are those of the most severe run: 0 clean, 1 corruption
-    found, 2 bad usage, 3 inconclusive.
+    writes a report of each run, and an index.html with the most severe first. Given two to six runs, it writes one
+    page, beside-FIRST.html, into the folder of the last. Exit codes are those of the most severe run: 0 clean, 1
+    corruption found, 2 bad usage, 3 inconclusive.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
@@ -38,7 +38,7 @@ class ReportCommand(ResultCommand):
 
 @dataclasses.dataclass(frozen=True)
 class DiffCommand(ResultCommand):
-    """Names the first step and operation in which two traces differ.
+    """Finds the first step and operation in which two traces differ.
 
     Example: sdc diff runs/golden runs/suspect
     Example: sdc diff runs/golden runs/suspect --output runs/difference
@@ -66,8 +66,8 @@ class CheckpointCommand(ResultCommand):
     """
 
     action: tyro.conf.Positional[Literal["show", "verify", "certify"]]
-    """List checkpoints and their states (show), restore and compare them (verify), or certify what those without a
-    certificate restore to now (certify)."""
+    """List checkpoints and their states (show), restore and compare them (verify), or certify the present contents of
+    those without a certificate (certify)."""
     folder: tyro.conf.Positional[str]
     """Folder that an Orbax checkpointer wrote, with one folder for each step."""
     step: Annotated[tuple[int, ...], tyro.conf.UseAppendAction] = ()
@@ -141,7 +141,7 @@ def checkpoint(options: CheckpointCommand) -> int:
                 found = checkpoints.audit(options.folder, step, restore=False)
             rows.append(dataclasses.asdict(found))
             progress.advance(f"step {step}")
-    # A checkpoint that differs was compared; one with a problem that does not differ was not. Remains do not count.
+    # A checkpoint that differs was compared; one with a problem but no difference was not. Remains do not count.
     counted = [row for row in rows if not row["remains"]] or rows
     verdict = Verdict.CLEAN
     if any(row["wrong"] for row in counted):

@@ -17,8 +17,9 @@ class TwinCommand(JobCommand):
     Example: sdc twin --model 2 --suspect node11 --steps 20
     Example: sdc twin --steps 1350 --coordinator 10.0.0.1:4321 --processes 2 --process 0
 
-    Simulated faults strike the last twin unless they name another. Without --suspect and --fault nothing is simulated:
-    this tests real hosts, one twin on each. Exit codes: 0 clean, 1 corruption found, 2 bad usage, 3 inconclusive.
+    Simulated faults strike the last twin unless they name another. Nothing is simulated without --suspect or --fault:
+    the run then tests real hosts, one twin on each. Exit codes: 0 clean, 1 corruption found, 2 bad usage, 3
+    inconclusive.
     """
 
     job: Twins
@@ -26,7 +27,7 @@ class TwinCommand(JobCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainCommand(JobCommand):
-    """Trains one copy, with checked products or another aggregation.
+    """Trains without twins; can check products or change aggregation.
 
     Example: sdc train --steps 20 --abft --run runs/checked
     Example: sdc train --data 4 --steps 50 --aggregate noise,sigma=0.01+paft,max_period=20
@@ -45,8 +46,8 @@ class TraceCommand(JobCommand):
     Example: sdc trace runs/golden --steps 20 --where 'primitive("dot_general")'
     Example: sdc trace runs/suspect --steps 20 --where 'primitive("dot_general")' --against runs/golden
 
-    Trace the same run on two machines, or on two days, and compare the traces with `sdc diff`, or compare at once with
-    --against. Exit codes: 0 traced (with --against: equal), 1 the traces differ, 2 bad usage, 3 inconclusive.
+    Trace the same run on two machines or on two days, then compare the traces with `sdc diff`; --against compares
+    during the run. Exit codes: 0 traced (with --against: equal), 1 the traces differ, 2 bad usage, 3 inconclusive.
     """
 
     job: Tracing

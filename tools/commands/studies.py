@@ -53,7 +53,7 @@ class AggregationStudyCommand(RecordedStudy):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaftCommand(AggregationStudyCommand):
-    """PAFT: loss under inconsistent gradients, and divergence against theory.
+    """PAFT: loss under inconsistent gradients, and divergence compared with theory.
 
     Example: sdc study paft --run runs/paft
     Example: sdc study paft --workload convnet --steps 300
@@ -64,7 +64,7 @@ class PaftCommand(AggregationStudyCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DropComputeCommand(AggregationStudyCommand):
-    """DropCompute: speedup against drop rate and workers, measured and predicted.
+    """DropCompute: speedup by drop rate and number of workers, measured and predicted.
 
     Example: sdc study dropcompute --run runs/dropcompute
     Example: sdc study dropcompute --steps 300
@@ -75,7 +75,7 @@ class DropComputeCommand(AggregationStudyCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossyCommand(AggregationStudyCommand):
-    """Lossy collectives: perplexity against loss rate, and drift against theory.
+    """Lossy collectives: perplexity by loss rate, and drift compared with theory.
 
     Example: sdc study lossy --run runs/lossy
     Example: sdc study lossy --steps 300
@@ -86,7 +86,7 @@ class LossyCommand(AggregationStudyCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShadowCommand(AggregationStudyCommand):
-    """Shadow replicas: which faulty ranks they find, how soon, and which they name.
+    """Shadow replicas: which faulty ranks they detect, how soon, and which they identify.
 
     Example: sdc study shadow --run runs/shadow
     Example: sdc study shadow --steps 300
@@ -97,14 +97,14 @@ class ShadowCommand(AggregationStudyCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScarStudyCommand(RecordedStudy):
-    """SCAR: the cost of losing part of the state, against the bound and the paper.
+    """SCAR: the cost of losing part of the state, compared with the bound and the paper.
 
     Example: sdc study scar --workload regression --run runs/scar
     Example: sdc study scar --run runs/scar --resume
 
-    Measures perturbations against theorem 3.2 (Qiao et al., ICML 2019); partial against full recovery, for blocks lost
-    at random and side by side; saves by priority, in turn and at random; and a failure with real saves. --resume
-    continues an interrupted study. Exit codes: 0 done, 2 bad usage, 3 interrupted.
+    Compares perturbations with theorem 3.2 (Qiao et al., ICML 2019), partial recovery with full recovery (for random
+    and for adjacent lost blocks), and saves by priority with saves in turn and at random; then measures a failure with
+    real saves. --resume continues an interrupted study. Exit codes: 0 done, 2 bad usage, 3 interrupted.
     """
 
     workload: tuple[
@@ -119,14 +119,14 @@ class ScarStudyCommand(RecordedStudy):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodesStudyCommand(RecordedStudy):
-    """Simulated nodes, against each published figure of the real ones.
+    """Simulated nodes, compared with each published figure of the real nodes.
 
     Example: sdc study nodes --nodes node1 node11 --run runs/nodes
     Example: sdc study nodes --runs 20
 
-    Fits what the published tables (Ma et al. 2025) leave open; simulates runs of 4,500 steps at the study's size;
-    predicts the noise in each node's gradients from the other nodes; trains small models for drift and losses. Exit
-    codes: 0 done, 2 bad usage, 3 interrupted.
+    Fits the parameters that the published tables (Ma et al. 2025) leave open; simulates runs of 4,500 steps at the
+    study's size; predicts the noise in each node's gradients from the other nodes; trains small models for drift and
+    losses. Exit codes: 0 done, 2 bad usage, 3 interrupted.
     """
 
     study: NodesStudy = dataclasses.field(default_factory=NodesStudy)
@@ -158,13 +158,13 @@ class StudyCommand:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductsStudyCommand(RecordedStudy):
-    """Measures what each checking scheme finds, and its false alarms, on real training.
+    """Measures the detections and false alarms of each checking scheme in real training.
 
     Example: sdc abft study --steps 20 --run runs/study
     Example: sdc abft study --dtypes bfloat16 --where 'scope("*/ffn/*")'
 
-    Trains the configuration on this machine's healthy devices, judges every product of every step by every scheme
-    (false alarms), and puts errors of known size and flips of known bits into the products of some steps (detection).
+    Trains the configuration on this machine's healthy devices, checks every matrix product of every step with every
+    scheme (false alarms), and injects errors of known size and flips of known bits in some steps (detection).
     Exit codes: 0 done, 2 bad usage.
     """
 
@@ -181,10 +181,10 @@ class CalibrateCommand(ResultCommand):
     Example: sdc abft calibrate --out h200.json
     Example: sdc train --abft --abft-profile h200.json
 
-    Uses synthetic and real products to measure kappa (how fast errors of long sums grow), how the device rounds float32
-    inputs, which products of the configuration's step should start at the second tier, and whether the fused kernel
-    is faster than XLA (GPU, TPU). Calibrate only a healthy device: check the largest margins that the command prints.
-    Exit codes: 0 done, 2 bad usage, 3 inconclusive (the errors are too large to be rounding).
+    Uses synthetic and real matrix products to measure kappa (how fast errors of long sums grow), how the device rounds
+    float32 inputs, which products of the configuration's step should start at the second tier, and whether the fused
+    kernel is faster than XLA (GPU, TPU). Calibrate only a healthy device: check the largest margins that the command
+    prints. Exit codes: 0 done, 2 bad usage, 3 inconclusive (the errors are too large to be rounding).
     """
 
     text: Text = dataclasses.field(default_factory=Workload)
