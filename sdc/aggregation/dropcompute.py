@@ -163,7 +163,7 @@ def combine(
     Args:
         total: the sum of this worker.
         axis_name: the axis of the workers, bound.
-        completed: number of micro-batches in the sum. A traced number is not checked against `micro_batches`.
+        completed: number of micro-batches in the sum. A traced number is not compared with `micro_batches`.
         micro_batches: M, number of micro-batches in a full step of one worker.
         correction: see above. `rate` scales the gradient; for optimizers that are invariant to the scale of gradients,
             such as Adam, scale the learning rate instead.

@@ -290,7 +290,7 @@ def recorded(logs: Sequence[LossyLog], params: Tree, *, packet: int | None = Non
         Channels for `p_grad` and `p_param`. The replay must not use `tighten`; `parity` and `reliable` have no effect.
 
     Raises:
-        ValueError: there are no steps, or the logs are from another model, number of workers or packet size.
+        ValueError: there are no steps, or the logs are from a run with another model, number of workers or packet size.
     """
     if not logs:
         raise ValueError("the log has no steps; replay a run with at least one step")

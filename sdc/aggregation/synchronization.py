@@ -325,7 +325,8 @@ def overlap_options(platform: str | None = None) -> dict[str, bool]:
 
 
 def has_mean(leaf: Any) -> bool:
-    """Returns whether a leaf is float or complex; counters, keys and the like are already equal everywhere."""
+    """Returns whether a leaf is float or complex; other leaves, such as counters and keys, are already equal
+    everywhere."""
     return bool(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
 
 

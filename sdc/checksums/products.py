@@ -126,7 +126,7 @@ class Product(abc.ABC):
         """Returns the number of axes of the rows."""
 
     def spread(self, rows: Shaped[Array, "*rows"], c: Any) -> Shaped[Array, "*#c"]:
-        """Reshapes values by row to broadcast against the product."""
+        """Reshapes one value per row so that it broadcasts to the product."""
         return rows.reshape(*rows.shape, *[1] * (c.ndim - rows.ndim))
 
     def powers(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Powers:
