@@ -28,7 +28,10 @@ def build(campaign: Contents, summary: CampaignSummary) -> Report:
     """Collects the text, tables and figures of a campaign's report."""
     manifest, visible = campaign.campaign, "none was visible"
     if (hits := summary.visible) is not None and summary.steps_to_visible is not None:
-        visible = f"{show(summary.steps_to_visible)} ({hits.count:,} of the {hits.of:,} not masked had one)"
+        visible = (
+            f"{show(summary.steps_to_visible)} ({hits.count:,} of the {hits.of:,} unmasked injections changed it "
+            "visibly)"
+        )
     outcomes, detectors = _outcomes(summary), _detectors(summary)
     names = [name for name in GROUPS if name != "site"]
     return report.record_page(
@@ -116,13 +119,15 @@ def definitions(thresholds: Mapping[str, Number]) -> tuple[Definition, ...]:
         Definition(
             "Outcome: benign drift",
             f"(L' - L) / L ≤ {spike} at every followed step",
-            "The state differs, but no loss in the followed steps exceeds the clean loss by more than that. Slower "
+            "The state differs, but no loss in the followed steps exceeds the clean loss by more than this limit. "
+            "Slower "
             "degradation counts as benign.",
         ),
         Definition(
             "Outcome: loss spike",
             f"some (L' - L) / L > {spike}, the last one not",
-            "The loss exceeded the clean loss by more than that, but was below the limit again at the last followed "
+            "The loss exceeded the clean loss by more than this limit, but was below the limit again at the last "
+            "followed "
             "step.",
         ),
         Definition(
@@ -210,7 +215,7 @@ def _group(summary: CampaignSummary, name: str) -> Table | LeftOut:
     if name == "site":
         group.sort(key=lambda item: (-item[1].harm.count, -(item[1].harm.share or 0), item[0]))
         shown = min(len(group), LONGEST)
-        note = f"{shown:,} of {len(group):,} sites, the most harmed first; summary.json has all."
+        note = f"{shown:,} of {len(group):,} sites, ordered by harm; summary.json has all of them."
         group = group[:shown]
     rows = (
         (key, show(entry.injections), *_share(entry.vulnerability)[1:], *_share(entry.harm)[1:]) for key, entry in group

@@ -73,8 +73,11 @@ def where_and_when(lines: Sequence[StepRow], mismatches: Sequence[MismatchRow], 
         whole_numbers(axes.yaxis)
         drawing.legend()
 
-    joined = f" Each column covers {column:,} steps and shows the largest." if column > 1 else ""
-    caption = f"Each mark is a step with a mismatch, larger if more elements differ; layer 0 is the first.{joined}"
+    joined = f" Each column covers {column:,} steps and shows the largest value." if column > 1 else ""
+    caption = (
+        "Each mark is a step with a mismatch; larger marks mean that more elements differ. Layer 0 is the first "
+        f"layer.{joined}"
+    )
     return Figure(title, caption, draw, height=2.2 + 0.16 * min(layers, 12))
 
 

@@ -207,7 +207,7 @@ def _corrupt(run: Contents, summary: RunSummary) -> Headline:
         found = Headline(
             f"{who}: the final state differs although no step had a difference",
             device,
-            "not in a compared operation: it changed in memory, or while the last checkpoint was written",
+            "not in a compared operation: the state changed in memory, or while the last checkpoint was written",
             f"after the last comparison, at step {len(run.steps) - 1:,}",
             first=len(run.steps),
             named=who,
@@ -293,7 +293,7 @@ def _odd(manifest: RunManifest, summary: RunSummary, odd: Sequence[int], ranks: 
     if manifest.placement == "vmap":
         device += "; all twins share their devices"
     if pair and not summary.simulated:
-        device += "; of two twins either may be wrong; naming this one is a convention"
+        device += "; either of the two twins may be wrong, and this one is reported by convention"
     return who, device
 
 
@@ -418,7 +418,8 @@ def _actions(run: Contents, summary: RunSummary, found: Headline) -> Iterator[Ac
     elif summary.simulated:
         yield Action(
             "Aim the fault at a checked place",
-            "It struck an unchecked place, or after everything was NaN: choose another site, a smaller rate or other "
+            "The fault struck an unchecked place, or after all values were NaN: choose another site, a smaller rate "
+            "or other "
             "bits.",
         )
     else:
@@ -451,7 +452,8 @@ def _corrupt_actions(manifest: RunManifest, summary: RunSummary, found: Headline
     if found.course == "persistent":
         yield Action(
             "Reproduce it and report it to the vendor",
-            "It recurs at each step, so a few steps reproduce it: sdc trace on it and on a healthy host names the "
+            "The fault recurs at each step, so a few steps reproduce it: sdc trace here and on a healthy host names "
+            "the "
             "operation.",
         )
     elif found.course is not None:
@@ -469,7 +471,8 @@ def again(hits: Sequence[int], steps: int) -> str:
     few, many = mean_interval_limits(steps, bursts)
     plan = burn_in_steps(steps / bursts, observed=bursts)
     return (
-        f"Plan {plan:,} more steps on the same hosts to see it again (95 %). This is based on {bursts:,} "
+        f"Plan {plan:,} more steps on the same hosts to see it again with 95 % probability. This is based on "
+        f"{bursts:,} "
         f"burst{'s' * (bursts > 1)} in {steps:,} steps, which give a mean interval of {few:,.0f} to {many:,.0f} steps "
         "for bursts at random times."
     )

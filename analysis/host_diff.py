@@ -201,10 +201,10 @@ def _verdict(
         quiet = [stage.row for stage in stages if not stage.seen and stage.row.ended]
         if quiet:
             names = listed([f"{row.name} ({row.steps} steps)" for row in quiet])
-            said.append(f"not seen again by the stage{'s' * (len(quiet) > 1)} {names}")
+            said.append(f"not found again in the stage{'s' * (len(quiet) > 1)} {names}")
         if open_:
-            more = "a third host or a swap of parts shows" if opening.kind == "pair" else "more hosts show"
-            said.append(f"{more} which of them")
+            more = "a third host, or swap parts," if opening.kind == "pair" else "more hosts"
+            said.append(f"test with {more} to find out which of them is wrong")
         ended = [f"ended early: {lost}"] if lost is not None else []
         return Verdict.CORRUPT, [mark + "; ".join(said), *ended, *lines]
     if not stages:
@@ -217,7 +217,7 @@ def _verdict(
     if lost is None and clean:
         hosts = f"{len(opening.hosts)} hosts agree ({listed([row.host for row in opening.hosts])})"
         return Verdict.CLEAN, [f"{mark}{hosts}: {first.summary.reason}"]
-    so_far = f"; until then {first.row.steps} steps, {amount(first.row.checked)} elements, no difference"
+    so_far = f"; until then, the hosts agreed in {first.row.steps} steps ({amount(first.row.checked)} elements)"
     return Verdict.INCONCLUSIVE, [mark + (lost + so_far if lost else first.row.sentence), *lines]
 
 

@@ -230,9 +230,9 @@ class Watch:
 
     def _give_up(self, process: str, doing: str | None = None) -> None:
         """Calls `lost`; `doing` is the last activity of a silent peer, and None for a peer that failed."""
-        why = f"process {process} ended early, and its output says why"
+        why = f"process {process} ended early; its output has the reason"
         if doing is not None:
-            last = f", last heard {doing}" if doing else ""
+            last = f"; last reported activity: {doing}" if doing else ""
             why = f"process {process} was lost (no heartbeat for {self.patience:g} s{last})"
         if not self._ended.is_set():
             self._lost(f"{why}; no verdict is possible")

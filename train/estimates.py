@@ -139,12 +139,10 @@ def _imported(name: str, devices: Sequence[Any]) -> tuple[Callable[..., Any], Se
         function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         here = not isinstance(error, ModuleNotFoundError) or error.name == module
-        remedy = (
-            "name a module that Python can import from here, and a function in it" if here else f"it needs {error.name}"
-        )
+        remedy = "give MODULE:FUNCTION with a module that Python can import here" if here else f"it needs {error.name}"
         raise SettingError("step", name, f"cannot be imported ({error}): {remedy}") from error
     if not callable(function):
-        raise SettingError("step", name, "is not a function; name one that returns (step, *arguments)")
+        raise SettingError("step", name, "is not a function; give one that returns (step, *arguments)")
     given = {"devices": devices} if "devices" in inspect.signature(function).parameters else {}
     found = function(**given)
     if not isinstance(found, tuple) or len(found) < 2 or not callable(found[0]):

@@ -96,5 +96,7 @@ class Golden:
             return {"verdict": "corrupt", "reason": reason, "first_difference": place.describe(step)}
         if not self.compared:
             return {"verdict": "inconclusive", "reason": f"{path} and this run have no step in common"}
-        more = f"; {self.unmatched:,} more steps are not in it and were not compared" if self.unmatched else ""
+        more = (
+            f"; {self.unmatched:,} further steps are not in that trace and were not compared" if self.unmatched else ""
+        )
         return {"verdict": "clean", "reason": f"{self.compared:,} steps agree with {path} in every digest{more}"}

@@ -185,7 +185,7 @@ class Simulation:
             names = ", ".join(site.name for site in found[:5])
             raise ValueError(
                 f"simulation {str(self)!r}: {len(found)} of the traced sites match site={self.site}, expected one"
-                f"{': ' + names if found else ''}; name one traced site"
+                f"{': ' + names if found else ''}; give the name of one traced site"
             )
         room = self.fault.pattern.size(found[0].outputs[0].shape)
         struck = sdc.strike_on(found[0], self.fault, self.element, iteration=self.iteration, room=room, axes=axes)

@@ -96,7 +96,9 @@ def claimed(names: Iterable[str], folder: Path | None = None) -> Iterator[list[s
                     "wait until it has ended",
                 ) from error  # fmt: skip
             except OSError as error:
-                problems.append(f"{name} is not locked against a second burn-in ({error.strerror}: {place / file})")
+                problems.append(
+                    f"{name} could not be locked, so a second burn-in can use it ({error.strerror}: {place / file})"
+                )
         yield problems
     finally:
         for lock in held:

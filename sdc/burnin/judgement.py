@@ -129,7 +129,7 @@ def _finding_sentence(result: BurninResult, finding: Finding) -> str:
         f"{elements.differing} of {elements.total:.3g} elements" if elements is not None else "",
         finding.persistence or "",
         f"found by {', '.join(finding.kinds)}",
-        f"checksums confirm {finding.confirmed} rows" if finding.confirmed else "",
+        f"checksums confirm {finding.confirmed} wrong rows" if finding.confirmed else "",
         "simulated" if finding.simulated else "",
         finding.note,
     ]

@@ -72,7 +72,7 @@ def check_faults(faults: Sequence[Fault], devices: "Sequence[jax.Device]", workl
             raise SettingError("inject", fault, "expected a sequence of sdc.Fault")
         place = fault.at.get(AXIS, 0)
         for right, problem in (
-            (fault.rate is not None, "has no rate; give the probability of a hit, as in rate=1e-4"),
+            (fault.rate is not None, "has no rate; give the probability that an element is corrupted, as in rate=1e-4"),
             (
                 fault.by_name and fault.layer is None,
                 "expected site to be a pattern of workload names, such as 'matrix/*', and no layer",

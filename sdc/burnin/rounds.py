@@ -275,7 +275,7 @@ class _BurnIn:
                 # A device that fails here also fails in its workloads, where the failure is recorded.
                 with contextlib.suppress(RuntimeError):
                     if not keeps_subnormals(dtype, self.programs.devices[index]):
-                        self._note(f"{kind} treats subnormal numbers of {dtype} as zero: such data are zeros")
+                        self._note(f"{kind} flushes subnormal {dtype} numbers to zero: such data are zeros")
 
     def _run(self, workload: BurninWorkload, place: Place) -> list[RunOutcome]:
         moment = max(self.moments[index] for index in self._devices_of(place))

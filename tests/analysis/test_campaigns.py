@@ -173,7 +173,7 @@ def test_every_table_and_figure_says_that_faults_are_simulated(tmp_path: Path) -
     assert all(caption.startswith("[simulated faults]") for caption in captions)
     assert len(re.findall(r"<text[^>]*>simulated faults</text>", page)) == 5
     assert "Shares of the 7 injections that reached their site" in page
-    assert "0.5 (2 of the 5 not masked had one)" in page
+    assert "0.5 (2 of the 5 unmasked injections changed it visibly)" in page
 
 
 def test_a_figure_says_what_it_leaves_out(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ TRAIN = {"kind": "train", "twins": None, "sync": None, "abft": {"mode": "detect"
 @pytest.mark.parametrize(
     ("about", "lines", "known", "ended", "expected"),
     [
-        (REAL, hits(3), {}, True, ("twin 1 (model 1)", "a convention", "real: nothing", "which twin is wrong")),
+        (REAL, hits(3), {}, True, ("twin 1 (model 1)", "by convention", "real: nothing", "which twin is wrong")),
         (
             {**REAL, "twins": 3, "devices": DEVICES}, hits(3, twins=(0,)), {"odd_twins": [0]}, True,
             ("twin 0 (host gpu-16, device 3)", "kind H200, serial S01", "real: nothing", "until tested: twin 0"),

@@ -49,8 +49,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("peer", "message"),
     [
         ("beating", None),
-        ("silent", "process 1 was lost (no heartbeat for 0.4 s, last heard in step 7)"),
-        (FAILED, "process 1 ended early, and its output says why"),
+        ("silent", "process 1 was lost (no heartbeat for 0.4 s; last reported activity: in step 7)"),
+        (FAILED, "process 1 ended early; its output has the reason"),
         (DONE, None),
         ("the store hangs", "process 0 was lost (no heartbeat for 0.4 s"),
     ],

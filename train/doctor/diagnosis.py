@@ -205,7 +205,7 @@ def _pool(first: Answer, answer: Answer | ChildFailed | None, size: int, other: 
     if not (apart := different(first, answer)):
         same = f"{len(by_name(answer))} operations gave the same bits with {other} threads as with {size}"
         return Check(THREAD_POOL, "run", "information", f"{same}; larger operations may differ")
-    said = f"the size of the thread pool decides the bits of {', '.join(apart)} ({size} threads, and {other})"
+    said = f"{', '.join(apart)}: bits differ between {size} and {other} threads"
     sentence, mend = f"{said}: compare only hosts with equal {THREADS}", lines({}, {THREADS: str(size)})
     return Check(THREAD_POOL, "run", "information", sentence, apart, [THREADS], mend)
 
@@ -233,7 +233,10 @@ def _deciding(lab: Laboratory, first: Answer, names: Sequence[str]) -> Check:
     if not causes:
         return Check(DECIDING, "run", "ok", f"{', '.join(given)}: the bits are the same without them")
     said = ", ".join(shown(name, values[name]) for name in causes)
-    sentence = f"{said}: without it, {', '.join(operations)} gives different bits. Compare only hosts where it is equal"
+    sentence = (
+        f"{said}: without these settings, the bits of {', '.join(operations)} differ. Compare only hosts with "
+        "equal settings"
+    )
     return Check(DECIDING, "run", "information", sentence, operations, causes)
 
 

@@ -71,7 +71,7 @@ def test_settings_that_decide_bits_here_are_named(elsewhere: Examined) -> None:
     assert set(checks["settings here"].operations) == {"sum", "roundings"}
     pool = checks["other thread pool"]
     assert (pool.outcome, pool.operations, pool.causes) == ("information", ["product"], ["NPROC"])
-    assert "the size of the thread pool decides the bits of product (8 threads, and 1)" in pool.sentence
+    assert "product: bits differ between 8 and 1 threads" in pool.sentence
     assert "compare only hosts with equal NPROC" in pool.sentence
 
 

@@ -65,7 +65,7 @@ def test_a_rank_of_a_pair_is_found_down_to_the_operation(tmp_path: Path) -> None
     assert found.mismatched == pair.stages[0].mismatched > 0
     assert (pair.suspects, pair.undecided) == ([], ["a", "b"])
     assert pair.sentences[0].startswith("SIMULATED: hosts a and b differ: rank model=1, layers 0 and 1, ffn, ")
-    assert "a third host or a swap of parts shows which of them" in pair.sentences[0]
+    assert "test with a third host, or swap parts, to find out which of them is wrong" in pair.sentences[0]
 
 
 def test_a_fault_that_does_not_come_again_is_followed_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_a_fault_that_does_not_come_again_is_followed_and_said(tmp_path: Path, m
     assert pair.verdict is Verdict.CORRUPT
     assert pair.difference is not None
     assert (pair.difference.course, pair.difference.operation) == ("transient", None)
-    assert "not seen again by the stages probes (2 steps) and operations (2 steps)" in pair.sentences[0]
+    assert "not found again in the stages probes (2 steps) and operations (2 steps)" in pair.sentences[0]
 
 
 def test_a_pair_that_agrees(clean: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_difference_fails_whatever_else_there_is(pair: list[BurninWorkload], d
     assert (judged.verdict.acceptance, judged.verdict.code, judged.evidence) == ("FAIL", 1, ("vote", "repeat"))
     assert judged.sentences[0] == (
         f"host gpu-17, device 3 (serial 1003), {pair[0].name}: 4 of 9e+09 elements, transient, "
-        "found by vote, repeat, checksums confirm 1 rows"
+        "found by vote, repeat, checksums confirm 1 wrong rows"
     )
     assert "ended in round 8: RuntimeError: gone" in judged.sentences[1]
 

@@ -334,7 +334,7 @@ def test_subnormal_data_on_a_device_that_flushes(every: list[BurninWorkload], pr
     (outcome,) = programs.run(workload, 0)
     np.testing.assert_array_equal(outcome.outputs["columns"], 0)
     result = burn_in([workload], programs.devices, rounds=1, programs=programs)
-    assert result.notes == ["cpu cpu treats subnormal numbers of float32 as zero: such data are zeros"]
+    assert result.notes == ["cpu cpu flushes subnormal float32 numbers to zero: such data are zeros"]
 
 
 def test_what_is_refused(programs: Programs, few: list[BurninWorkload]) -> None:
