@@ -210,7 +210,7 @@ def _mark(row: Any) -> str:
 def _more(rows: Sequence[Any], file: str = "") -> str:
     if len(rows) <= MOST:
         return ""
-    return f"{len(rows) - MOST:,} more rows are not shown{f'; {file} has all' if file else ''}."
+    return f"{len(rows) - MOST:,} more rows are not shown{f'; {file} has all of them' if file else ''}."
 
 
 def simulation_table(rounds: Sequence[Named], hosts: int, bad: int, probability: float) -> list[Part]:

@@ -4,8 +4,8 @@ The same program on the same kind of device should give the same bits. Devices o
 power, so they are not independent: each host has one vote, which its devices share. The majority is the digest with
 more than half of the votes and more than half of the devices, on at least two hosts. Without a majority no device
 is outvoted, and the hosts that differ are reported: of two hosts that differ, either may be wrong. Simulated
-results never decide about real ones: they vote only if no other results have a majority, and then only about each
-other.
+results never affect the outcome for real ones: they vote only if no other results have a majority, and then only on one
+another.
 
 Suspects have no probability. It would require the rate of defective devices in this fleet, of which published values
 differ by a factor of ten and more, and the unknown rate at which each defect appears in each workload. Instead, each

@@ -571,7 +571,7 @@ def advise(
     if not 0 < float(outlook.speeds.sum()) < math.inf:
         raise ValueError("nothing moves: expected an outlook of a state that changes")
     if every is None and outlook.step < 1:
-        raise ValueError(f"outlook.step={outlook.step}: expected a run of at least one step; or give every")
+        raise ValueError(f"outlook.step={outlook.step}: expected a run of at least one step, unless `every` is given")
     held, whole = save_seconds
     candidates = []
     for part in FRACTIONS if fraction is None else (fraction,):

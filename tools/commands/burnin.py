@@ -49,7 +49,7 @@ class BurninCommand(ResultCommand):
     run: Path | None = None
     """New folder for result.json, the log, and the bundle for the vendor; by default a new one below runs/."""
     resume: bool = False
-    """Resume the burn-in in the folder that --run names, until its time is over: short tests accumulate."""
+    """Resume the burn-in in the folder that --run names until its time is used up, so that short sessions add up."""
     junit: Path | None = None
     """Also write the result as JUnit XML."""
     prometheus: Path | None = None

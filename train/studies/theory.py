@@ -293,8 +293,9 @@ def analytic_threshold(mu: float, sigma: float, micro_batches: int, serial: floa
         tau* = argmax_tau (1/(tau + Tc)) sum_{m=1..M} Phi((tau - m mu)/sqrt(m sigma²)),  tau > M mu/2
 
     The threshold does not depend on the number of workers, since it is assumed to be below the time of the slowest
-    worker. With few workers, tau* can exceed that time, and then drops nothing. If sigma approaches mu and Tc is small,
-    normal latencies are often negative and tau* is the limit M mu/2: use measurements and `select_threshold` instead.
+    worker. With few workers, tau* can exceed that time, in which case no micro-batches are dropped. If sigma approaches
+    mu and Tc is small, normal latencies are often negative and tau* is the limit M mu/2: use measurements and
+    `select_threshold` instead.
 
     Example:
         >>> round(analytic_threshold(0.45, 0.2, 12, 0.0), 2)
