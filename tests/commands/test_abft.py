@@ -105,9 +105,9 @@ def test_a_profile_of_another_device_is_used_with_a_warning(tmp_path: Path) -> N
     folder = tmp_path / "run"
     code, _, err = sdc(*TRAIN, "--steps", 1, "--abft-profile", path, "--run", folder)
     assert code == 0, err
-    assert "was measured elsewhere" in err
+    assert "was measured on another setup" in err
     assert json.loads((folder / "manifest.json").read_text())["abft"]["kappa"] == 1e30
-    assert "measured elsewhere: device\\_kind: measured on another" in (folder / "report.md").read_text()
+    assert "measured on another setup: device\\_kind: measured on another" in (folder / "report.md").read_text()
 
 
 def test_study_and_calibration(

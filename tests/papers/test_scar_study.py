@@ -16,7 +16,7 @@ from sdc.train.iterative import Documents, topic_model
 from sdc.train.studies import Subject
 from sdc.train.studies._scar import overhead, record_study
 from sdc.train.studies.trials import DoesNotConverge
-from tests.train.test_scar_study import STUDY, checks, rows, subject
+from tests.train.test_scar_study import STUDY, checks, row, rows, subject
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +85,11 @@ def test_starts_that_do_not_converge_are_told(sound: list[PartRow]) -> None:
 def test_a_trial_that_does_not_converge_is_no_cost(sound: list[PartRow]) -> None:
     """It is counted, and no claim holds of its case."""
     changed = []
-    for row in sound:
-        if (row.what, row.start) == ("failures", 1):
-            cases = [{**case, "costs": [None, *case["costs"][1:]]} for case in row.found["cases"]]
-            row = replace(row, found={**row.found, "cases": cases})
-        changed.append(row)
+    for part in sound:
+        if (part.what, part.start) == ("failures", 1):
+            cases = [{**case, "costs": [None, *case["costs"][1:]]} for case in part.found["cases"]]
+            part = replace(part, found={**part.found, "cases": cases})
+        changed.append(part)
     found = findings_of_scar.findings(changed)
     assert [holds for claim, holds in checks(changed).items() if "partial recovery" in claim] == [False]
     grid = next(grid for grid in found.grids if grid.caption.startswith("Figure 7"))

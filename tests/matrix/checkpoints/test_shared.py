@@ -21,7 +21,7 @@ folder, process, port = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, process, initialization_timeout=60)
 from orbax.checkpoint import v1 as ocp
 import sdc
-from tests.sdc.checkpoints.test_shared import SPECS, abstract, restored, spoil, state
+from tests.matrix.checkpoints.test_shared import SPECS, abstract, restored, spoil, state
 
 checkpointer = sdc.certify(ocp.training.Checkpointer(folder))
 for step in (1, 2):
@@ -84,7 +84,7 @@ def test_two_processes_come_to_the_same_answer(tmp_path: Path) -> None:
     for answers in told:
         assert answers[:3] == [2, 2, 2]
         assert answers[3:5] == [1, 1]  # shards, and replicas of which one differs
-        assert "no checkpoint of" in answers[5]
+        assert "no checkpoint in" in answers[5]
         assert "stale file handle" in answers[5]
     # One process takes over what two have saved, and misses the part of one of them.
     checkpointer = sdc.certify(ocp.training.Checkpointer(tmp_path))

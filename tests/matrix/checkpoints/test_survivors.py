@@ -24,7 +24,7 @@ from sdc.checkpoints import copies as module
 from sdc.checkpoints.copies import Copies
 from sdc.checkpoints.store import Store, last_save
 from sdc.multihost import everyone
-from tests.sdc.checkpoints.test_survivors import contents, state
+from tests.matrix.checkpoints.test_survivors import contents, state
 
 module.CHUNK = 64  # so that what is sent goes in several parts
 running = RunningCheckpoint(folder / "running", state(0), fraction=1.0, rows=2, moving="params")

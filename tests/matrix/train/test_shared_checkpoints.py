@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 folder, process, port = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, process, initialization_timeout=60)
 from sdc.train import checkpoints as module
-from tests.train.test_shared_checkpoints import COLUMNS, EVERYWHERE, ROWS, abstract, problem, same, spoil, state
+from tests.matrix.train.test_shared_checkpoints import COLUMNS, EVERYWHERE, ROWS, abstract, problem, same, spoil, state
 
 checkpoints = module.Checkpoints(folder, every=1, keep=1)
 for step in (1, 2):
