@@ -34,16 +34,17 @@ test: $(VENV)/.installed
 	$(BIN)/python -m pytest
 
 # The others: forms of steps and compiled training (tests/matrix), commands in processes of their own (tests/commands),
-# studies (tests/papers), examples of the documentation (tests/docs), its pages, and types of the built wheel.
+# studies (tests/papers), examples of the documentation (tests/docs), some other packages (tests/conformance), the pages
+# of the documentation, and types of the built wheel.
 test-all: $(VENV)/.installed data docs
 	$(BIN)/python tests/check_wheel.py
-	$(BIN)/python -m pytest tests/matrix tests/commands tests/papers tests/docs
+	$(BIN)/python -m pytest tests/matrix tests/commands tests/papers tests/docs tests/conformance
 
 # The suite once more on Python 3.12 with the newest jax.
 test-latest:
 	$(MAKE) VENV=.venv-latest PYTHON=$(LATEST) .venv-latest/.installed
 	.venv-latest/bin/python -m pytest tests/sdc tests/train tests/analysis tests/tools tests/test_house.py \
-	  tests/matrix tests/commands tests/papers tests/docs
+	  tests/matrix tests/commands tests/papers tests/docs tests/conformance
 
 # Everything that the documentation shows, compiled as users compile it: the suite has XLA optimize less.
 test-optimized: $(VENV)/.installed

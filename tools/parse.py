@@ -417,7 +417,7 @@ def grouped(text: str, kind: Any) -> str:
         _word(each.flag): titles.get(each.flag.name, titles.get(each.owner.__name__, "options")) for each in flags(kind)
     }
     lines: list[str] = []
-    boxes: dict[str, list[str]] = {"positional arguments": [], "subcommands": []} | {title: [] for title in GROUPS}
+    boxes: dict[str, list[str]] = {title: [] for title in ("positional arguments", "subcommands", *GROUPS)}
     box = lines
     for line, rule in itertools.pairwise([*map(str.rstrip, text.splitlines()), ""]):
         line = re.sub(r"\[(\S+) \[\1 \.\.\.\]\]", r"\1 ...", line)

@@ -314,8 +314,8 @@ def _sightings(results: Sequence[HostResult], votes: Votes) -> Iterator[tuple[Ho
             names = ", ".join(host.name for host in each.shared[:3])
             more = " and others" if len(each.shared) > 3 else ""
             text += f"; {names}{more} gave the same wrong digest: look for a common cause"
-        found = Sighting((FLEET,), row.workload, result.id, result.created, None, not each.shared, each.hosts, text)
-        yield result, part, found
+        seen = Sighting((FLEET,), row.workload, result.id, result.created, None, not each.shared, each.hosts, text)
+        yield result, part, seen
 
 
 def _suspect(
