@@ -25,4 +25,4 @@ def test_healthy_devices_repeat_themselves_and_agree(programs: Programs, every: 
         assert not any(tally.confirmed for tally in tallies)
     judged = judge(result)
     assert (judged.verdict.acceptance, judged.evidence) == ("PASS", ("repeat", "vote"))
-    assert any("treats subnormal numbers of float32 as zero" in sentence for sentence in judged.sentences)
+    assert any("flushes subnormal float32 numbers to zero" in sentence for sentence in judged.sentences)
