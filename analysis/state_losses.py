@@ -208,7 +208,7 @@ def _fall(plain: dict[int, float], after: int) -> float | None:
 
 
 def latest(lines: Sequence[StepRow]) -> OutlookRow | None:
-    """Returns the last recorded outlook with a cost of a loss; None if there is none."""
+    """Returns the last recorded outlook with a cost of a loss, or None."""
     return next((row.outlook for row in reversed(lines) if row.outlook and _costs(row.outlook)), None)
 
 

@@ -22,7 +22,7 @@ BRIEF = (FREQUENCIES, ELEMENTS, CHECKED, UNCHECKED)
 NOTHING = "no submodule was compared (that needs --sync compute)"
 UNSEEN = "no mismatch at a submodule was recorded"
 RESTS_ON = (
-    "Intervals are from a block bootstrap over steps, which allows for bursts; with too few bursts there is none. "
+    "Intervals are from a block bootstrap over steps, which allows for bursts; too few bursts give no interval. "
     "Below: the upper bound from a run without a mismatch if elements fail independently; with bursts it is weaker."
 )
 

@@ -398,7 +398,7 @@ def merged(kind: Any, arguments: Sequence[str]) -> list[str]:
             others.append(word)
             continue
         found = [value] if equals else []
-        while words and not words[0].startswith("--") and (open_ended or not found):
+        while words and not re.match("--|-[a-z]", words[0]) and (open_ended or not found):
             found.append(words.popleft())
         if not found:
             raise CommandError(f"{flag}: expected at least one value; give one, or leave the flag out")

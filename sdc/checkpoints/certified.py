@@ -483,7 +483,7 @@ class Audit:
         bytes: size of the arrays.
         uncovered: checkpointables that are not in the certificate.
         compared: whether the checkpoint was restored and compared.
-        problem: the reason why the checkpoint could not be verified; empty if there is none.
+        problem: the reason why the checkpoint could not be verified, or an empty string.
         remains: whether the checkpoint is the remainder of an interrupted deletion.
         wrong: differences from the certificate.
     """

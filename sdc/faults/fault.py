@@ -452,7 +452,7 @@ def as_fault(fault: Fault | FaultKind | str) -> Fault:
     `docs/faults.md` has the tables of kinds and patterns.
 
     Raises:
-        ValueError: the argument is none of these, or the text cannot be parsed.
+        ValueError: the argument has another type, or the text cannot be parsed.
 
     Example:
         >>> from sdc.faults import as_fault

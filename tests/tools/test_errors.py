@@ -245,6 +245,13 @@ def test_a_paragraph_of_help_is_not_broken_before_a_number(capsys: pytest.Captur
     assert "; 2 bad usage; 3 nothing could be compared." in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_list_of_values_ends_at_a_short_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.run(["twin", "--fault", "nan,rate=1", "-h"])
+    assert ended.value.code == 0
+    assert "usage: sdc twin" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "words",
     [

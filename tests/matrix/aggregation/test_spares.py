@@ -18,7 +18,9 @@ def test_bad_input() -> None:
     def run(step: Any, state: Any = state, x: Any = x) -> Any:
         return jax.vmap(step, in_axes=(None, None, 0), axis_name="data")(state, None, x)
 
-    identity = lambda params, x: x  # noqa: E731 - in one line
+    def identity(params: Any, x: Any) -> Any:
+        return x
+
     with pytest.raises(ValueError, match="'data' is not bound"):
         shadow(identity, "data")(state, None, x)
     with pytest.raises(ValueError, match="spares=0: expected at least one"):

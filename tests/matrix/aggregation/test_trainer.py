@@ -30,7 +30,7 @@ def manually(method: Method) -> tuple[Any, Any]:
             updates, inner = ADAM.update(gradient, inner, theta)
             return optax.apply_updates(theta, updates), (inner, roles)
 
-        first: Any = lambda theta: (ADAM.init(theta), aggregation.init_shadow(method.workers))  # noqa: E731
+        first: Any = lambda theta: (ADAM.init(theta), aggregation.init_shadow(method.workers))  # noqa: E731 - one expression, like its counterpart below
     else:
         one, first = method.manual or method.step, method.optimizer.init
     theta = stack(params(), method.workers)
