@@ -88,7 +88,7 @@ def frequency_over_time(summary: RunSummary, steps: Sequence[StepRow]) -> Figure
         site: values for site in summary.sites if np.isfinite(values := per_site(steps, site, "frequency")).any()
     }
     if not measured:
-        return LeftOut(title, "no submodule was compared (that needs --sync compute)")
+        return LeftOut(title, "no submodule was compared (this requires --sync compute)")
     if not any((values > 0).any() for values in measured.values()):
         return LeftOut(title, "no submodule mismatched at any step")
     x = step_numbers(steps)
@@ -108,7 +108,7 @@ def layers_heat_map(summary: RunSummary) -> Figure | LeftOut:
     layers = summary.layers
     sites = [site for site, row in layers.items() if any(value is not None for value in row.frequency)]
     if not sites:
-        return LeftOut(title, "no submodule was compared layer by layer (that needs --sync compute)")
+        return LeftOut(title, "no submodule was compared layer by layer (this requires --sync compute)")
     if not any(sum(layers[site].mismatched) for site in sites):
         return LeftOut(title, "no layer mismatched")
 

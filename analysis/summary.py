@@ -1,7 +1,7 @@
 """Computes verdict and totals, the contents of `summary.json`, from the lines of a run record.
 
-Numbers in parentheses are those of the equations in Ma et al., "Understanding Silent Data Corruption in LLM Training"
-(arXiv 2502.12340); `definitions` restates them.
+Numbers in parentheses refer to the equations in Ma et al., "Understanding Silent Data Corruption in LLM Training"
+(arXiv 2502.12340); `definitions` restates these equations.
 """
 
 import math
@@ -37,12 +37,14 @@ def summarize(
         manifest: contents of `manifest.json`.
         steps: lines of `steps.jsonl`.
         mismatches: lines of `mismatches.jsonl`.
-        whole_run: whether the lines cover the whole run, so that none may be missing, or only some of its steps.
+        whole_run: whether the lines must cover the whole run, without a missing line; otherwise they may cover only
+            some steps.
 
     Returns:
-        Contents of `summary.json`. `verdict` is `corrupt` if anything mismatched, `clean` only if at least one step was
-        completed, something was checked and no injection was missed, otherwise `inconclusive`; None for a training run
-        without comparisons or checks. Frequencies are None if nothing was checked, severities if none was measured.
+        Contents of `summary.json`. `verdict` is `corrupt` if anything mismatched; it is `clean` only if at least one
+        step was completed, something was checked and no injection was missed; otherwise it is `inconclusive`. A
+        training run without comparisons or checks has the verdict None. Frequencies are None if nothing was checked,
+        and severities are None if none was measured.
 
     Example:
         >>> from sdc.schema import RunManifest, SiteCounts, StepRow
@@ -92,8 +94,9 @@ def summarize(
 def summary_of(run: Contents) -> RunSummary:
     """Returns the summary of a complete or incomplete run that was read from its folder.
 
-    The verdict is recomputed. The run's own summary can only make it more severe, as can findings of repeated steps and
-    twins whose final states differ. An incomplete run is never `clean`: it is already `corrupt`, or `inconclusive`.
+    The verdict is recomputed. The summary that the run wrote, findings of repeated steps, and twins whose final states
+    differ can only make the verdict more severe. An incomplete run is never `clean`; it is either `corrupt` or
+    `inconclusive`.
     """
     stored, manifest = run.run_summary, run.run
     summary = summarize(manifest, run.steps, run.mismatches)
@@ -112,7 +115,7 @@ def summary_of(run: Contents) -> RunSummary:
             found = graver(found, inconclusive(f"{len(run.steps)} of the {stored.steps} steps are recorded"))
         said = str(stored.reason)
         if stored.verdict is Verdict.CORRUPT and found.verdict is not None:
-            said = f"summary.json says corrupt ({said}), although the lines do not: {found.reason}"
+            said = f"summary.json reports corruption ({said}), but the recorded lines do not: {found.reason}"
         found = graver(found, Judgement(stored.verdict, said))
     elif run.kind.name == "trace" and run.manifest.get("against"):  # such a trace writes its findings when it ends
         found = inconclusive("the run has not ended")
@@ -131,7 +134,7 @@ def contents_of(
 
 
 def _is_rehearsal(manifest: RunManifest) -> bool:
-    """Returns whether all twins ran on one processor, as simulated devices do, and so share hardware."""
+    """Returns whether all twins ran on one processor, as simulated devices do, and therefore shared hardware."""
     environment = manifest.environment
     if manifest.kind != "twin" or isinstance(environment, str | None) or environment.platform != "cpu":
         return False
@@ -188,7 +191,7 @@ def _site(rows: Sequence[schema.SiteCounts]) -> schema.SiteTotals:
 
 
 def _total(rows: Iterable[schema.Counts], names: Sequence[str] = COUNTS[:2]) -> dict[str, int]:
-    """Sums counts. A line with an invalid count is damaged and contributes to no sum, in particular not to
+    """Sums counts. A line with an invalid count is damaged and is left out of every sum, including that of
     `checked`."""
     total = dict.fromkeys(names, 0)
     for row in rows:

@@ -1,4 +1,4 @@
-"""The tables of a run: frequencies, counts, ranks, checked products, aggregation."""
+"""The tables of a run: frequencies, counts, ranks, checked matrix products, and aggregation."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,12 +18,13 @@ CHECKED, UNCHECKED = "Checked matrix products", "Unchecked products"
 FLAGGED, RANKS = "Flagged rows by product, layer and rank", "Mismatches by rank"
 FIRST, TRAINING = "First mismatches", "Training"
 BRIEF = (FREQUENCIES, ELEMENTS, CHECKED, UNCHECKED)
-"""Tables that a terminal shows."""
-NOTHING = "no submodule was compared (that needs --sync compute)"
+"""Tables shown on a terminal."""
+NOTHING = "no submodule was compared (this requires --sync compute)"
 UNSEEN = "no mismatch at a submodule was recorded"
 RESTS_ON = (
-    "Intervals are from a block bootstrap over steps, which allows for bursts; too few bursts give no interval. "
-    "Below: the upper bound from a run without a mismatch if elements fail independently; with bursts it is weaker."
+    "Intervals come from a block bootstrap over steps, which allows for bursts; if there are too few bursts, no "
+    'interval is given. "Below" marks the upper bound for a run without a mismatch; it assumes that elements fail '
+    "independently, and is weaker if mismatches come in bursts."
 )
 
 
@@ -48,9 +49,9 @@ def submodules(summary: RunSummary, steps: Sequence[StepRow]) -> Table | LeftOut
         note += " Expected here: the published mean over the planned steps, with the node's bursts."
     if published:
         note += (
-            " Published: mean frequency, and largest severity of 4,500 steps, of that node in the study. Severities "
-            "have a heavy tail, so a run of fewer steps has milder ones; and severe steps hit few elements, so "
-            "frequencies of a short run scatter more than their counts suggest."
+            " Published: mean frequency and largest severity over 4,500 steps of that node in the study. Severities "
+            "have a heavy tail, so the largest severity of a shorter run is usually smaller. Severe steps corrupt "
+            "few elements, so the frequencies of a short run scatter more than their counts suggest."
         )
     return Table(FREQUENCIES, (*header, "severity (4)", *beside), tuple(rows), note)
 
@@ -72,8 +73,8 @@ def counts(summary: RunSummary) -> Table | LeftOut:
     note = ""
     if summary.simulated and any(site.checked for site in sites.values()):
         differ = [name for name, site in sites.items() if site.checked and site.mismatched != site.injected]
-        note = f"Mismatched differs from injected at {', '.join(differ)}: the check or the injection is wrong."
-        note = note if differ else "Mismatched equals injected at every compared site."
+        note = f"Mismatched and injected counts differ at {', '.join(differ)}: the check or the injection is wrong."
+        note = note if differ else "Mismatched and injected counts agree at every compared site."
     return Table(ELEMENTS, ("site", *(name.replace("_", " ") for name in COUNTS)), tuple(rows), note)
 
 
@@ -88,8 +89,7 @@ def whole_step(summary: RunSummary, steps: Sequence[StepRow]) -> Table | LeftOut
             share = show(total.mismatched / total.checked)
             rows.append((name, show(total.checked), show(total.mismatched), share, interval))
     persists = (
-        " Without synchronization a difference persists and is counted again at every step, so there is no "
-        "interval either."
+        " Without synchronization, a difference persists and is counted again at every step, so no interval is given."
     )
     title, header = "Whole-step comparison", ("compared", "checked", "mismatched", "frequency", "95 % interval")
     note = f"Elements summed over steps. {RESTS_ON}{persists * free}"
@@ -138,7 +138,7 @@ def first_mismatches(mismatches: Sequence[MismatchRow], limit: int = 10) -> Tabl
     order = {site: place for place, site in enumerate(SUBMODULES)}
     hits.sort(key=lambda row: (row.step, real(row.microstep) or 0, order.get(str(row.site), len(order))))
     rows = tuple((str(row.site), *(show(getattr(row, name)) for name in names)) for row in hits[:limit])
-    note = f"{len(rows):,} of {len(hits):,} recorded; layers count from 0."
+    note = f"{len(rows):,} of {len(hits):,} recorded mismatches; layers are numbered from 0."
     header = ("site", *(name.replace("_", " ") for name in names))
     return filled(Table(FIRST, header, rows, note), UNSEEN)
 
@@ -156,16 +156,16 @@ def products(found: ProductTotals | None) -> list[Table | LeftOut]:
     flagged = [(str(place.site), *(show(getattr(place, key)) for key in keys)) for place in found.places[:20]]
     more = len(found.places) - len(flagged)
     note = (
-        "Numbers of rows. Examined: passed on by the first tier. Confirmed: flagged, and correct when recomputed. "
-        "Nonfinite: rows with non-finite inputs, which cannot be checked. Margin: largest |r| / bound in the deciding "
-        "tier; above 1 is a flag, 0 means that no row reached it. The first tier does not decide: rows above "
-        "1 are examined."
+        "Numbers of rows. Examined: rows that the first tier passed on. Confirmed: flagged rows that were correct when "
+        "recomputed. Nonfinite: rows with non-finite inputs, which cannot be checked. Margin: largest |r| / bound in "
+        "the deciding tier; rows above 1 are flagged, and 0 means that no row reached this tier. The first tier does "
+        "not decide: it passes rows above 1 on for examination."
     )
     share = (
-        f"Checked: {show(found.coverage)} of the work of the selected products. Products of unknown work count as all "
-        "of it."
+        f"Checked: {show(found.coverage)} of the work of the selected products. If the work of an unchecked product is "
+        "unknown, this share is 0."
     )
-    rest = f"The most often flagged rows; {more:,} more are in steps.jsonl." if more else ""
+    rest = f"The rows flagged most often; {more:,} more are in steps.jsonl." if more else ""
     header = ("product", "line", "reason", "share of the step")
     return [
         filled(Table(CHECKED, ("product", *PRODUCTS, *margins), tuple(checked), note), "no step was completed"),
@@ -175,8 +175,7 @@ def products(found: ProductTotals | None) -> list[Table | LeftOut]:
 
 
 def aggregation(steps: Sequence[StepRow], summary: RunSummary) -> list[Table]:
-    """Returns tables of the aggregation methods (`sdc train --aggregate`) over the run, each with its own
-    quantities."""
+    """Returns a table of quantities for each aggregation method (`sdc train --aggregate`) of the run."""
     tables, quantity = [], ("quantity", "value")
     if (divergence := per_method(steps, "divergence")) is not None:
         found = [value for value in divergence if not np.isnan(value)]
@@ -196,16 +195,16 @@ def aggregation(steps: Sequence[StepRow], summary: RunSummary) -> list[Table]:
             for rank, each in enumerate(counts.T)
         ]
         skipped = int((counts.sum(axis=1) == 0).sum())
-        note = f"{skipped} steps are omitted, since no rank completed a micro-batch." if skipped else ""
+        note = f"{skipped} steps are omitted because no rank completed a micro-batch in them." if skipped else ""
         header = ("rank", "mean", "least", "most")
         tables.append(Table("Completed micro-batches per step", header, tuple(rows), note))
     if per_method(steps, "gradient_loss") is not None:
         names = {
-            "gradient_loss": "packets of gradients lost, share",
-            "parameter_loss": "packets of parameters lost, share",
+            "gradient_loss": "share of gradient packets lost",
+            "parameter_loss": "share of parameter packets lost",
             "unreduced": "packets of which no copy arrived",
-            "owner_drift": "drift of copies from their owners, mean square",
-            "pair_drift": "drift between copies, mean square",  # no value with two workers: only one copy
+            "owner_drift": "mean square drift of copies from their owners",
+            "pair_drift": "mean square drift between copies",  # no value with two workers: only one copy
         }
         means = {name: np.asarray(per_method(steps, key) or [np.nan]) for key, name in names.items()}
         cells = [(name, show(float(np.nanmean(each)))) for name, each in means.items() if np.isfinite(each).any()]

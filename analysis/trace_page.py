@@ -1,4 +1,4 @@
-"""A comparison of two traces: verdict, place, how to narrow it down, and the spread of the difference."""
+"""The report of a comparison of two traces: verdict, first difference, how to narrow it down, and its spread."""
 
 import dataclasses
 import math
@@ -23,7 +23,8 @@ DEFINITIONS = (
     Definition(
         "First difference",
         "in program order",
-        "The first value that differs. If all operations are traced, its operation had the same inputs in both runs.",
+        "The first value that differs. If all operations are traced, the operation that computed it had equal inputs "
+        "in both runs.",
     ),
 )
 
@@ -52,7 +53,7 @@ class PartedTraces(TraceComparison, kw_only=True):
 
 
 def describe_difference(a: Trace, b: Trace, found: TraceDifference) -> TraceComparison:
-    """Describes a comparison of two traces, as a `PartedTraces` if they differ."""
+    """Describes a comparison of two traces; returns a `PartedTraces` if the traces differ."""
     first, manifests = found.first, (_manifest(a), _manifest(b))
     digests = sum(math.prod(shape[:-1]) for shape in a.shapes)
     steps = f"{len(found.steps):,} steps" if len(found.steps) > 1 else f"step {found.steps[0]}"
@@ -97,9 +98,9 @@ def write_difference(folder: str | PathLike[str], a: Trace, b: Trace, found: Tra
     """Writes `diff.html` and `diff.md`, the report of a comparison of two traces.
 
     Args:
-        folder: where to write them; it is created if missing.
+        folder: folder for both files; it is created if missing.
         a: one trace.
-        b: the other.
+        b: the other trace.
         found: the result of `sdc.twins.diff`.
 
     Returns:
@@ -142,7 +143,7 @@ def difference_page(a: Trace, b: Trace, found: TraceDifference, result: TraceCom
 
 
 def _place(result: PartedTraces) -> tuple[tuple[str, str], ...]:
-    """Returns the first difference, for a terminal."""
+    """Returns the place of the first difference, as lines for a terminal."""
     first = result.first
     iteration = ", ".join(map(str, first.iteration)) + (" (outermost loop first)" if first.iteration else "")
     devices = "; ".join(" ".join(f"{axis}={number}" for axis, number in device.items()) for device in first.devices)
@@ -157,7 +158,10 @@ def _headline(result: TraceComparison) -> Headline:
     real = "simulated: a fault was injected deliberately" if result.simulated else "real: nothing was injected"
     if not isinstance(result, PartedTraces):
         nothing = "none: every digest agrees"
-        keep = Action("No action", "Both hosts computed the same up to this step. Trace more steps for more evidence.")
+        keep = Action(
+            "No action",
+            "Both hosts computed the same values at all compared steps. Trace more steps for more evidence.",
+        )
         return Headline(result.reason, nothing, nothing, "at none of the common steps", real, (keep,))
     found = of_place(result.first)
     places = [
@@ -166,7 +170,9 @@ def _headline(result: TraceComparison) -> Headline:
     ]
     device = f"{found.device}, in {' or in '.join(places)}: either of the two traces may be wrong"
     actions = [
-        Action("Trace again on a third host", "Either trace may be wrong; sdc diff with a third shows which."),
+        Action(
+            "Trace again on a third host", "Either trace may be wrong; sdc diff with a third trace shows which one is."
+        ),
         Action("Reproduce it", "Trace the suspect again: a difference at the same place is persistent."),
     ]
     if result.narrow:
@@ -177,7 +183,7 @@ def _headline(result: TraceComparison) -> Headline:
 
 
 def _spread(a: Trace, b: Trace, found: TraceDifference) -> Figure | LeftOut:
-    """Draws, for each value in program order, the share of its digests that differ at the first differing step."""
+    """Draws the share of digests that differ at the first differing step, for each value in program order."""
     title = "Spread of the difference within the step"
     if found.step is None or found.first is None:
         return LeftOut(title, "no digest differs")

@@ -84,5 +84,5 @@ def test_a_stored_verdict_that_the_lines_do_not_bear_is_told() -> None:
     found = summary_of(contents(about, rows, mismatches, stored))
     assert found.verdict == "corrupt"
     assert str(found.reason).startswith(
-        "summary.json says corrupt (so it is), although the lines do not: no mismatch in"
+        "summary.json reports corruption (so it is), but the recorded lines do not: no mismatch in"
     )

@@ -176,7 +176,7 @@ def test_free_twins_show_drift_and_leave_the_submodules_out(tmp_path: Path) -> N
     page = Page(text)
     for title in ("Gradient difference beside gradient norm", "Parameter difference", "Losses of the twins"):
         assert f"<b>{title}</b>" in text
-    assert "Mismatch frequency over time: no submodule was compared (that needs --sync compute)" in page.words
+    assert "Mismatch frequency over time: no submodule was compared (this requires --sync compute)" in page.words
     assert "Worst-case" in page.words
     assert "<caption>[simulated faults] Elements by submodule</caption>" in text  # what was injected
 
