@@ -1,4 +1,5 @@
-"""The command `sdc`. It imports nothing slow before the flags are parsed; no failure looks like a verdict."""
+"""The command `sdc`. No slow module is imported before the flags are parsed, and no failure of the tool looks like a
+verdict."""
 
 import os
 import sys
@@ -17,8 +18,8 @@ INCONCLUSIVE = 3
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: parses the command line, runs the command, exits with its code.
 
-    Python exits with 1 after an uncaught exception, including a failed import. Here 1 means that a comparison found
-    corruption, so every other failure exits with 3.
+    Python exits with 1 after an uncaught exception, including a failed import. In this project, 1 means that a
+    comparison found corruption, so every other failure exits with 3.
     """
     code = INCONCLUSIVE
     try:
@@ -71,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _interrupted(interrupt: KeyboardInterrupt) -> int:
-    """Prints where the record is and how to resume; the record is kept."""
+    """Prints where the record is kept and how to resume the run."""
     from .runtime import onward
 
     sentences = filter(None, [f"interrupted by {interrupt or 'SIGINT'}", onward.how()])

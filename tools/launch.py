@@ -1,6 +1,6 @@
 """Runs a job from its spec to its exit code: checks, processes, devices, folder.
 
-Errors in flags and files are reported before JAX is imported, before waiting for a peer and before a device starts.
+Errors in flags and files are reported before JAX is imported, a peer is awaited or a device starts.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class JobCommand(ResultCommand):
     job: Job
     peers: Peers = dataclasses.field(default_factory=Peers)
     devices: int | None = None
-    """Simulate this many CPU devices, over all processes; by default as many as needed if there is no accelerator."""
+    """Number of simulated CPU devices, over all processes; by default, as many as needed if there is no accelerator."""
 
 
 def execute(command: JobCommand) -> int:
@@ -109,7 +109,7 @@ def together(job: Job, peers: Peers, devices: int | None, *, kind: str | None = 
             prepare_devices(job, devices, check_devices(devices, job, processes))
 
     def too_late() -> None:
-        give_up(f"interrupted by {stop.asked}, and no step ended within {stop.patience:g} s")
+        give_up(f"interrupted by {stop.asked}, and no step finished within {stop.patience:g} s")
 
     warnings.showwarning = lambda message, *_, **__: print(f"sdc: warning: {message}", file=sys.stderr)
     end_aborts_well()
@@ -135,7 +135,8 @@ def together(job: Job, peers: Peers, devices: int | None, *, kind: str | None = 
 
 
 def prepare_devices(job: Job | CampaignJob, given: int | None, count: int) -> None:
-    """Prepares `count` devices in this process; `given` is the number that the flags request over all processes."""
+    """Prepares `count` devices in this process; `given` is the number that the flags request for all processes
+    together."""
     records.prepare(
         cpu_devices=count,
         # Equal in one and several processes, and for twins (up to four) and `sdc train`, as their bits are compared.
@@ -155,16 +156,16 @@ def experiment(name: str, count: int, parts: Generator[str, None, Found]) -> Fou
 def new_folder(
     kind: str, named: str | PathLike[str] | None = None, *, resume: bool = False, resumable: bool = False
 ) -> Path:
-    """Returns the folder that the flags name, or a new one below `runs/`; it is empty, or holds the run to resume."""
+    """Returns the folder given by the flags, or a new one below `runs/`; it is empty or contains the run to resume."""
     if resume and named is None:
-        raise SettingError("resume", None, "resumes the run in the folder that --run names; give --run DIR")
+        raise SettingError("resume", None, "needs the folder of the run to resume; give --run DIR")
     folder = Path(named or f"runs/{kind.split()[0]}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}")
     check_folder(folder, resume, kind, resumable=resumable)
     return folder.absolute()
 
 
 def check_folder(folder: str | PathLike[str], resume: bool, kind: str, *, resumable: bool = True) -> None:
-    """Raises an error unless the run folder can be made or, with `resume`, its run can be resumed."""
+    """Raises an error if the run folder cannot be created or, with `resume`, if the run in it cannot be resumed."""
     if resume:
         records.read_manifest(folder, kind)
         return
@@ -172,16 +173,16 @@ def check_folder(folder: str | PathLike[str], resume: bool, kind: str, *, resuma
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         problem = "is not a folder" if there == folder.absolute() else f"{there} is not a folder"
-        raise SettingError("folder", folder, f"{problem}; name a new one")
+        raise SettingError("folder", folder, f"{problem}; choose a new one")
     if there == folder.absolute() and any(folder.iterdir()):
         mend = ", or continue its run with --resume" if resumable else ""
-        raise SettingError("folder", folder, f"exists already; name another folder{mend}")
+        raise SettingError("folder", folder, f"exists already; choose another folder{mend}")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise SettingError("folder", folder, f"cannot be made: {there} is not writable; name another folder")
+        raise SettingError("folder", folder, f"cannot be created: {there} is not writable; choose another folder")
 
 
 def check_devices(given: int | None, job: Job | CampaignJob, processes: int) -> int:
-    """Returns the number of simulated devices of one process; `given` is the number over all processes."""
+    """Returns the number of simulated devices of one process; `given` is the number for all processes together."""
     count = math.prod(job.axes.values())
     if given not in (None, count):
         product = " × ".join(f"{number} {axis}" for axis, number in job.axes.items())

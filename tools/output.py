@@ -73,7 +73,7 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> 
 
 
 def _shown(part: Part) -> Iterator[Grid | Styled | str]:
-    """Yields what a terminal prints for a part of a report."""
+    """Yields the lines printed on a terminal for a part of a report."""
     match part:
         case Table() if part.rows:
             words = part.style != ""

@@ -1,6 +1,6 @@
 """Parses command lines: the list of commands, and how tyro reads the fields of a command as its flags.
 
-A command is a dataclass. Its fields and those of the specs in it are flags: see `sdc.settings.Flag`.
+A command is a dataclass. The fields of this dataclass and of the specs in it are flags (see `sdc.settings.Flag`).
 """
 
 import ast
@@ -103,7 +103,8 @@ def spec_of(command: str) -> type:
 
 
 def overview() -> str:
-    """Returns the help of `sdc`; the lines of the commands are read from their sources, as imports take a second."""
+    """Returns the help of `sdc`; the commands' lines are read from their sources, because importing them takes a
+    second."""
     lines = ["usage: sdc COMMAND [OPTIONS]", "", DESCRIPTION]
     group = ""
     for command, entry in sorted(COMMANDS.items(), key=lambda item: QUESTIONS.index(item[1].group)):
@@ -130,7 +131,7 @@ def require(what: str, *extras: str) -> None:
 
 
 class Only(tuple[str, ...]):
-    """Names the fields of a spec that are flags of a command, in the `Annotated` type of the command's field."""
+    """Specifies which fields of a spec are flags of a command, in the `Annotated` type of the command's field."""
 
     def __new__(cls, *names: str) -> "Only":
         return super().__new__(cls, names)
@@ -218,7 +219,7 @@ def _default(field: "dataclasses.Field[Any]", flag: Flag) -> Any:
 
 
 def _optional(switch: StructFieldSpec, without: str, below: Sequence[Offered], make: Maker) -> Maker:
-    """Builds a spec only if its flag is given, and raises CommandError for flags that have no effect without it."""
+    """Builds a spec only if its flag is given; without this flag, raises CommandError for flags that depend on it."""
 
     def maybe(values: Mapping[str, Any]) -> Any:
         if values[switch.name] != switch.default:
@@ -378,7 +379,7 @@ def names_below(kind: type) -> list[str]:
 
 
 def merged(kind: Any, arguments: Sequence[str]) -> list[str]:
-    """Returns a command line in which each flag that takes several values occurs once, at the end, with all its values.
+    """Returns a command line that ends with the flags that take several values, each flag once and with all its values.
 
     A flag that precedes positional arguments takes one value only: more would consume these arguments.
     """

@@ -62,9 +62,9 @@ class _Line:
 
 @contextlib.contextmanager
 def waiting(peers: Peers) -> Iterator[threading.Event]:
-    """Prints every ten seconds that this process waits for others, and at once if they cannot be reached yet.
+    """Prints every ten seconds that this process is waiting for others, and at once if those cannot be reached yet.
 
-    Stops when the yielded event is set or the block ends.
+    Printing stops when the yielded event is set or the block ends.
     """
     over = threading.Event()
 
@@ -86,7 +86,7 @@ def waiting(peers: Peers) -> Iterator[threading.Event]:
 
 
 class Progress(_Line):
-    """Shows the step, the loss, mismatches and the time left."""
+    """Shows the step, the loss, the number of mismatches and the time left."""
 
     def __init__(self, steps: int, *, show: bool) -> None:
         super().__init__("step", steps, first=0, show=show)
@@ -123,7 +123,7 @@ class InjectionProgress(_Line):
 
 
 class CountProgress(_Line):
-    """Shows how many parts of a known number are done."""
+    """Shows how many parts are done, of a number known in advance."""
 
     def __init__(self, what: str, total: int) -> None:
         super().__init__(what, total, first=0)

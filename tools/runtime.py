@@ -1,7 +1,7 @@
-"""The process of a command: its standard output, and how it ends with one message and an exit code.
+"""The process of a command: its standard output, and its end with one message and an exit code.
 
-A command may end by an error, the loss of a peer or of the runtime, SIGINT (Ctrl-C) or SIGTERM (a scheduler), at any
-moment.
+A command may be ended at any moment by an error, the loss of a peer or of the runtime, SIGINT (Ctrl-C), or SIGTERM
+(from a scheduler).
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class CommandError(Exception):
 
 
 def name_flags(names: Mapping[str, str]) -> None:
-    """Sets which settings have a flag of another name; positional arguments are in capitals (RUN)."""
+    """Declares the flags of settings whose flag has another name; positional arguments are in capitals (RUN)."""
     FLAGS.clear()
     FLAGS.update({"folder": "run", **names})
 
@@ -60,7 +60,7 @@ def flag(error: SettingError) -> str:
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Turns errors while input is read into usage errors (exit code 2)."""
+    """Turns errors that occur while input is read into usage errors (exit code 2)."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -69,7 +69,7 @@ def usage_errors() -> Iterator[None]:
 
 @contextmanager
 def run_errors(folder: object, *, resumable: bool = True) -> Iterator[None]:
-    """Turns errors of a run into exit codes: wrong input or a full or broken disk (2), or an inconclusive run (3).
+    """Turns errors of a run into exit codes: 2 for wrong input or a full or broken disk, 3 for an inconclusive run.
 
     Files written so far remain readable. The message names the command's folder and, if the command has the flag
     `--resume`, how to resume.
@@ -101,7 +101,7 @@ def run_errors(folder: object, *, resumable: bool = True) -> Iterator[None]:
         if not no_place and error.errno not in FULL:
             raise
         then = "continue with --resume" if resumable else "run the command again"
-        remedy = "name another place" if no_place else f"make room there, then {then}"
+        remedy = "choose another place" if no_place else f"make room there, then {then}"
         raise CommandError(f"cannot write to {folder or 'the run folder'} ({error.strerror}); {remedy}") from error
 
 
@@ -138,12 +138,13 @@ def _in_time(action: Callable[[], None]) -> None:
 
 @dataclasses.dataclass
 class Onward:
-    """Where the record of a command is, and how to resume it."""
+    """The place of a command's record, and how to resume the command."""
 
     folder: Path | None = None  # folder of the run; None if the command makes none
     resumable: bool = True  # whether the command has the flag `--resume`
     last_words: Callable[[str], tuple[int, str]] | None = None
-    """Takes the reason why the process ends, writes what is known so far, and returns the exit code and a message."""
+    """Function that is called with the reason when the process ends: writes what is known so far, and returns the exit
+    code and a message."""
 
     def how(self) -> str:
         """Returns the folder and how to resume, as a sentence."""
@@ -177,7 +178,7 @@ def leave_at_once(code: int) -> None:
 
 
 def _lost() -> None:
-    """Ends the process with one line when process 0 is lost, where the runtime would print a stack trace."""
+    """Ends the process with one line when process 0 is lost, instead of the runtime's stack trace."""
     cluster = sys.modules.get("sdc.train.cluster")
     give_up("the runtime lost a peer; the run has no verdict" if cluster is None else cluster.unreachable())
 
@@ -189,9 +190,9 @@ _TERMINATED = ctypes.CFUNCTYPE(None)(_lost)  # kept alive as long as the module:
 def end_aborts_well() -> None:
     """Makes the process end with one line and exit code 3 when the runtime aborts because process 0 is lost.
 
-    Python's own signal handlers do not run in an abort, so handlers are set in the C libraries. The runtime can call a
-    function instead of aborting (`cluster.joined`), but jaxlib 0.10 fails to convert its argument, and C++ ends the
-    process.
+    Python's own signal handlers do not run during an abort, so the handlers are functions of the C libraries. The
+    runtime can call a function instead of aborting (`cluster.joined`), but jaxlib 0.10 fails to convert its argument,
+    and C++ ends the process.
     """
     ctypes.CDLL(None).signal(int(signal.SIGABRT), _ABORTED)
     with contextlib.suppress(OSError, AttributeError):  # another C++ library
@@ -212,8 +213,9 @@ _gentle: Callable[[str], None] | None = None
 def listen() -> None:
     """Starts the thread that receives signals. A signal ends the process at once, unless the command uses `gently`.
 
-    No data is lost: files are written atomically, and lines as soon as they are known. An exception in the main thread
-    would be lost in a callback or an import, and would crash the process during a compilation.
+    No data is lost: files are written atomically, and each line is written as soon as its contents are known. An
+    exception in the main thread would be lost in a callback or an import, and would crash the process during a
+    compilation.
     """
     if threading.current_thread() is not threading.main_thread():
         return  # signals belong to the program that calls this one
@@ -226,13 +228,13 @@ def listen() -> None:
 
 
 def gently(on_signal: Callable[[str], None]) -> None:
-    """Passes the name of the first signal to a function, and does not end the process; the second signal ends it."""
+    """Passes the name of the first signal to a function instead of ending the process; the second signal ends it."""
     global _gentle
     _gentle = on_signal
 
 
 def deaf() -> None:
-    """Ignores signals from now on: the command has ended, and its exit code is known."""
+    """Ignores signals from now on, because the command has ended and its exit code is known."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 

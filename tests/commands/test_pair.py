@@ -106,7 +106,7 @@ def test_processes_that_do_not_fit(tmp_path: Path) -> None:
             "{there} is a folder without pair.json or pool.json; give a file that sdc pair or sdc pool wrote",
         ),
         ("pair --resolve a --steps 3", "--steps 3: has no effect with --resolve"),
-        ("pair --run {there}", "exists already; name another folder"),
+        ("pair --run {there}", "exists already; choose another folder"),
         ("pair --suspect node99", "--suspect node99: unknown suspect"),
     ],
 )

@@ -52,8 +52,8 @@ CASES: dict[str, tuple[str, str]] = {
     "corpus binary": ("train --corpus {binary.txt}", "binary.txt"),
     "tokenizer": ("train --tokenizer {not.json}", "not.json: is not a tokenizer.json"),
     "tokenizer missing": ("train --tokenizer {folder}/none.json", "none.json"),
-    "run is a file": ("train --run {not.json}", "not.json: is not a folder; name a new one"),
-    "run exists": ("train --steps 1 --run {taken}", "exists already; name another"),
+    "run is a file": ("train --run {not.json}", "not.json: is not a folder; choose a new one"),
+    "run exists": ("train --steps 1 --run {taken}", "exists already; choose another"),
     "resume nothing": ("train --resume --run {folder}/new", "is not a run folder"),
     "resume unnamed": ("train --resume", "give --run DIR"),
     "report nothing": ("report {folder}/new", "is not a run folder"),
@@ -84,10 +84,10 @@ CASES: dict[str, tuple[str, str]] = {
     "misspelt": ("twin --stesp 3", "Unrecognized options: --stesp, 3; did you mean --steps? See sdc twin --help"),
     "misspelt twice": ("train --step 3 --placment vmap", "--placment, vmap; did you mean --steps, --placement? See"),
     "noise": ("train --data 2 --aggregate noise,sigma=nan", "sigma=nan: expected a standard deviation of at least 0"),
-    "run below a file": ("train --run {not.json}/x/y", "not.json is not a folder; name a new one"),
+    "run below a file": ("train --run {not.json}/x/y", "not.json is not a folder; choose a new one"),
     "trace below a file": ("trace {not.json}/x", "error: RUN "),
-    "trace exists": ("trace {taken}", "taken: exists already; name another folder, or continue its run with"),
-    "calibrate nowhere": ("abft calibrate --out {folder}/none/x", "make it first"),
+    "trace exists": ("trace {taken}", "taken: exists already; choose another folder, or continue its run with"),
+    "calibrate nowhere": ("abft calibrate --out {folder}/none/x", "create it first"),
     "calibrate unwritable": ("abft calibrate --out /proc/x", "--out /proc/x: cannot be written (No such file"),
     "more devices than needed": (
         "twin --devices 2147483648",
@@ -190,7 +190,7 @@ def test_a_run_folder_that_cannot_be_made(
     for arguments, name in ((["twin", "--run", f"{tmp_path}/a/b"], "--run"), (["trace", f"{tmp_path}/a/b"], "RUN")):
         code = cli.run(arguments)
         captured = capsys.readouterr()
-        check(code, captured.out, captured.err, f"{name} {tmp_path}/a/b: cannot be made: {tmp_path} is not writable")
+        check(code, captured.out, captured.err, f"{name} {tmp_path}/a/b: cannot be created: {tmp_path} is not writable")
     assert not list(tmp_path.iterdir())
 
 
@@ -308,7 +308,7 @@ def test_a_reader_that_has_had_enough_does_not_change_the_exit_code(
 def test_a_study_does_not_offer_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(words("study paft --run {taken}", tmp_path)) == Exit.USAGE
     said = capsys.readouterr().err
-    assert "exists already; name another folder" in said
+    assert "exists already; choose another folder" in said
     assert "--resume" not in said
     with pytest.raises(CommandError, match="run the command again"), run_errors("x", resumable=False):
         raise OSError(28, os.strerror(28))
@@ -318,7 +318,7 @@ def test_a_place_that_cannot_be_made_is_the_users_to_mend(tmp_path: Path) -> Non
     folder = tmp_path / "file" / "run"
     folder.parent.write_text("")
     with (
-        pytest.raises(CommandError, match=r"cannot write to .* \(Not a directory\); name another place"),
+        pytest.raises(CommandError, match=r"cannot write to .* \(Not a directory\); choose another place"),
         run_errors(folder),
     ):
         folder.mkdir()

@@ -174,7 +174,7 @@ def test_schedules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("/dev/zero", "is a device, expected a text file of host names"),
         ("{}/pipe", "is a pipe, expected a text file"),
         ("{}", "is a folder, expected a text file"),
-        ("{}/bits", "is not UTF-8 text; name a text file"),
+        ("{}/bits", "is not UTF-8 text; give a text file"),
         ("{}/long", "expected a file of 10,000,000 bytes at most"),
         ("{}/none", "there is no such file"),
     ],

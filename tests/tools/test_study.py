@@ -74,7 +74,7 @@ def test_a_study_of_the_nodes_is_recorded(
     assert run(["report", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == summary
     assert run(words) == 2
-    assert "exists already; name another folder" in capsys.readouterr().err
+    assert "exists already; choose another folder" in capsys.readouterr().err
 
 
 def test_a_place_where_nothing_can_be_written_is_told_before_the_work(
@@ -88,7 +88,7 @@ def test_a_place_where_nothing_can_be_written_is_told_before_the_work(
 def test_a_folder_with_something_in_it_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert run(["study", "shadow", "--run", str(tmp_path)]) == 2
-    assert f"--run {tmp_path}: exists already; name another folder" in capsys.readouterr().err
+    assert f"--run {tmp_path}: exists already; choose another folder" in capsys.readouterr().err
 
 
 def test_no_figure_of_a_wide_table_is_cut(capsys: pytest.CaptureFixture[str]) -> None:

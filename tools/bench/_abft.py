@@ -72,7 +72,7 @@ def _products(dtype: str, steps: int) -> dict[str, float]:
 
 
 def _steps(config: TrainConfig, steps: int) -> dict[str, float]:
-    """Returns times of a step with checked linear layers, and with all products checked, relative to a plain one."""
+    """Returns the times of steps with checked linear layers and with all products checked, relative to a plain step."""
     step, arguments = harness.reference_step(config)
     variants = {
         "plain": step,
@@ -89,7 +89,7 @@ def _steps(config: TrainConfig, steps: int) -> dict[str, float]:
 
 
 def _alarms(dtype: str) -> dict[str, float]:
-    """Returns the number of rows of healthy synthetic products, that of flagged rows, and the largest margin."""
+    """Returns the numbers of checked and of flagged rows of healthy synthetic products, and the largest margin."""
     settings = checksums.Settings(rounding=checksums.Profile.assumed().rounding, tier=2)
 
     @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))

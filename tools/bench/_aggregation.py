@@ -1,12 +1,13 @@
 """`sdc bench aggregation`: the cost of the methods of `sdc.aggregation` without faults, relative to plain training.
 
-Eight workers, on one simulated device each, train a transformer with Adam. Each worker has a batch of the
+Eight workers train a transformer with Adam; each worker has one simulated device. Each worker has a batch of the
 configuration's size and holds all parameters. One process runs all programs in turns. Time spent waiting for another
-device counts, as in data parallelism.
+device is included, as in data parallelism.
 
-Two processes measure the gain from a compute threshold and compare it with the theory's prediction from their
-latencies. They train over Gloo on this machine, and sleep before each micro-batch for the time in `delays`. They train
-first without a threshold, then agree on the best threshold, and train again with this threshold and the same delays.
+Two processes measure the gain from a compute threshold and compare it with the gain that the theory predicts from their
+latencies. The processes communicate over Gloo on this machine, and sleep before each micro-batch for the time in
+`delays`. They train without a threshold, agree on the best threshold, and train again with this threshold and the same
+delays.
 """
 
 import functools
@@ -101,14 +102,14 @@ class _Workers:
 
     @property
     def copies(self) -> float:
-        """Memory of a device beyond the arguments of the step, in copies of its parameters or gradient."""
+        """Memory that a device needs beyond the arguments of the step, in copies of its parameters or gradient."""
         memory: Any = self._compiled.memory_analysis()
         working = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
         return float(working / (sum(leaf.nbytes for leaf in jax.tree.leaves(self.params)) // WORKERS))
 
 
 def _extra_copies(runs: dict[str, _Workers]) -> dict[str, float]:
-    """Returns how much more memory each run needs than the first, in copies of the parameters."""
+    """Returns how much more memory each run needs than the first run, in copies of the parameters."""
     first, *others = runs
     return {f"{name}_extra_copies": runs[name].copies - runs[first].copies for name in others}
 
@@ -132,7 +133,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
 
 
 def _paft(start: Callable[[_Method], _Workers], gradient: Any, steps: int) -> dict[str, Any]:
-    """Measures PAFT in blocks of `PERIOD` steps, so that each block has one average if the period is fixed."""
+    """Measures PAFT in blocks of `PERIOD` steps; with a fixed period, each block has exactly one average."""
     methods = {
         "plain": _averaging(gradient, ADAM),
         "paft_sync_period_10": _averaging(gradient, aggregation.paft_sync(ADAM, DATA, PERIOD)),
@@ -177,7 +178,8 @@ def _lossy(start: Callable[[_Method], _Workers], gradient: Any, steps: int) -> d
 
 
 def _shadow(start: Callable[[_Method], _Workers], gradient: Any, steps: int) -> dict[str, Any]:
-    """Measures a shadow replica relative to the same ranks without the last rank's gradient and the comparison."""
+    """Measures a shadow replica relative to the same ranks without the comparison and without the last rank's
+    gradient."""
     watched = aggregation.shadow(gradient, DATA)
 
     def idle(params: Tree, state: Tree, tokens: Any) -> tuple[Tree, Tree]:
@@ -200,7 +202,9 @@ def _shadow(start: Callable[[_Method], _Workers], gradient: Any, steps: int) -> 
     roles = runs["shadow"].state_of_one[1]
     assert roles.checked.sum() == 2 * steps + 2, "a step compared nothing"
     if roles.differed.any():
-        raise RuntimeError("two ranks of this benchmark differ on the same rows: this machine corrupts data")
+        raise RuntimeError(
+            "two ranks of this benchmark computed different gradients from the same rows: this machine corrupts data"
+        )
     return {
         "shadow_seconds": statistics.median(seconds["shadow"]),
         "shadow_compare": ratio(seconds["idle"], seconds["shadow"]),
@@ -215,7 +219,8 @@ def _step(
 
 
 def _averaging(gradient: Any, optimizer: Any, around: Callable[[Any], Step] = lambda step: step) -> _Method:
-    """Returns data parallelism: an optimizer applied to the mean of all gradients, to which each worker adds noise.
+    """Returns the method of data parallelism: each worker adds noise to its gradient, and the optimizer receives the
+    mean.
 
     Noise in one leaf is enough for replicas to drift, and takes almost no time.
     """
@@ -241,7 +246,7 @@ def _local(gradient: Any, optimizer: Any) -> _Method:
 
 
 def _on(mesh: Mesh, fn: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:
-    """Jits a function of one worker for arrays with a leading axis of workers."""
+    """Compiles a function of one worker for arrays with a leading axis of workers."""
 
     def one(*args: Any) -> Any:
         return jax.tree.map(lambda x: x[None], fn(*jax.tree.map(lambda x: x[0], args)))
@@ -255,8 +260,8 @@ def plain_zero2(
 ) -> tuple[Callable[[Tree], Tree], Callable[[Tree, Tree, Any], tuple[Tree, Tree]]]:
     """Returns the functions that initialize a worker of lossless ZeRO-2 and execute its step.
 
-    They are the reference for `lossy_zero2` here and in tests. Each worker updates its own shards of all leaves, and
-    sends these shards to the others.
+    These functions are the reference for `lossy_zero2` here and in tests. Each worker updates its own shards of all
+    leaves, and sends these shards to the other workers.
     """
 
     def cut(leaf: Any) -> Any:
@@ -329,7 +334,7 @@ def _dropcompute() -> dict[str, float]:
 
 
 def follow() -> None:
-    """Runs one of the processes, with the arguments ADDRESS NUMBER."""
+    """Runs one of the processes; its arguments are ADDRESS and NUMBER."""
     address, number = sys.argv[1], int(sys.argv[2])
     peers = Peers(coordinator=address, processes=PROCESSES, process=number, timeout=60.0)
 
@@ -371,7 +376,8 @@ def _process(number: int) -> dict[str, float]:
 
 
 def _train(threshold: float, delays: list[list[float]]) -> _Trained:
-    """Trains with these delays, after warm-up iterations that compile; returns the same result in all processes."""
+    """Trains with these delays after warm-up iterations, which compile the step; returns the same result in all
+    processes."""
     mesh = jax.make_mesh((PROCESSES,), (DATA,), axis_types=(jax.sharding.AxisType.Auto,))
     params = {"a": jnp.full((8, 64), 0.1), "b": jnp.full((64, 1), 0.1)}
     batches = list(jax.random.normal(jax.random.key(jax.process_index()), (MICRO_BATCHES, 32, 8)))

@@ -1,8 +1,8 @@
 """The cost of a burn-in, and the faults that it detects.
 
-`sdc bench burnin`: the cost of digests and comparison in addition to the load, of checked products, of a whole level,
-and of the summary of a fleet. `sdc bench nodes`: which of the study's fifteen nodes, simulated at the published rates,
-a burn-in, a pair and a pool detect.
+`sdc bench burnin`: the costs of digests and comparison in addition to the load, of checked matrix products, of a whole
+level, and of the summary of a fleet. `sdc bench nodes`: which of the study's fifteen nodes are detected by a burn-in, a
+pair and a pool if the nodes are simulated at the published rates.
 """
 
 import dataclasses
@@ -102,14 +102,15 @@ def _costs(level: Level, steps: int, *, only: Sequence[str] | None = None) -> di
 
 
 def _round(programs: burnin.Programs, workload: BurninWorkload) -> tuple[float, float]:
-    """Returns the seconds of a run under load, first alone, then with digest and comparison."""
+    """Returns the duration of a run under load in seconds, without and with digest and comparison."""
     began = time.perf_counter()
     (outcome,) = programs.run(workload, 0, rest=lambda seconds: None)
     return outcome.seconds, time.perf_counter() - began
 
 
 def summarize_results(reports: int = REPORTS) -> dict[str, float]:
-    """Measures one summary of results of hosts with 8 devices and 58 workloads each; three of the hosts are bad."""
+    """Measures one summary of the results of hosts that have 8 devices and 58 workloads each; three of the hosts are
+    bad."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         started = time.perf_counter()
@@ -177,14 +178,14 @@ def _result() -> burnin.BurninResult:
 
 
 def measure_nodes(options: BenchOptions) -> dict[str, Any]:
-    """Returns figures with a row for each node and these columns.
+    """Returns figures with a row for each node and the following columns.
 
     `quick chance`: predicted probability that a round of level quick detects the node; `quick 95 %`: predicted number
     of rounds for detection with 95 % probability; `quick found`: median number of the detecting round in three
     simulations of at most 20 rounds; `quick missed`: number of simulations without detection. `prejob 95 %`,
-    `acceptance 95 %`: predicted numbers of rounds at these levels. `pair found`, `pool found`: step at which a pair and
-    a pool of three detect the node, at most 20, or -1. `pair expected`: number of wrong elements that the node's model
-    predicts in these steps.
+    `acceptance 95 %`: the numbers of rounds predicted in the same way for these levels. `pair found`, `pool found`:
+    step at which a pair or a pool of three detects the node, or -1 if it is not detected within 20 steps. `pair
+    expected`: number of wrong elements that the node's model predicts in these steps.
     """
     register_training()
     devices = jax.local_devices()[:SUSPECTS]

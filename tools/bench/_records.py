@@ -80,7 +80,7 @@ def measure_record(options: BenchOptions) -> dict[str, Any]:
 
 
 def _write_sealed(record: Record, rows: list[dict[str, Any]], every: int) -> None:
-    """Writes lines as a run that saves a checkpoint every `every` steps does."""
+    """Writes lines as a run does that saves a checkpoint every `every` steps."""
     for step, row in enumerate(rows):
         record.line({**row, "step": step})
         if (step + 1) % every == 0:
@@ -88,16 +88,17 @@ def _write_sealed(record: Record, rows: list[dict[str, Any]], every: int) -> Non
 
 
 def _write_plain(lines: Any, rows: list[dict[str, Any]]) -> None:
-    """Appends the same lines to a file, and flushes each."""
+    """Appends the same lines to a file, and flushes the file after each line."""
     for step, row in enumerate(rows):
         lines.write(encode({**row, "step": step}).encode() + b"\n")
         lines.flush()
 
 
 def _last_comparison(job: Twins) -> tuple[float, float]:
-    """Returns the seconds to digest and compare the final states, first with compilation (once per run), then without.
+    """Returns the times to digest and compare the final states, in seconds: with compilation (once per run), and
+    without.
 
-    The summary of a run already holds the digests when they are compared.
+    The digests are already in the summary of a run when they are compared.
     """
     config, _ = job.load()
     placement = place(twins=job.number, data=job.data, model=job.model, kind=job.layout, devices=jax.devices())
@@ -129,7 +130,8 @@ def measure_report(options: BenchOptions) -> dict[str, Any]:
 
 
 def write_run(folder: Path, steps: int) -> None:
-    """Writes a record like that of twins on two ranks: bursts of mismatches, and a different loss at every step."""
+    """Writes a record such as twins on two ranks write, with bursts of mismatches and a different loss at every
+    step."""
     draw = random.Random(0)
     about = {
         "steps": steps, "layers": LAYERS, "sync": "compute", "compare": "gated", "placement": "mesh", "twins": 2,
@@ -227,7 +229,7 @@ def _certificates(state: Any, folder: Path, steps: int) -> dict[str, Any]:
 
 
 def _running(state: Any, run: Callable[[], Any], folder: Path, steps: int) -> dict[str, Any]:
-    """Measures a training step and the save after it, and saves and recoveries relative to Orbax's."""
+    """Measures a training step and the checkpoint saved after it, and saving and recovery relative to Orbax."""
     plain = _orbax(folder / "full")
     held, stepped, saved, full = [], [], [], []
     with RunningCheckpoint(folder / "running", state, fraction=FRACTION, moving="params") as running:

@@ -1,7 +1,7 @@
 """`sdc bench targets`: the cost of the tools on TPUs and GPUs, as their compilers estimate it; nothing is measured.
 
-The step is a worst case: two matrix products of 4096 by 4096 forward and three backward, with a probe at each tensor
-between them. Every probe is as large as the result of a product, and no other work hides its cost.
+The step is a worst case: two matrix products of 4096 by 4096 in the forward pass and three in the backward pass, with a
+probe at each tensor between them. Every probe is as large as the result of a product, and no other work hides its cost.
 """
 
 import functools
@@ -63,7 +63,8 @@ TOOLS: dict[str, tuple[Tool, Where | None, Exchange]] = {
 
 
 def measure(options: BenchOptions) -> dict[str, Any]:
-    """Estimates each target and dtype, and the study's model with two twins of eight chips on the v5p only."""
+    """Estimates the step for each target and dtype, and, on the v5p only, the study's model with two twins of eight
+    chips."""
     found = {}
     for target, dtype in itertools.product(TARGETS, options.dtypes):
         fused = [FUSED] if dtype == "bfloat16" and find_target(target).chip.platform == "tpu" else []
@@ -83,7 +84,8 @@ def digest_costs(target: str, dtype: str) -> dict[str, float]:
 
 
 def step_costs(target: str, dtype: str, names: Sequence[str]) -> dict[str, float]:
-    """Returns the cost of the step with some `TOOLS` relative to the plain step; for `abft` also the compile time."""
+    """Returns the costs of the step with these `TOOLS` relative to the plain step; for `abft`, also the compile
+    time."""
     plain = _estimated(target, dtype, "plain")
     found = {"plain_million_cycles": plain.cost / 1e6} if plain.cycles else {"plain_ms_moving": 1e3 * plain.cost}
     for name in names:
@@ -100,10 +102,10 @@ def step_costs(target: str, dtype: str, names: Sequence[str]) -> dict[str, float
 
 
 def paft_costs(target: str, dtype: str) -> dict[str, float]:
-    """Returns the cost of a step with a concurrent average relative to data parallelism, both without hidden time.
+    """Returns the cost of a step with a concurrent average relative to data parallelism; neither includes hidden time.
 
     `paft_hidden` is the share of the exchanges' time that the compiler overlaps with other work; `paft_of_ten` is the
-    cost with an average in every tenth step, the initial period of `paft`.
+    cost if every tenth step has an average, as with the initial period of `paft`.
     """
     plain, own = _parallel(target, dtype, optax.sgd(0.1), around=False), averaging(target, dtype)
     more = _remaining(own) / _remaining(plain)

@@ -1,7 +1,8 @@
 """The cost of fingerprints, injection, rewriting and campaigns.
 
 `sdc bench transform`: the cost of a step, and of tracing, rewriting and compiling programs of many layers, relative to
-the plain step. `sdc bench campaign`: injections through one program, compared with a separate run for each.
+the plain step. `sdc bench campaign`: the cost of injections through one program, compared with a separate run for each
+injection.
 """
 
 import statistics
@@ -52,7 +53,7 @@ ALONE = 3  # injections that also run separately
 
 
 def measure_transform(options: BenchOptions) -> dict[str, Any]:
-    """Measures each dtype, and tracing and compiling in float32."""
+    """Measures the step in each dtype, and tracing and compiling in float32."""
     result: dict[str, dict[str, float]] = {}
     for dtype in options.dtypes:
         x = jax.random.normal(jax.random.key(0), (ELEMENTS // 1024, 1024)).astype(dtype)
@@ -65,7 +66,7 @@ def measure_transform(options: BenchOptions) -> dict[str, Any]:
 
 
 def _steps(config: TrainConfig, steps: int) -> dict[str, float]:
-    """Returns ratios of step times, and the share that rewriting adds to lowering and compiling."""
+    """Returns ratios of step times, and the time that rewriting adds, as a share of lowering and compiling."""
     step, arguments = harness.reference_step(config)
     moment = sdc.Moment(jax.random.key(0), jnp.int32(0))
     # One backward matrix product; at this rate, the fault strikes a few of its elements.
@@ -151,7 +152,7 @@ def _operations(x: Any) -> Any:
 
 
 def measure_campaign(options: BenchOptions) -> dict[str, Any]:
-    """Measures both ways on the reference workload, with the same injections."""
+    """Measures both methods on the reference workload, with the same injections."""
     injections = 10 * options.steps
     job = CampaignJob(workload=Workload(config=str(options.config)), injections=injections, batch=1)
     loaded = job.load()
@@ -179,14 +180,15 @@ def measure_campaign(options: BenchOptions) -> dict[str, Any]:
 
 
 def _process(config: str, runner: Campaign, number: int) -> float:
-    """Returns the seconds of a process that trains the steps an injection needs: the least cost of a separate run."""
+    """Returns the duration of a process that trains for the steps of one injection: the least cost of a separate
+    run."""
     steps = runner.plan(number).step + 1 + runner.follow
     with tempfile.TemporaryDirectory() as folder:
         return harness.command_costs(["train", "--config", config, "--steps", steps, "--run", f"{folder}/run"])[0]
 
 
 def _alone(loaded: Loaded, placement: Placement, runner: Campaign, number: int) -> float:
-    """Returns the seconds of one injection as a separate run, which compiles a step with this fault and starts at 0."""
+    """Returns the duration of one injection as a separate run from step 0, which compiles a step with this fault."""
     work = sharded(loaded.config)
     whole, start = plain(work, placement), initial_state(work, placement, runner.seed)
     injection = runner.plan(number)

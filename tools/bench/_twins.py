@@ -1,4 +1,4 @@
-"""The cost of lock-step when nothing is wrong: `sdc bench lockstep`, and `sdc bench delay` for a slow network.
+"""The cost of lock-step if no bit differs: `sdc bench lockstep`, and `sdc bench delay` for a slow network.
 
 For `sdc bench delay`, two processes train twins with each `--exchange`, in two network namespaces of one machine. A
 simulated cable between the namespaces delays packets. Steps with and without the delay take turns in the same
@@ -100,17 +100,18 @@ def _lockstep(programs: dict[str, TwinProgram], steps: int) -> dict[str, Any]:
 
 
 def _crossing(compiled: Any, twins: int) -> int:
-    """Returns the bytes in unconditional collectives between twins of one device each."""
+    """Returns the number of bytes in unconditional collectives between twins that have one device each."""
     calls = collective_calls(compiled.as_text() or "")
     return sum(sum(each.sizes) for each in calls if not each.conditional and each.crosses(range(twins)))
 
 
 def pool_bytes(config: TrainConfig, *, twins: int = 3) -> int:
-    """Returns the bytes of digests that each rank of a host sends to the other hosts in a step without differences.
+    """Returns the number of digest bytes that each rank of a host sends to the other hosts in a step without
+    differences.
 
-    Counts the arrays in unconditional collectives between twins in the compiled programs, all of which are outside the
-    loop over microsteps. An array has a row for each host; the collective determines how much of it crosses the
-    network, at most twice the array. Requires one device for each twin.
+    Counts the arrays in the compiled programs' unconditional collectives between twins; all these collectives are
+    outside the loop over microsteps. An array has a row for each host; how much of the array crosses the network
+    depends on the collective, and is at most twice its size. Requires one device for each twin.
 
     Example:
         >>> from sdc.tools.bench._twins import pool_bytes
@@ -163,7 +164,8 @@ class Cable:
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[tuple[tuple[str, str], Cable]]:
-    """Yields the names of two namespaces, each of which resolves the host name to its own address, and their cable."""
+    """Yields the names of two namespaces, in each of which the host name resolves to the namespace's address, and their
+    cable."""
     if not (hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("ip") and Path("/dev/net/tun").exists()):
         raise CommandError("network namespaces need Linux, root, the command ip and /dev/net/tun", Exit.USAGE)
     names = (f"sdc{os.getpid()}a", f"sdc{os.getpid()}b")

@@ -1,4 +1,4 @@
-"""`sdc bench`: its flags, and the harness that runs a benchmark and prints its figures."""
+"""`sdc bench`: the flags of the command, and the code that runs a benchmark and prints its figures."""
 
 import dataclasses
 import importlib
@@ -27,18 +27,19 @@ class BenchOptions:
     Example: sdc bench transform --json
     Example: sdc bench abft --steps 7 --dtypes float32
 
-    Programs are compiled first and then take turns, so that other load affects all equally. The figures are medians.
-    lockstep: twins with lock-step, compared with twins without. transform: fingerprint, inject, digest and rewriting,
-    compared with the plain step. campaign: injections through one program, compared with a separate run for each. abft:
-    checked matrix products and steps, compared with plain ones; false alarms and detected errors. aggregation: PAFT,
-    lossy ZeRO-2, a shadow replica and DropCompute, compared with plain data parallelism, on simulated CPU devices.
-    report: time and memory of the report of 100,000 steps. record: checksums and syncs of a record, as a share of the
-    run's time. targets: digests, lock-step, fingerprint, inject and abft on TPUs and GPUs, as their compilers estimate
-    without the hardware. delay: twins in two processes with a slow network between them, compared with a fast one;
-    needs root. checkpoint: certificates and running checkpoints, compared with Orbax alone and with a training step.
-    burnin: digests and comparison as a share of a level's time, checked matrix products, a quick level, a pool's
-    digests, the summary of 1,000 hosts, false alarms in 1,000 healthy rounds. nodes: simulated nodes of the study that
-    a burn-in, a pair and a pool detect, compared with predictions (minutes).
+    Programs are compiled first and then take turns, so other load affects all of them equally. The figures are medians.
+    lockstep: twins with lock-step, compared with twins without it. transform: fingerprint, inject, digest and
+    rewriting, compared with the plain step. campaign: injections through one program, compared with a separate run for
+    each injection. abft: checked matrix products and steps, compared with plain ones; false alarms and detected errors.
+    aggregation: PAFT, lossy ZeRO-2, a shadow replica and DropCompute, compared with plain data parallelism, on
+    simulated CPU devices. report: time and memory for the report of 100,000 steps. record: checksums and syncs of a
+    record, as a share of the run's time. targets: digests, lock-step, fingerprint, inject and abft on TPUs and GPUs, as
+    their compilers estimate the costs without the hardware. delay: twins in two processes with a slow network between
+    them, compared with a fast one; needs root. checkpoint: certificates and running checkpoints, compared with Orbax
+    alone and with a training step. burnin: digests and comparison as a share of a level's time, checked matrix
+    products, a quick level, a pool's digests, the summary of 1,000 hosts, and false alarms in 1,000 healthy rounds.
+    nodes: simulated nodes of the study that a burn-in, a pair and a pool detect, compared with predictions (takes
+    minutes).
     """
 
     benchmark: Annotated[
@@ -62,7 +63,7 @@ class BenchOptions:
     config: str | None = None
     """Configuration; by default bench, or tiny for campaign and record."""
     steps: int = 15
-    """Number of measured steps of each program, after two that do not count; ten injections per step in a campaign."""
+    """Number of measured steps of each program, after two warm-up steps; a campaign makes ten injections per step."""
     dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
     """Dtypes to measure; campaign, aggregation and record measure float32."""
     json: bool = False

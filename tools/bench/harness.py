@@ -76,13 +76,14 @@ def tracing_seconds(step: Callable[..., Any], *arguments: Any) -> float:
 
 
 def take_turns(runs: Mapping[str, Callable[[], Any]], steps: int) -> dict[str, list[float]]:
-    """Returns the seconds of each run, measured `steps` times in turns after two rounds that do not count."""
+    """Returns the durations of each run in seconds, measured `steps` times in turns after two warm-up rounds."""
     rounds = [{name: seconds_of(run) for name, run in runs.items()} for _ in range(steps + 2)]
     return {name: [each[name] for each in rounds[2:]] for name in runs}
 
 
 def ratio(plain: list[float], other: list[float]) -> float:
-    """Returns the median of the ratios of consecutive measurements, which see the same load of the machine."""
+    """Returns the median of the ratios of consecutive measurements, which are taken under the same load of the
+    machine."""
     return statistics.median(b / a for a, b in zip(plain, other, strict=True))
 
 
@@ -92,7 +93,8 @@ def ratios(seconds: Mapping[str, list[float]], base: str = "plain") -> dict[str,
 
 
 def command_costs(words: Sequence[object], code: int = 0) -> tuple[float, float]:
-    """Runs a command in a process, which must end with this code; returns seconds and peak megabytes."""
+    """Runs a command in a process that must end with this code; returns its duration in seconds and its peak memory in
+    MB."""
     started = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", COMMAND, *map(str, words)], capture_output=True, text=True, check=False

@@ -28,7 +28,7 @@ SENTENCES = 12  # maximum number of sentences to print; the result holds all of 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BurninCommand(ResultCommand):
-    """Loads all devices with known programs: PASS, FAIL or INCONCLUSIVE.
+    """Tests the devices of this host at full load with known programs.
 
     Example: sdc burnin --level prejob --golden fleet.golden --prometheus /var/lib/node_exporter/sdc.prom
     Example: sdc burnin --devices 4 --only matrix --suspect node11
@@ -40,8 +40,8 @@ class BurninCommand(ResultCommand):
 
     settings: BurninSettings
     devices: str | None = None
-    """Required devices: gpu, tpu, cpu, gpu:8 for eight GPUs, or 4 for four simulated CPU devices; by default the
-    accelerators of the host; a host without accelerators is inconclusive."""
+    """Required devices: gpu, tpu, cpu, gpu:8 for eight GPUs, or 4 for four simulated CPU devices. By default, the
+    accelerators of the host are required; on a host without accelerators, the verdict is INCONCLUSIVE."""
     golden: Path | None = None
     """File of golden digests, from sdc golden record."""
     suspect: str | None = None
@@ -56,7 +56,7 @@ class BurninCommand(ResultCommand):
     """Also write the result as metrics, for the textfile collector of the Prometheus node exporter (NAME.prom)."""
 
     def publish(self, result: BurninResult) -> None:
-        """Writes the JUnit and Prometheus files, whenever the result has changed."""
+        """Writes the JUnit and Prometheus files; called whenever the result has changed."""
         if self.junit is not None:
             write_text(self.junit, burnin.junit(result))
         if self.prometheus is not None:
@@ -93,7 +93,7 @@ def run(options: BurninCommand) -> int:
         )  # fmt: skip
 
         def end(why: str) -> None:
-            """Handles a signal: lets the current run finish, if that does not take long."""
+            """Handles a signal: lets the current run finish if it does so in time."""
             session.stop(why)
             _start_timer(PATIENCE, options, session, why)
 
@@ -151,12 +151,12 @@ def start_devices(asked: DeviceRequest) -> "tuple[Sequence[jax.Device], str | No
 
 
 def _start_timer(seconds: float, options: BurninCommand, session: "Session", why: str) -> threading.Timer:
-    """Ends the process after some seconds, as the main thread may wait for a device or the compiler forever."""
+    """Ends the process after some seconds, because the main thread may wait for a device or the compiler forever."""
 
     def leave() -> None:
         options.say(session.known(why), session.folder)
         sys.stdout.flush()
-        give_up(f"ended by {why}, and no run ended within {PATIENCE:g} s")
+        give_up(f"ended by {why}, and no run finished within {PATIENCE:g} s")
 
     timer = threading.Timer(seconds, leave)
     timer.daemon = True
@@ -165,7 +165,7 @@ def _start_timer(seconds: float, options: BurninCommand, session: "Session", why
 
 
 def _check_outputs(options: BurninCommand) -> None:
-    """Raises SettingError now, and not after an hour of load, if an output cannot be written."""
+    """Raises SettingError before the load, rather than after an hour of it, if an output cannot be written."""
     if options.golden is not None and not options.golden.exists():
         raise SettingError("golden", options.golden, "there is no such file; sdc golden record writes one")
     if options.golden is not None and options.golden.is_dir():
@@ -176,23 +176,23 @@ def _check_outputs(options: BurninCommand) -> None:
     for name, path in (("junit", options.junit), ("prometheus", options.prometheus)):
         if path is not None:
             if path.is_dir():
-                raise SettingError(name, path, "is a folder; give the name of a file")
+                raise SettingError(name, path, "is a folder, expected a file; give the path of a file")
             check_place(name, path)
 
 
 def check_place(setting: str, file: Path) -> None:
-    """Raises SettingError if a file cannot be written, before there is anything to write."""
+    """Raises SettingError if a file could not be written later."""
     there = file.absolute().parent
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         problem = "is not writable" if there.is_dir() else "does not exist"
-        raise SettingError(setting, file, f"cannot be written: {there} {problem}; name another place")
+        raise SettingError(setting, file, f"cannot be written: {there} {problem}; choose another folder")
 
 
 def _folder(options: BurninCommand) -> Path:
     if not options.resume:
         return new_folder("burnin", options.run, resumable=True)
     if options.run is None:
-        raise SettingError("resume", None, "resumes the burn-in in the folder that --run names; give --run DIR")
+        raise SettingError("resume", None, "needs the folder of the burn-in to resume; give --run DIR")
     try:
         burnin.BURN_IN.read(options.run)
     except RecordError as error:

@@ -18,9 +18,9 @@ class DoctorCommand(ResultCommand):
     Example: sdc doctor --json > host-a.json
     Example: sdc doctor --against host-a.json
 
-    Runs a small training step and single operations twice in one process, in several processes, from an empty and a
-    warm compilation cache, and with the devices in the opposite order; checks flags, variables and libraries; and
-    repeats what differs with other settings to find the cause. Exit codes: 0 fit, 1 bits differed, 2 bad usage, 3
+    Runs a small training step and single operations twice in one process, in several processes, with an empty and a
+    warm compilation cache, and with the devices in reverse order. Checks flags, environment variables and libraries.
+    Repeats whatever differs with other settings to find the cause. Exit codes: 0 fit, 1 bits differed, 2 bad usage, 3
     inconclusive.
     """
 
@@ -37,7 +37,7 @@ def run(options: DoctorCommand) -> int:
 
 
 def _parts(found: Examined) -> "Iterator[pages.Part]":
-    """Yields the checks, the variables to set, and the verdict."""
+    """Yields the checks, the environment variables to set, and the verdict."""
     to_set: dict[str, str] = {}  # lines by variable; those that match this host to another come last
     tones = {"differs": "corrupt", "ok": "clean", "not applicable": "quiet", "information": "known"}
     for each in found.checks:

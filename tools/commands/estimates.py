@@ -30,10 +30,10 @@ class EstimateCommand(ResultCommand):
     Example: sdc estimate --target v5p:2x2x4 --config llama3_8b_16l --model 8
     Example: sdc estimate --target h100 --tool plain abft
 
-    Compiles the plain step, and the step with each tool, for named targets with the real compilers and without the
+    Compiles the plain step and the step with each tool for the given targets, with the real compilers but without the
     hardware (pip install 'jax-sdc[targets]'). Reports cycles and the most expensive operations (TPU), kernels and the
     bytes that they move (GPU), collectives, memory and compile time. Nothing is measured. Exit codes: 0 done, 2 bad
-    usage, or a step that does not fit the memory, 3 the compiler crashed.
+    usage or a step that does not fit into memory, 3 the compiler crashed.
     """
 
     target: tuple[str, ...]
@@ -42,7 +42,7 @@ class EstimateCommand(ResultCommand):
     """Tools to estimate; the others are compared with the first."""
     program: Compiled = dataclasses.field(default_factory=Compiled)
     compiler_option: tuple[str, ...] = ()
-    """NAME=VALUE for the compiler, such as xla_tpu_enable_sdc_checker=true."""
+    """Compiler option NAME=VALUE, such as xla_tpu_enable_sdc_checker=true."""
     run: Path | None = None
     """New folder for the record; by default one below runs/."""
 

@@ -26,13 +26,13 @@ class SummarizeCommand(ResultCommand):
     Example: sdc fleet summarize rack1 rack2 --json
 
     Hosts that ran the same programs on the same kind of devices vote on their digests, and the ledger accumulates
-    evidence over time. Damaged and contradictory results are refused and listed; a result that occurs twice counts
-    once. Exit codes: 0 no suspect, and hosts were compared; 1 suspects, or hosts that differ without a majority; 2 bad
+    evidence over time. Damaged and contradictory results are rejected and listed; a result that occurs twice counts
+    once. Exit codes: 0 no suspect among the compared hosts; 1 suspects, or hosts that differ without a majority; 2 bad
     usage; 3 nothing could be compared.
     """
 
     files: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Results of sdc burnin (result.json), or folders that hold them at any depth."""
+    """Results of sdc burnin (result.json), or folders that contain results at any depth."""
     output: Path | None = None
     """Folder for a page (index.html), suspects.csv and devices.csv; those of an earlier summary are overwritten."""
     ledger: Path | None = None
@@ -41,17 +41,17 @@ class SummarizeCommand(ResultCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScheduleCommand:
-    """Schedules pairs of hosts, as lines for Slurm or documents for Kubernetes.
+    """Schedules pairs of hosts, as commands for Slurm or JobSets for Kubernetes.
 
     Example: sdc fleet schedule gpu-1 gpu-2 gpu-3 gpu-4 --rounds 2
     Example: sdc fleet schedule gpu-1 gpu-2 gpu-3 gpu-4 --rounds 2 --format jobset
 
-    In each round, every host is paired with a host that it has not met before, and suspects are paired with healthy
-    hosts, as far as possible; the command lists exceptions. Exit codes: 0 done, 2 bad usage.
+    In each round, every host is paired with a new partner, and suspects are paired with healthy hosts, as far as
+    possible; the command lists exceptions. Exit codes: 0 done, 2 bad usage.
     """
 
     hosts: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Names of hosts; @FILE reads names from a file, separated by spaces or lines."""
+    """Names of hosts; @FILE reads names separated by spaces or line breaks from a file."""
     rounds: int
     """Number of other hosts with which each host is paired."""
     suspects: str = ""
@@ -73,8 +73,8 @@ class SimulateCommand(ResultCommand):
     Example: sdc fleet simulate --hosts 64 --bad 3 --probability 0.7 --rounds 8
     Example: sdc fleet simulate --hosts 1000 --bad 1 --rounds 4
 
-    Bad hosts count as identified if they are the only smallest set of hosts with a member in every pair that differed.
-    Exit codes: 0 done, 2 bad usage.
+    The bad hosts count as identified if no other set of so few hosts has a member in every pair that differed. Exit
+    codes: 0 done, 2 bad usage.
     """
 
     hosts: int
@@ -82,7 +82,7 @@ class SimulateCommand(ResultCommand):
     bad: int = 1
     """Number of bad hosts."""
     probability: float = 1.0
-    """Probability that a pair with a bad host differs in one comparison."""
+    """Probability that one comparison of a pair with a bad host finds a difference."""
     rounds: int = 8
     """Maximum number of rounds."""
     trials: int = 1000
@@ -131,7 +131,9 @@ def _summarize(options: SummarizeCommand) -> int:
             ledger, added, report = None, None, {}
             if options.ledger is not None:
                 if not options.ledger.absolute().parent.is_dir():
-                    raise SettingError("ledger", options.ledger, "its folder does not exist; make it, or name another")
+                    raise SettingError(
+                        "ledger", options.ledger, "its folder does not exist; create it, or choose another"
+                    )
                 fleet.read_ledger(options.ledger)  # reports a damaged ledger before the work
             if options.output is not None:
                 fleet.prepare_folder(options.output)
@@ -199,20 +201,20 @@ def _named(words: Sequence[str]) -> Iterator[str]:
 
 
 def _text(word: str, path: Path) -> str:
-    """Reads a file of host names; opens no endless file, and reads at most `LARGEST` bytes."""
+    """Reads a file of host names; does not open endless files such as pipes, and reads at most `LARGEST` bytes."""
     try:
         what = "a folder" if path.is_dir() else endless(path)
         if what is not None:
-            raise SettingError("HOSTS", word, f"is {what}, expected a text file of host names; name such a file")
+            raise SettingError("HOSTS", word, f"is {what}, expected a text file of host names; give such a file")
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)  # files in /proc have size 0 but contents
     except FileNotFoundError as error:
-        raise SettingError("HOSTS", word, "there is no such file; name a text file of host names") from error
+        raise SettingError("HOSTS", word, "there is no such file; give a text file of host names") from error
     except OSError as error:
-        raise SettingError("HOSTS", word, f"cannot be read ({reason(error)}); name another file") from error
+        raise SettingError("HOSTS", word, f"cannot be read ({reason(error)}); choose another file") from error
     if len(content) > LARGEST:
-        raise SettingError("HOSTS", word, f"expected a file of {LARGEST:,} bytes at most; name another file")
+        raise SettingError("HOSTS", word, f"expected a file of {LARGEST:,} bytes at most; choose another file")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SettingError("HOSTS", word, "is not UTF-8 text; name a text file of host names") from error
+        raise SettingError("HOSTS", word, "is not UTF-8 text; give a text file of host names") from error

@@ -29,12 +29,12 @@ SHORT = ("platform_version", "driver", "jax", "jaxlib", "machine", "processor", 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordCommand(ResultCommand):
-    """Records the digests of this host's devices where runs or devices agree.
+    """Records the digests on which the runs or devices of this host agree.
 
     Example: sdc golden record h100.golden --level prejob --devices gpu:8
     Example: sdc golden record matrix.golden --only matrix
 
-    Records nothing if anything differs, a workload does not finish, or a driver reports an error. Exit codes: 0
+    Nothing is recorded if any digest differs, a workload does not finish, or a driver reports an error. Exit codes: 0
     recorded, 1 a difference was found, 2 bad usage, 3 inconclusive.
     """
 
@@ -52,8 +52,8 @@ class VerifyCommand(ResultCommand):
     Example: sdc golden verify fleet.golden
     Example: sdc golden verify fleet.golden --no-run
 
-    Runs the workloads of the register at the levels at which they were recorded. Exit codes: 0 confirmed, 1 something
-    differs, 2 bad usage, 3 inconclusive: the register is damaged, or is for other devices or versions.
+    Runs each workload of the register at the level at which it was recorded. Exit codes: 0 confirmed, 1 a digest
+    differs, 2 bad usage, 3 inconclusive (the register is damaged, or was recorded on other devices or versions).
     """
 
     file: Annotated[Path, tyro.conf.Positional]
@@ -61,9 +61,10 @@ class VerifyCommand(ResultCommand):
     rounds: Annotated[int, Within(1, MOST_ROUNDS)] = 2
     """Number of rounds of all workloads."""
     devices: str | None = None
-    """Devices, as for sdc burnin; by default, a register of CPUs uses as many as recorded it."""
+    """Required devices, as for sdc burnin; by default, a register of CPUs uses the number of devices on which it was
+    recorded."""
     no_run: bool = False
-    """Only check that the file is undamaged, and start no device."""
+    """Only check that the file is undamaged, without starting a device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,8 +74,8 @@ class MergeCommand(ResultCommand):
     Example: sdc golden merge fleet.golden rack1.golden rack2.golden
     Example: sdc golden merge fleet.golden racks/*.golden
 
-    Starts no device. Exit codes: 0 all agree, 1 some disagree (the rest is written), 2 bad usage, 3 inconclusive: at
-    least one register is damaged.
+    Starts no device. Exit codes: 0 all entries agree, 1 some disagree (the others are written), 2 bad usage, 3
+    inconclusive (at least one register is damaged).
     """
 
     out: Annotated[Path, tyro.conf.Positional]
@@ -90,7 +91,7 @@ class ListCommand(ResultCommand):
     Example: sdc golden list fleet.golden
     Example: sdc golden list rack1.golden rack2.golden --json
 
-    Starts no device. Exit codes: 0 shown, 2 bad usage, 3 inconclusive: at least one register is damaged.
+    Starts no device. Exit codes: 0 shown, 2 bad usage, 3 inconclusive (at least one register is damaged).
     """
 
     files: Annotated[tuple[Path, ...], tyro.conf.Positional]
@@ -209,9 +210,9 @@ def _read(files: Sequence[Path]) -> list[Register]:
 
 
 def _check_new(setting: str, file: Path) -> None:
-    """Raises SettingError now, and not after the devices were loaded, if a file cannot be written."""
+    """Raises SettingError before the devices are loaded, rather than afterwards, if a file cannot be written."""
     if file.exists():
-        raise SettingError(setting, file, "exists already; name another file, or remove it")
+        raise SettingError(setting, file, "exists already; choose another file, or remove it")
     check_place(setting, file)
 
 
@@ -219,7 +220,8 @@ def _check_new(setting: str, file: Path) -> None:
 def _at_load(
     file: Path, asked: DeviceRequest, minutes: float | None, rounds: int | None
 ) -> Iterator[tuple[Sequence["jax.Device"], Callable[[Mapping[str, Any]], None]]]:
-    """Starts and claims the requested devices, and shows the progress of their load; accepts no substitutes."""
+    """Starts and claims the requested devices, and shows the progress of their load; does not substitute other
+    devices."""
     devices, problem = start_devices(asked)
     if problem is not None:
         raise CommandError(problem, Exit.INCONCLUSIVE)

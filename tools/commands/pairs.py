@@ -1,4 +1,5 @@
-"""`sdc pair` and `sdc pool`: compare hosts with each other, and resolve several pairs."""
+"""`sdc pair` and `sdc pool` compare hosts with each other, and identify wrong hosts from the results of several
+pairs."""
 
 import contextlib
 import dataclasses
@@ -33,26 +34,27 @@ FLAGS = ("config", "model", "data", "dtype", "steps", "seed", "corpus", "tokeniz
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComparisonCommand(JobCommand):
-    """The job of the hosts, their processes, and simulated faults."""
+    """The job that the hosts run, their processes, and simulated faults."""
 
     job: Annotated[FullLoad, Only("workload", "steps", "data", "model", "folder", "suspect", "faults")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairCommand(ComparisonCommand):
-    """Compares two hosts, down to the operation that differs.
+    """Compares two hosts, and locates the operation that differs.
 
     Example: sdc pair --steps 200 --run /shared/pair-17 --coordinator 10.0.0.1:4321 --processes 2 --process 0
     Example: sdc pair --resolve pair-17/pair.json pair-18/pair.json pair-19/pair.json
 
-    Compares at full load first, and in ever more detail if the hosts differ. Writes pair.json into the run folder. A
-    difference between two hosts does not show which is wrong; a third host (sdc pool) or several pairs (--resolve) do.
-    Exit codes: 0 PASS (no bit differed), 1 FAIL (the hosts differ), 2 bad usage, 3 INCONCLUSIVE.
+    The comparison starts at full load, and becomes more and more detailed if the hosts differ. Writes pair.json into
+    the run folder. A difference between two hosts does not show which host is wrong; a third host (sdc pool) or several
+    pairs (--resolve) show it. Exit codes: 0 PASS (no bit differed), 1 FAIL (the hosts differ), 2 bad usage, 3
+    INCONCLUSIVE.
     """
 
     resolve: tuple[Path, ...] = ()
-    """Results of several pairs (files or folders), which together identify wrong hosts. Allows no other flag than
-    --json."""
+    """Results of several pairs (files or folders), which together identify wrong hosts. Can be combined with --json
+    only."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,8 +64,8 @@ class PoolCommand(ComparisonCommand):
     Example: sdc pool --steps 200 --run /shared/rack-3 --coordinator 10.0.0.1:4321 --processes 8 --process 0
     Example: sdc pool --twins 4 --suspect node11
 
-    Writes pool.json into the run folder. If a host is lost, the others report what they know so far. Exit codes: 0 PASS
-    (no bit differed), 1 FAIL (hosts differ), 2 bad usage, 3 INCONCLUSIVE.
+    Writes pool.json into the run folder. If a host is lost, the other hosts report what is known so far. Exit codes: 0
+    PASS (no bit differed), 1 FAIL (hosts differ), 2 bad usage, 3 INCONCLUSIVE.
     """
 
     twins: int | None = None
@@ -116,7 +118,7 @@ def compare(command: ComparisonCommand, kind: Literal["pair", "pool"], twins: in
 
             def look() -> None:
                 if joint.first and joint.folder.is_dir() and any(joint.folder.iterdir()):
-                    raise SettingError("run", joint.folder, "exists already; name another folder")
+                    raise SettingError("run", joint.folder, "exists already; choose another folder")
 
             agreed(look)  # all processes check that the folder is new
             hosts, processes = _hosts(twins)
@@ -177,7 +179,7 @@ class _Result:
         return pair
 
     def last_words(self, why: str) -> tuple[int, str]:
-        """Writes the result so far, as the process ends at once; returns the exit code and a message."""
+        """Writes the result so far, because the process is about to end; returns the exit code and a message."""
         pair = self.write(why)
         found = pair.sentences[0]
         return (
@@ -189,7 +191,7 @@ class _Result:
 def _hosts(twins: int) -> tuple[list[TwinRow], int]:
     """Returns the twins as hosts with their devices, and the number of processes.
 
-    Every process receives all hosts, since any process may have to write the result.
+    Every process receives all hosts, because any process may have to write the result.
     """
     from sdc.multihost import everyone
     from sdc.records import describe_devices
@@ -230,7 +232,7 @@ def _flags(command: ComparisonCommand) -> list[str]:
 
 
 def _show(found: "Pair | Resolution", sentences: Sequence[str], whole: Any) -> int:
-    """Prints `whole` as JSON, or the sentences if it is None; returns the exit code."""
+    """Prints `whole` as JSON, or the sentences if `whole` is None; returns the exit code."""
     from sdc.analysis.report import Text
 
     from .. import print_parts, write_json

@@ -19,15 +19,15 @@ from .. import CommandError, ResultCommand, run_errors, usage_errors
 
 @dataclasses.dataclass(frozen=True)
 class ReportCommand(ResultCommand):
-    """Writes the report of a run, or of several side by side.
+    """Writes the report of a run, or of several runs side by side.
 
     Example: sdc report runs/demo
     Example: sdc report runs/plain runs/partial runs/full
 
     Writes report.html and report.md into the run, finished or not, and prints its summary. Given a folder of runs, it
-    writes a report of each run, and an index.html with the most severe first. Given two to six runs, it writes one
-    page, beside-FIRST.html, into the folder of the last. Exit codes are those of the most severe run: 0 clean, 1
-    corruption found, 2 bad usage, 3 inconclusive.
+    writes a report of each run, and an index.html in which the most severe runs come first. Given two to six runs, it
+    writes one page, beside-FIRST.html, into the folder of the last. The exit code is that of the most severe run: 0
+    clean, 1 corruption found, 2 bad usage, 3 inconclusive.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
@@ -43,7 +43,7 @@ class DiffCommand(ResultCommand):
     Example: sdc diff runs/golden runs/suspect
     Example: sdc diff runs/golden runs/suspect --output runs/difference
 
-    Exit codes: 0 equal, 1 they differ, 2 bad usage or a damaged trace, 3 not comparable.
+    Exit codes: 0 the traces agree, 1 they differ, 2 bad usage or a damaged trace, 3 they cannot be compared.
     """
 
     run_a: Annotated[Path, tyro.conf.Positional]
@@ -61,17 +61,17 @@ class CheckpointCommand(ResultCommand):
     Example: sdc checkpoint show runs/my-training/checkpoints
     Example: sdc checkpoint verify runs/my-training/checkpoints --step 100
 
-    Exit codes: 0 every checkpoint restored as it was saved, 1 at least one did not, 2 bad usage, 3 at least one could
-    not be compared (no certificate, or unreadable files).
+    Exit codes: 0 every checkpoint was restored exactly as it was saved, 1 at least one was not, 2 bad usage, 3 at least
+    one could not be compared (no certificate, or unreadable files).
     """
 
     action: tyro.conf.Positional[Literal["show", "verify", "certify"]]
     """List checkpoints and their states (show), restore and compare them (verify), or certify the present contents of
-    those without a certificate (certify)."""
+    checkpoints that have no certificate (certify)."""
     folder: tyro.conf.Positional[str]
     """Folder that an Orbax checkpointer wrote, with one folder for each step."""
     step: Annotated[tuple[int, ...], tyro.conf.UseAppendAction] = ()
-    """Only this step; may be repeated. By default all."""
+    """Step of a checkpoint to inspect; may be repeated. By default, all are inspected."""
 
 
 def report(options: ReportCommand) -> int:

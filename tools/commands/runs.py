@@ -1,4 +1,4 @@
-"""`sdc twin`, `sdc train` and `sdc trace` make a run; `sdc campaign` injects faults one at a time."""
+"""`sdc twin`, `sdc train` and `sdc trace` execute a training run; `sdc campaign` injects faults one at a time."""
 
 import dataclasses
 import sys
@@ -17,9 +17,9 @@ class TwinCommand(JobCommand):
     Example: sdc twin --model 2 --suspect node11 --steps 20
     Example: sdc twin --steps 1350 --coordinator 10.0.0.1:4321 --processes 2 --process 0
 
-    Simulated faults strike the last twin unless they name another. Nothing is simulated without --suspect or --fault:
-    the run then tests real hosts, one twin on each. Exit codes: 0 clean, 1 corruption found, 2 bad usage, 3
-    inconclusive.
+    Simulated faults strike the last twin unless they specify another one. Without --suspect or --fault, nothing is
+    simulated, and the run tests real hosts, with one twin on each. Exit codes: 0 clean, 1 corruption found, 2 bad
+    usage, 3 inconclusive.
     """
 
     job: Twins
@@ -27,13 +27,13 @@ class TwinCommand(JobCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainCommand(JobCommand):
-    """Trains without twins; can check products or change aggregation.
+    """Trains without twins; supports checks and aggregation methods.
 
     Example: sdc train --steps 20 --abft --run runs/checked
     Example: sdc train --data 4 --steps 50 --aggregate noise,sigma=0.01+paft,max_period=20
 
     Exit codes: 0 trained, and clean if something is checked (--abft, --aggregate shadow), 1 corruption found, 2 bad
-    usage, 3 inconclusive (a flagged row repeated itself, so that only another device can judge it).
+    usage, 3 inconclusive (a flagged row was reproduced, so only another device can show whether it is wrong).
     """
 
     job: Training
@@ -60,8 +60,8 @@ class CampaignCommand(ResultCommand):
     Example: sdc campaign --injections 1000 --fault bitflip nan --run runs/campaign
     Example: sdc campaign --where 'argument("0/params/*")' --fault stuck1,row
 
-    Every injection starts from the clean state before its step, and all share one compiled program. Exit codes: 0 done,
-    2 bad usage, 3 inconclusive (the clean run does not repeat itself).
+    Every injection starts from the clean state before its step, and all injections share one compiled program. Exit
+    codes: 0 done, 2 bad usage, 3 inconclusive (the clean run is not reproducible).
     """
 
     job: CampaignJob

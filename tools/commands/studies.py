@@ -86,7 +86,7 @@ class LossyCommand(AggregationStudyCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShadowCommand(AggregationStudyCommand):
-    """Shadow replicas: which faulty ranks they detect, how soon, and which they identify.
+    """Shadow replicas: which faulty ranks they detect, how soon, and which of these ranks they identify.
 
     Example: sdc study shadow --run runs/shadow
     Example: sdc study shadow --steps 300
@@ -102,9 +102,10 @@ class ScarStudyCommand(RecordedStudy):
     Example: sdc study scar --workload regression --run runs/scar
     Example: sdc study scar --run runs/scar --resume
 
-    Compares perturbations with theorem 3.2 (Qiao et al., ICML 2019), partial recovery with full recovery (for random
-    and for adjacent lost blocks), and saves by priority with saves in turn and at random; then measures a failure with
-    real saves. --resume continues an interrupted study. Exit codes: 0 done, 2 bad usage, 3 interrupted.
+    Compares the cost of perturbations with theorem 3.2 (Qiao et al., ICML 2019), partial recovery with full recovery
+    (for random and for adjacent lost blocks), and the choice of saved blocks by priority with choices in turn and at
+    random. Then measures a failure of a run that saves its state to disk. --resume continues an interrupted study. Exit
+    codes: 0 done, 2 bad usage, 3 interrupted.
     """
 
     workload: tuple[
@@ -114,19 +115,19 @@ class ScarStudyCommand(RecordedStudy):
     study: Annotated[ScarStudy, Only("trials", "starts", "seed")] = dataclasses.field(default_factory=ScarStudy)
     sources: Sources = dataclasses.field(default_factory=Sources)
     resume: bool = False
-    """Resume the study in the folder that --run names."""
+    """Resume the study in the folder given with --run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodesStudyCommand(RecordedStudy):
-    """Simulated nodes, compared with each published figure of the real nodes.
+    """Simulated nodes, compared with every published figure for the real nodes.
 
     Example: sdc study nodes --nodes node1 node11 --run runs/nodes
     Example: sdc study nodes --runs 20
 
     Fits the parameters that the published tables (Ma et al. 2025) leave open; simulates runs of 4,500 steps at the
-    study's size; predicts the noise in each node's gradients from the other nodes; trains small models for drift and
-    losses. Exit codes: 0 done, 2 bad usage, 3 interrupted.
+    study's size; predicts the noise in each node's gradients from the other nodes; and trains small models to measure
+    drift and losses. Exit codes: 0 done, 2 bad usage, 3 interrupted.
     """
 
     study: NodesStudy = dataclasses.field(default_factory=NodesStudy)
@@ -164,27 +165,28 @@ class ProductsStudyCommand(RecordedStudy):
     Example: sdc abft study --dtypes bfloat16 --where 'scope("*/ffn/*")'
 
     Trains the configuration on this machine's healthy devices, checks every matrix product of every step with every
-    scheme (false alarms), and injects errors of known size and flips of known bits in some steps (detection).
-    Exit codes: 0 done, 2 bad usage.
+    scheme (false alarms), and injects errors of known size and flips of known bits into some steps (detection). Exit
+    codes: 0 done, 2 bad usage.
     """
 
     text: Text = dataclasses.field(default_factory=Workload)
     study: Annotated[ProductsStudy, Only("dtypes", "steps", "where")] = dataclasses.field(default_factory=ProductsStudy)
     profile: Path | None = None
-    """File that sdc abft calibrate wrote on this kind of device; by default the platform's assumed profile."""
+    """Profile that sdc abft calibrate wrote on this kind of device; by default, the profile assumed for the
+    platform."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibrateCommand(ResultCommand):
-    """Measures how the devices of this machine round, and writes a profile.
+    """Measures the rounding errors of this machine's devices, and writes a profile.
 
     Example: sdc abft calibrate --out h200.json
     Example: sdc train --abft --abft-profile h200.json
 
-    Uses synthetic and real matrix products to measure kappa (how fast errors of long sums grow), how the device rounds
-    float32 inputs, which products of the configuration's step should start at the second tier, and whether the fused
-    kernel is faster than XLA (GPU, TPU). Calibrate only a healthy device: check the largest margins that the command
-    prints. Exit codes: 0 done, 2 bad usage, 3 inconclusive (the errors are too large to be rounding).
+    Uses synthetic and real matrix products to measure kappa (how fast the errors of long sums grow), how the device
+    rounds float32 inputs, which products of the configuration's step should start at the second tier, and whether the
+    fused kernel is faster than XLA (GPU, TPU). Calibrate only a healthy device; check the largest margins that the
+    command prints. Exit codes: 0 done, 2 bad usage, 3 inconclusive (the errors are too large to be rounding).
     """
 
     text: Text = dataclasses.field(default_factory=Workload)
@@ -290,7 +292,7 @@ def _scar(options: ScarStudyCommand) -> int:
 
 
 def _path(source: str | Path) -> str | Path:
-    """Returns a source as a path if it holds a path separator or exists."""
+    """Returns a source as a path if it contains a path separator or if such a file exists."""
     return Path(source) if os.sep in str(source) or os.path.exists(source) else source
 
 
@@ -315,15 +317,15 @@ def _calibrate(options: CalibrateCommand) -> int:
     out = options.out
     with usage_errors():
         if out.exists():
-            raise SettingError("out", out, "exists already; name another file, or remove it")
+            raise SettingError("out", out, "exists already; choose another file, or remove it")
         if not out.parent.is_dir():
-            raise SettingError("out", out, f"there is no folder {out.parent}; make it first")
+            raise SettingError("out", out, f"there is no folder {out.parent}; create it first")
         options.study.check()
         try:  # measuring takes minutes, and permissions do not show every obstacle
             out.touch(exist_ok=False)
             out.unlink()
         except OSError as error:
-            raise SettingError("out", out, f"cannot be written ({error.strerror}); name another file") from error
+            raise SettingError("out", out, f"cannot be written ({error.strerror}); choose another file") from error
         loaded = options.text.load()
     from sdc.train.studies import CalibrationError
 

@@ -1,4 +1,4 @@
-"""`sdc verdict`: prints the last result at once, without a device."""
+"""`sdc verdict`: prints the latest verdict at once, without using a device."""
 
 import dataclasses
 import json
@@ -22,18 +22,19 @@ NAGIOS = {Exit.CLEAN: ("OK", 0), Exit.CORRUPT: ("CRITICAL", 2), Exit.INCONCLUSIV
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerdictCommand(ResultCommand):
-    """Prints the last verdict of a burn-in, pair or pool at once.
+    """Prints the latest verdict of a burn-in, pair or pool at once.
 
     Example: sdc verdict --max-age 24h runs/burnin
     Example: sdc verdict --format nagios --max-age 7d /var/lib/sdc
 
-    Starts no device. Exit codes: 0 PASS, 1 FAIL, 2 bad usage, 3 INCONCLUSIVE: no result, an old one, or a damaged one.
+    Starts no device. Exit codes: 0 PASS, 1 FAIL, 2 bad usage, 3 INCONCLUSIVE (no result, an outdated result, or a
+    damaged one).
     """
 
     result: Annotated[Path, tyro.conf.Positional] = Path("runs")
-    """Result file, run folder, or a folder of run folders, whose newest result counts."""
+    """Result file, run folder, or folder of run folders, of which the newest result counts."""
     max_age: str | None = None
-    """Maximum age of a result, such as 90s, 30m, 24h or 7d; an older one is INCONCLUSIVE."""
+    """Maximum age of a result, such as 90s, 30m, 24h or 7d; with an older result, the verdict is INCONCLUSIVE."""
     format: Literal["text", "nagios"] = "text"
     """Print a line for people, or one for Nagios with its exit codes (0 OK, 2 critical, 3 unknown)."""
 
@@ -67,7 +68,7 @@ def _line(standing: Standing) -> str:
 
 
 def seconds_of(text: str) -> float:
-    """Returns the seconds in a time such as `24h`.
+    """Returns a duration such as `24h` in seconds.
 
     Raises:
         SettingError: `text` is not a time.
