@@ -1,4 +1,4 @@
-"""Messages between the processes of a run, so that all processes take the same branch.
+"""Messages between the processes of a run, through which all processes agree on the same branch.
 
 Messages go through the key-value store of JAX's distributed runtime, not through a collective on the devices, so that a
 process that diverges from its peers can be identified and every wait has a timeout.
@@ -29,7 +29,7 @@ class Unreachable(RuntimeError):
 
 
 def everyone(text: str, *, at: str = "") -> list[str]:
-    """Exchanges strings between all processes, each of which must call this; returns them in the order of processes.
+    """Exchanges strings between all processes, each of which must call this function; returns them by process.
 
     Raises `Unreachable` if a peer does not answer within `LIMIT` seconds.
     """

@@ -1,8 +1,8 @@
 """A strike: one fault as data, so that one compiled program serves every fault.
 
-`inject` compiles given faults with given rates into a step. Here, by contrast, the site, iteration, device, elements
-and their change are arrays, so that a campaign of thousands of faults compiles once. Every site that can be struck gets
-a conditional, which costs nothing if it is not taken.
+`inject` compiles given faults, with their rates, into a step. Here, by contrast, the site, the iteration, the device,
+the elements and the change of these elements are arrays, so a campaign of thousands of faults compiles only once. Each
+site that can be struck is followed by a conditional, which costs nothing if its branch is not taken.
 """
 
 import functools
@@ -84,13 +84,13 @@ def strike_on(
 
     Args:
         site: a site of the step, as `sdc.sites` lists it.
-        fault: a fault, its kind, or its text (see `as_fault`). Its pattern determines which elements are struck
-            together with the given one; its `layer` and `at` apply unless `iteration` and `device` are given. A strike
-            occurs once, in the step that receives it, so `rate` and `when` are ignored.
-        elements: flat index into the output, row-major; several indices only if the fault has no pattern.
+        fault: a fault, its kind, or its text (see `as_fault`). The pattern of the fault determines which elements are
+            struck together with the given one; the fault's `layer` and `at` apply unless `iteration` and `device` are
+            given. A strike occurs once, in the step that receives it, so `rate` and `when` are ignored.
+        elements: row-major flat index into the output; several indices are allowed only if the fault has no pattern.
         iteration: index in each enclosing loop, outermost first, or a single index if there is only one loop; all
             iterations by default.
-        device: index along mesh axes; all devices along axes that are not given.
+        device: index along each mesh axis; all devices along axes that are not given.
         output: number of the operation's output.
         key: key for random draws, such as the bit that flips; derived from the elements by default.
         room: see `no_strike`; by default, the number of elements. Strikes with equal room and axes share a compiled
@@ -118,27 +118,26 @@ def strike_on(
     if not isinstance(site, program.Site):
         raise SettingError("site", site, "expected a site, as listed by sdc.sites(step, ...)")
     if fault.site != "*" and not fault.selector(site):
-        raise ValueError(f"fault {fault} does not select {site.name}; strike a site that it selects")
+        raise ValueError(f"fault {fault} does not select {site.name}; choose a site that it selects")
     device = fault.at if device is None else device
     if device is not None and not isinstance(device, Mapping):
-        raise SettingError("device", device, "expected indices along mesh axes, such as {'data': 1}")
+        raise SettingError("device", device, "expected an index for each mesh axis, as in {'data': 1}")
     indices = np.atleast_1d(np.asarray(elements))
     if not np.issubdtype(indices.dtype, np.integer) or len(set(indices.tolist())) < indices.size:
-        raise ValueError(f"elements {indices.tolist()} of {site.name}: expected different whole numbers")
+        raise ValueError(f"elements {indices.tolist()} of {site.name}: expected distinct integers")
     if not 0 <= output < len(site.outputs):
-        raise ValueError(f"{site.name} has {len(site.outputs)} outputs; give one of them instead of output={output}")
+        raise ValueError(f"output={output} of {site.name}: expected a number from 0 to {len(site.outputs) - 1}")
     struck = site.outputs[output]
     if not corruptible(struck):
-        raise ValueError(
-            f"output {output} of {site.name} holds {struck.dtype}; faults hit only real numbers, strike another output"
-        )
+        raise ValueError(f"output {output} of {site.name} holds {struck.dtype}; choose an output of real numbers")
     size = int(np.prod(struck.shape))
     if not indices.size or indices.min() < 0 or indices.max() >= size:
         raise ValueError(f"elements {indices.tolist()} of {site.name}: expected indices from 0 to {size - 1}")
     if fault.pattern != One():
         if indices.size > 1:
             raise ValueError(
-                f"elements {indices.tolist()} of {site.name}: the pattern of {fault} starts at one; give only that"
+                f"elements {indices.tolist()} of {site.name}: the pattern of {fault} starts at one element; "
+                "give only this one"
             )
         start: Any = indices.astype(np.int32)  # with NumPy indices, positions are NumPy arrays as well
         covered = np.asarray(fault.pattern.positions(start, struck.shape))[0]
@@ -148,18 +147,20 @@ def strike_on(
         iteration = (*[0] * (site.loops - 1), layer)
     if len(iteration) not in (0, site.loops) or len(iteration) > LOOPS:
         raise ValueError(
-            f"iteration {tuple(iteration)} of {site.name}, which is in {site.loops} loops; "
+            f"iteration {tuple(iteration)} of {site.name}: the number of enclosing loops is {site.loops}; "
             "give one index for each loop, outermost first, or none for all iterations"
         )
     for index, trips in zip(iteration, site.trips, strict=False):
         if index < 0 or (trips and index >= trips):
             raise ValueError(
-                f"iteration {tuple(iteration)} of {site.name}, whose loops have {site.trips} iterations; "
-                "give indices below these"
+                f"iteration {tuple(iteration)} of {site.name}: the loops have {site.trips} iterations (0 if unknown); "
+                "give indices of at least 0, and smaller than these numbers"
             )
     for axis, index in (device or {}).items():
         if index < 0 or index >= dict(site.mesh).get(axis, math.inf):
-            raise ValueError(f"device {axis}={index} of {site.name}, whose mesh is {dict(site.mesh)}; give one of it")
+            raise ValueError(
+                f"device {axis}={index} of {site.name} is not on its mesh {dict(site.mesh)}; choose another index"
+            )
     room = indices.size if room is None else room
     if room < indices.size:
         raise ValueError(f"{indices.size} elements do not fit into room={room}; increase room")
@@ -179,15 +180,15 @@ def strike_on(
 
 
 def strike(step: Callable[..., Any], where: program.Where) -> Callable[..., tuple[Any, program.Reports]]:
-    """Transforms a step so that an argument, the strike, selects the site to corrupt, if any; this simulates a fault.
+    """Transforms a step so that an additional argument, the strike, selects the site to corrupt, if any.
 
     Args:
         step: any function that JAX can trace.
         where: selects the sites that can be struck; sites without real numbers are ignored.
 
     Returns:
-        A function of `(strike, *args)`, where `strike` is a `Strike`, that returns `(out, events)`; `events` holds
-        `Events` with the changed bits for each site.
+        A function of `(strike, *args)`, where `strike` is a `Strike`. The function returns `(out, events)`; `events`
+        holds the changed bits of each site as `Events`.
 
     Raises:
         ValueError: nothing is selected, an axis of the strike is not mapped, or two sites have the same number.
@@ -198,12 +199,14 @@ def strike(step: Callable[..., Any], where: program.Where) -> Callable[..., tupl
     @program.taking(step, "strike")
     def struck(strike: Strike, /, *args: Any, **kwargs: Any) -> tuple[Any, program.Reports]:
         if not isinstance(strike, Strike):
-            raise TypeError(f"the first argument is {type(strike).__name__}; expected what sdc.strike_on returns")
+            raise TypeError(
+                f"the first argument is {type(strike).__name__}; expected a Strike, as sdc.strike_on returns it"
+            )
         rule = _Strike(strike)
         out, events = program.rewrite(step, program.as_selector(where) & NUMBERS, rule, required=True)(*args, **kwargs)
         if unknown := sorted(set(strike.device) - rule.mapped):
             raise ValueError(
-                f"the strike names a device along {unknown[0]!r}, but that axis is not mapped at any selected site; "
+                f"the strike selects a device along {unknown[0]!r}, but this axis is not mapped at any selected site; "
                 f"mapped axes: {', '.join(sorted(rule.mapped)) or 'none'}"
             )
         return out, events
@@ -224,7 +227,8 @@ class _Strike:
         number = site_number(place.site.name)
         if self._names.setdefault(number, place.site.name) != place.site.name:
             raise ValueError(
-                f"sites {place.site.name!r} and {self._names[number]!r} have the same number; rename a scope of one"
+                f"sites {place.site.name!r} and {self._names[number]!r} have the same number; "
+                "rename a scope of one of them"
             )
         self.mapped |= set(program.bound_axes())
         return self._struck(bind(*inputs), self.strike, np.uint32(number), place.iteration)
@@ -252,7 +256,7 @@ class _Strike:
         return outs, total
 
     def merge(self, total: Events, new: Events) -> Events:
-        """Sums the counts; if several iterations of a loop are struck, `hits` lists those of the first."""
+        """Sums the counts; if several iterations of a loop are struck, `hits` lists the hits of the first one."""
         first = total.changed == 0
         hits = jax.tree.map(lambda a, b: jnp.where(first, b, a), total.hits, new.hits)
         return Events(total.drawn + new.drawn, total.changed + new.changed, hits)

@@ -1,12 +1,13 @@
 """A fault of simulated hardware: its kind, place and time, and its text (for the grammar, see `sdc.text`).
 
-A *hit* is one occurrence of a fault, which corrupts one group of elements; the pattern of the fault determines which
-elements of a tensor form a group. In beam experiments on GPUs and other accelerators, the corrupted elements of a
-matrix product were single or scattered, or formed lines or squares (Oliveira, Pilla, Hanzich, Fratin, Fernandes,
-Lunardi, Cela, Navaux, Carro and Rech, *Radiation-Induced Error Criticality in Modern HPC Parallel Accelerators*, HPCA
-2017). A `Run` or a `Row` models a line; a `Tile` models a square. Corrupted addresses on a data-center GPU are
-periodic, with the period of the warps of 32 threads to which the addresses are assigned (*The Anatomy of Silent Data
-Corruption: GPU Error Pattern Study and Modeling Guidance*, arXiv:2605.04213); a `Stride` models them.
+A *hit* is one occurrence of a fault and corrupts one group of elements; the pattern of the fault determines which
+elements of a tensor form a group. In beam experiments on GPUs and other accelerators, a matrix product had a single
+corrupted element or several scattered ones, or its corrupted elements formed lines or squares (Oliveira, Pilla,
+Hanzich, Fratin, Fernandes, Lunardi, Cela, Navaux, Carro and Rech, *Radiation-Induced Error Criticality in Modern HPC
+Parallel Accelerators*, HPCA 2017). A `Run` or a `Row` models a line; a `Tile` models a square. Corrupted addresses on a
+data-center GPU are periodic, and their period is that of the warps of 32 threads to which the addresses are assigned
+(*The Anatomy of Silent Data Corruption: GPU Error Pattern Study and Modeling Guidance*, arXiv:2605.04213); a `Stride`
+models them.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ class One:
                 raise ValueError(f"{'run' if name == 'length' else name}={size}: expected at least 1")
 
     def setting(self) -> dict[str, Any]:
-        """Returns the pattern's setting in a fault's text: its name, and its sizes or True if it has no sizes."""
+        """Returns the pattern's setting in a fault's text: its name, with its sizes, or with True if there are none."""
         sizes = dataclasses.astuple(self)
         return {type(self).__name__.lower(): sizes[0] if len(sizes) == 1 else sizes or True}
 
     def size(self, shape: tuple[int, ...]) -> int:
-        """Returns the largest number of elements that the pattern has in a tensor of this shape."""
+        """Returns the largest number of elements that the pattern can cover in a tensor of this shape."""
         return 1
 
     def positions(self, start: Int[Array, "hits"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
         """Returns flat indices of the elements struck together, one row per start.
 
-        The tensor's size marks unused starts and positions outside the tensor.
+        Unused starts and positions outside the tensor are marked by an index equal to the tensor's size.
         """
         return start[:, None]
 
@@ -201,14 +202,14 @@ class When:
 
     Attributes:
         onset: the first step with the fault.
-        spike: probability that the fault is active in a step; in an active step, the rate is divided by `spike`, so
-            that the mean over time is unchanged. 1 for a steady rate.
+        spike: probability that the fault is active in a step, or 1 for a steady rate; in an active step, the rate is
+            divided by `spike`, so the mean over time is unchanged.
         burst: excess of the rate at the onset, as a multiple of the rate; it decays as exp(-(step - onset) / decay).
         decay: time constant of that decay, in steps.
         end: the first step without the fault; None if the fault persists.
-        gamma: shape of a gamma distribution with mean 1, from which a factor on the rate is drawn at each step, the
-            same for all sites. The smaller the shape, the more the hits cluster in bursts. Draws are clipped at a value
-            that they exceed with a probability below 1e-12. None for a steady rate.
+        gamma: shape of a gamma distribution with mean 1, or None for a steady rate. At each step, a factor on the rate
+            is drawn from this distribution; the factor is the same for all sites. The smaller the shape, the more the
+            hits cluster in bursts. Draws are clipped at a value that they exceed with a probability below 1e-12.
     """
 
     onset: int = 0
@@ -279,17 +280,17 @@ class Fault:
     """A fault of simulated hardware: how elements change, where, when and how often.
 
     `inject` applies a fault to a step repeatedly, at its rate; `strike_on` and `campaign` apply it once, at a place
-    that does not depend on the rate. The `repr` of a fault is its text, which `parse_fault` reads, or `as_fault` if it
-    has no rate.
+    that does not depend on the rate. The `repr` of a fault is its text, which `parse_fault` reads (`as_fault` if the
+    fault has no rate).
 
     Attributes:
         what: the kind, which defines how a struck element changes.
-        rate: probability that a hit starts at an element in one evaluation of the site; one number, or one per layer.
+        rate: probability that a hit starts at an element in one evaluation of the site, as one number or one per layer;
             None for a fault that strikes once.
         site: a selector of sites or its text, or a shell-style pattern of the names of probes, such as `fwd/attn` or
             `bwd/*`.
-        layer: the only iteration of the innermost loop that is struck; None for all.
-        at: indices of the only device that is struck, along mesh axes, such as `{"twin": 1, "model": 0}`.
+        layer: the only iteration of the innermost loop in which the fault strikes; None for all iterations.
+        at: indices, along mesh axes, of the only device that is struck, such as `{"twin": 1, "model": 0}`.
         when: how the rate changes over time.
         pattern: which elements are struck together.
 
@@ -317,7 +318,7 @@ class Fault:
             raise SettingError("what", self.what, "expected a kind of fault, such as BitFlip(bits=(30,))")
         rates = np.atleast_1d(np.asarray(0.0 if self.rate is None else self.rate, np.float64))
         if not rates.size or not ((rates >= 0) & (rates <= 1)).all():
-            raise ValueError(f"rate={self.rate}: expected a probability per element, between 0 and 1")
+            raise ValueError(f"rate={self.rate}: expected a probability for each element, from 0 to 1")
         if not isinstance(self.at, Mapping):
             raise SettingError("at", self.at, "expected an index for each mesh axis, as in {'data': 1}")
         if self.layer is not None and self.layer < 0:
@@ -379,7 +380,7 @@ class Fault:
 
 
 def _described(part: FaultKind | Pattern) -> str:
-    """Returns the name, the attributes that differ from their defaults, and in any case the bits."""
+    """Returns the name, the attributes that differ from their defaults, and always the bits."""
     words = [type(part).__name__.lower()]
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
@@ -410,10 +411,10 @@ EXAMPLE = 'bitflip(bits=30, rate=1e-4, site="fwd/attn")'
 def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
     """Parses a fault from a line of text: `KIND(rate=R, key=value, ...)`, or the shorthand `KIND,rate=R,key=value`.
 
-    Kinds and patterns are those of `as_fault`. Further keys are `rate`; `site` (a pattern of probe names) or `where` (a
-    selector); `layer`; and for the time `onset`, `end`, `spike`, `burst`, `decay`, `gamma`, or `step` for a single
-    step. Any other key is a mesh axis, and its value is the index of the device along this axis, as in `model=1` or
-    `fsdp=3`.
+    Kinds and patterns are those of `as_fault`. Further keys are `rate`, `site` (a pattern of probe names) or `where` (a
+    selector), and `layer`. The keys for the time are `onset`, `end`, `spike`, `burst`, `decay` and `gamma`, or `step`
+    for a single step. Any other key is a mesh axis, and its value is the index of the device along this axis, as in
+    `model=1` or `fsdp=3`.
 
     Args:
         text: the line.
@@ -466,12 +467,12 @@ def as_fault(fault: Fault | FaultKind | str) -> Fault:
 
 
 def read_hit(noun: str, text: str, example: str, own: Mapping[str, Any] = NOTHING) -> tuple[Fault, Term]:
-    """Parses a kind and a pattern, and also the device if `own` has settings; returns the fault and the term."""
+    """Parses a kind and a pattern, and the device if `own` is not empty; returns the fault and the term."""
     term = read_term(noun, text, KINDS, example=example, common={**PATTERNS, **own}, open_ended=bool(own))
     given = [WORDS.get(key, term.common[key]) for key in PATTERNS if key in term.common]
     with _named(noun, text):
         if len(given) > 1:
-            raise ValueError("several patterns are given; give one")
+            raise ValueError("several patterns are given; give only one")
         pattern = given[0] if given else _least(term.value)
         hit = Fault(term.value, at={axis: int(index) for axis, index in term.other.items()}, pattern=pattern)
         hit.check_moves()
@@ -491,7 +492,7 @@ def write_hit(fault: Fault, **own: Any) -> str:
 
 @contextlib.contextmanager
 def _named(noun: str, text: str) -> Iterator[None]:
-    """Prefixes the messages of errors about a text with this text."""
+    """Prefixes the messages of errors with the text that caused them."""
     try:
         yield
     except ValueError as error:

@@ -1,8 +1,8 @@
 """Kinds of faults: how struck elements change, as data.
 
 Every kind produces a `Change`: arithmetic, bit masks and a rotation, given as arrays; `apply` applies a change to
-elements. Because a change is data, one compiled program can serve every fault of a campaign (`strike`). Because every
-kind is defined by its changes, `inject`, which simulates faults at a given rate, and campaigns share one definition.
+elements. Because a change is data, one compiled program can serve every fault of a campaign (`strike`). Each kind is
+defined by its changes, and both `inject`, which simulates faults at a given rate, and campaigns use this definition.
 
 The table at the beginning of docs/faults.md lists measurements on real hardware, each with its source and the kind that
 models it.
@@ -82,7 +82,7 @@ def _mask(given: UInt32[ArrayLike, "*n 2"], dtype: Any) -> Shaped[Array, "*n"]:
 
 
 def field_bits(dtype: Any, field: Field | None = None) -> tuple[int, ...]:
-    """Returns the bit positions of a field of a number, where 0 is the least significant; all positions for None."""
+    """Returns the bit positions of a field of a number, where 0 is the least significant; all if the field is None."""
     width = jax.dtypes.itemsize_bits(jnp.dtype(dtype))
     if field is None:
         return tuple(range(width))
@@ -97,7 +97,7 @@ def field_bits(dtype: Any, field: Field | None = None) -> tuple[int, ...]:
         fields = {"mantissa": range(width)}
     if not fields.get(field):
         others = " or ".join(name for name, positions in fields.items() if positions)
-        raise ValueError(f"{jnp.dtype(dtype).name} has no {field}; choose {others}, or give bits")
+        raise ValueError(f"{jnp.dtype(dtype).name} has no {field}; choose {others}, or give positions of bits")
     return tuple(fields[field])
 
 
@@ -132,7 +132,7 @@ def held_bits(value: float, dtype: Any) -> int:
 
 
 def by_layer(value: float | tuple[float, ...], layer: Int[Array, ""]) -> Float32[Array, ""]:
-    """Returns the value for a layer: the single number if there is only one, the layer's own, or 0 beyond the last."""
+    """Returns the value for a layer: the only number, if there is one; else the layer's, or 0 beyond the last."""
     values = jnp.atleast_1d(jnp.asarray(value, jnp.float32))
     if values.size == 1:
         return values[0]
@@ -180,7 +180,7 @@ class FaultKind(abc.ABC):
         return self.settled(x, change, apply(x, change, count=count))
 
     def settled(self, x: Shaped[Array, "*n"], change: Change, changed: Shaped[Array, "*n"]) -> Shaped[Array, "*n"]:
-        """Returns the changed elements, adjusted by kinds that depend on the numbers themselves."""
+        """Returns the changed elements; kinds whose change depends on the numbers themselves adjust them."""
         return changed
 
 
@@ -193,7 +193,7 @@ def _choices(dtype: Any, bits: tuple[int, ...], field: Field | None) -> tuple[in
     width = len(field_bits(dtype))
     if bits and max(bits) >= width:
         raise ValueError(
-            f"bit {max(bits)} of a {width}-bit {jnp.dtype(dtype).name} does not exist; give bits below {width}"
+            f"bit {max(bits)} of a {width}-bit {jnp.dtype(dtype).name} does not exist; give positions below {width}"
         )
     return bits or of_field
 
@@ -202,7 +202,7 @@ def _check_bits(bits: tuple[int, ...], field: Field | None) -> None:
     if field is not None and field not in FIELDS:
         raise ValueError(f"field={field!r}: expected {', '.join(FIELDS)}")
     if bits and field is not None:
-        raise ValueError(f"bits={bits} and field={field!r} both choose bits; give one of them")
+        raise ValueError(f"bits={bits} and field={field!r} both select bits; give only one of them")
     if not isinstance(bits, Sequence):
         raise ValueError(f"bits={bits}: expected a sequence of bit positions, as in (30,)")
     if any(bit < 0 for bit in bits) or len(set(bits)) < len(bits):
@@ -222,12 +222,12 @@ class BitFlip(FaultKind):
     """Inverts bits of the element.
 
     A single inverted bit is the classical model of a particle strike. On a data-center GPU with stuck-at faults in its
-    gates, fewer than 40 % of the events with flipped bits had a single flip (arXiv:2605.04213); therefore also use a
+    gates, fewer than 40 % of the events with flipped bits had a single flip (arXiv:2605.04213). Therefore, also use a
     `count` of 2 or more, or `Mixed`.
 
     Attributes:
         bits: positions of the bits to draw from, where 0 is the least significant; all bits of the type if empty.
-        field: the field from whose bits to draw instead.
+        field: the field whose bits to draw from, instead of `bits`.
         count: number of distinct bits to invert in the element.
     """
 
@@ -243,7 +243,9 @@ class BitFlip(FaultKind):
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
         choices = _choices(dtype, self.bits, self.field)
         if self.count > len(choices):
-            raise ValueError(f"count={self.count}, but there are only {len(choices)} bits to draw from; give fewer")
+            raise ValueError(
+                f"count={self.count}, but there are only {len(choices)} bits to draw from; choose a smaller count"
+            )
         if self.count == 1:
             return neutral()._replace(flip=_words(jax.random.choice(key, jnp.asarray(choices, jnp.int32), shape)))
         # The bits with the smallest of independent draws form a uniform choice without replacement.
@@ -314,7 +316,7 @@ class Add(FaultKind):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Relative(FaultKind):
-    """Changes the element x to x (1 + s u) with a random sign s and u uniform in (0, 1] times `severity`.
+    """Changes the element x to x (1 + s u severity), where s is a random sign and u is uniform in (0, 1].
 
     If rounding would undo the change, the last bit changes instead, so that a struck element always differs. Zeros,
     NaNs and infinities are unchanged. (`change` alone handles neither case.) Ma et al. (arXiv:2502.12340) measured
@@ -355,18 +357,18 @@ class Relative(FaultKind):
 class Tailed(Relative):
     """`Relative` with a severity drawn for each step and layer from a heavy-tailed distribution.
 
-    A number u, uniform in (0, 1), is drawn for each step and layer, and is the same for all elements, microsteps and
+    For each step and layer, a number u is drawn uniformly from (0, 1); it is the same for all elements, microsteps and
     devices:
 
     - The mean relative change is V = severity u^-tail, which has a Pareto tail of index 1/tail and the minimum
-      `severity`. Changes of single elements are uniform in (0, 2 V], and at least one unit in the last bit.
+      `severity`. Changes of single elements are uniform in (0, 2 V], but at least one unit in the last place.
     - The rate is multiplied by (1 + few) u^few, whose mean is 1: the more severe a step, the fewer struck elements.
 
     The simulated nodes use this kind (`sdc.nodes.node_faults`); docs/faults.md describes the fit of `tail` and `few`.
     For a fault that strikes once (`strike_on`), u is drawn for that strike.
 
     Attributes:
-        severity: the minimum mean relative change of a step; one number, or one per layer.
+        severity: the minimum of a step's mean relative change; one number, or one per layer.
         tail: inverse of the tail's index; 0 for a constant severity.
         few: how strongly the rate falls in severe steps; 0 for a constant rate.
 
@@ -426,9 +428,9 @@ class Stuck(FaultKind):
     """Replaces the element with a given value: zero, a stuck number, NaN or an infinity.
 
     A value that the type cannot represent is an error: integers have neither NaN nor infinities, and some 8-bit floats
-    have no infinities or no zero. NaN and infinities are 1.01 % of the corrupted outcomes of a data-center GPU
-    (arXiv:2605.04213). A defective core returned 0 for a power of 1.1 (Dixit et al., *Silent Data Corruptions at
-    Scale*, arXiv:2102.11245).
+    have no infinities or no zero. NaN and infinities make up 1.01 % of the corrupted outcomes on a data-center GPU
+    (arXiv:2605.04213). A defective core returned 0 when it computed a power of 1.1 (Dixit et al., *Silent Data
+    Corruptions at Scale*, arXiv:2102.11245).
     """
 
     value: float
@@ -443,14 +445,14 @@ class Mixed(FaultKind):
     """Changes the element in one of several ways: to zero, to NaN or an infinity, or by inverting some of its bits.
 
     Tung et al. (arXiv:2605.04213) distinguish these outcomes. Bits are drawn with probabilities that fall linearly from
-    the lowest to the highest. A flip keeps a finite number finite: if the drawn bits would not, the bits one position
-    lower are inverted instead (the lowest wraps around to the sign). (`change` alone does not depend on the number and
-    applies the flip as drawn.)
+    the lowest to the highest. A flip keeps a finite number finite: if inverting the drawn bits would give NaN or an
+    infinity, the bits one position lower are inverted instead (the lowest position wraps around to the sign). The
+    method `change` does not depend on the number and applies the flip as drawn.
 
     Attributes:
         zero: share of the elements that become zero.
-        special: share of the elements that become NaN or an infinity, with equal probability for each that the type
-            has.
+        special: share of the elements that become NaN or an infinity; each of these values that the type has is equally
+            likely.
         flips: among the other elements, the share with one inverted bit, the share with two, and so on.
     """
 
@@ -478,7 +480,8 @@ class Mixed(FaultKind):
         room = len(field_bits(dtype, "exponent")) - 1 if jnp.issubdtype(dtype, jnp.floating) else width
         if most > room:  # otherwise, the whole exponent could be inverted, and no lower position would stay finite
             raise ValueError(
-                f"flips={self.flips}: up to {most} bits, but {jnp.dtype(dtype).name} allows {room}; give fewer shares"
+                f"flips={self.flips}: {most} shares, but {jnp.dtype(dtype).name} allows at most {room} inverted bits; "
+                "give fewer shares"
             )
         outcome, which, number, place = jax.random.split(key, 4)
         u = jax.random.uniform(outcome, shape, jnp.float32)
@@ -522,26 +525,26 @@ class Mixed(FaultKind):
             except ValueError:
                 continue
         if self.special and not found:
-            raise ValueError(f"special={self.special:g}: {jnp.dtype(dtype).name} has no nan and no inf; leave it out")
+            raise ValueError(f"special={self.special:g}: {jnp.dtype(dtype).name} has no nan and no inf; omit special")
         return found
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Rotate(FaultKind):
-    """Rotates the values of elements that are struck together, as wrong addresses would, rather than wrong numbers.
+    """Rotates the values of elements that are struck together, which simulates wrong addresses.
 
     With two elements (`Run(2)`), a rotation is a swap. No published study states how frequent this fault is. Sums and
     XORs cannot detect it, so it is a good test of other checks.
 
     Attributes:
-        by: offset of the rotation: element k takes the value of element k + by.
+        by: offset of the rotation; element k takes the value of element k + by.
     """
 
     by: int = 1
 
     def __post_init__(self) -> None:
         if not self.by:
-            raise ValueError("by=0: elements would stay in place; expected another number")
+            raise ValueError("by=0: elements would stay in place; expected a nonzero integer")
 
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
         return neutral()._replace(turn=jnp.int32(self.by))

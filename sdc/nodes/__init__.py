@@ -1,7 +1,7 @@
 """Published figures on faulty devices, and simulations of these devices.
 
 - `published_tables`: the study's figures; `silicon`: profiles from two studies of GPUs.
-- `simulated_nodes`: the fifteen nodes as faults, and the tail of severities that follows from the largest in a run.
+- `simulated_nodes`: the fifteen nodes as faults, and the tail of severities that follows from a run's largest severity.
 """
 
 from typing import TYPE_CHECKING

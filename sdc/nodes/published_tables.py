@@ -50,7 +50,7 @@ class Layers:
 
     @property
     def counts(self) -> Float64[np.ndarray, "layers"]:
-        """Number of mismatched elements in the whole run that corresponds to the frequency, for each layer."""
+        """Number of mismatched elements in the whole run, computed from the frequency, for each layer."""
         return self.frequency / ONE_ELEMENT
 
 
@@ -94,7 +94,7 @@ def published_noise(name: str) -> float:
 
 
 def published_disagreement(name: str) -> dict[str, float]:
-    """Returns the share of test predictions that differ between fine-tuning on a node and on a healthy node (table 5).
+    """Returns the share of test predictions that differ if a node, not a healthy one, fine-tunes the model (table 5).
 
     Raises:
         ValueError: there is no such node.

@@ -1,4 +1,4 @@
-"""Simulation of faulty silicon as two studies describe it: profiles in addition to the nodes of `simulated_nodes`.
+"""Simulations of faulty silicon as two studies describe it; these profiles complement the nodes of `simulated_nodes`.
 
 `silicon:gpu` reproduces the outcomes of stuck-at faults in the gates of a data-center GPU (Tung et al., *The Anatomy of
 Silent Data Corruption: GPU Error Pattern Study and Modeling Guidance*, DSN 2026 industry track, arXiv:2605.04213). The
@@ -75,8 +75,9 @@ def silicon_faults(
 def silicon_frequency(name: str) -> dict[str, float]:
     """Returns the share of elements that a profile corrupts, by site: the counterpart of `expected_frequency`.
 
-    Tensors are assumed to be so large that the clipping of patterns at their edges is negligible. A row is as long as
-    the last axis, whose length is unknown here, so the result is empty for `silicon:cache-line`.
+    Tensors are assumed to be large enough that the clipping of patterns at the edges of a tensor is negligible. The
+    result is empty for `silicon:cache-line`, which corrupts rows: a row is as long as the last axis, whose length is
+    unknown here.
     """
     _, patterns = _profile(name)
     if Row() in patterns:

@@ -1,10 +1,10 @@
 """Simulations of the study's fifteen unhealthy nodes.
 
 Frequencies and severities by layer are the published ones (Ma et al. 2025, arXiv:2502.12340, tables 1, 2 and 6 to 9).
-Unpublished properties are modelled: the distribution of severities, the smaller number of struck elements in severe
-steps, the course over time, the load, silent nodes, node 9, and neural networks with a number of layers other than 16.
-docs/faults.md describes how each property is modelled; `sdc.train.studies._nodes` fits the parameters, and
-sdc/nodes/data/sdc_fitted.csv lists the parameters with their intervals.
+The following properties are unpublished and therefore modeled: the distribution of severities, the smaller number of
+struck elements in severe steps, the course over time, the load, silent nodes, node 9, and neural networks with a number
+of layers other than 16. docs/faults.md describes how each property is modeled; `sdc.train.studies._nodes` fits the
+parameters, and sdc/nodes/data/sdc_fitted.csv lists the parameters with their intervals.
 
 `node11:uniform` is an older model, in which every step is as severe as the worst one, regardless of synchronization.
 """
@@ -55,7 +55,7 @@ _SPIKE = {7: 1 / 50, 14: 1 / STEPS}
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SuspectName:
-    """The name of a simulated suspect: `node11`, `node11:uniform`, `node4(times=1e6)`. Its `repr` is the name."""
+    """The name of a simulated suspect: `node11`, `node11:uniform`, `node4(times=1e6)`. Its `repr` is this name."""
 
     name: str  # `healthy`, a node, or a profile of silicon
     model: str = TAILED  # or `UNIFORM`
@@ -76,7 +76,7 @@ class SuspectName:
         low, high = rate_interval(self.name)
         where = "inside" if low <= self.times <= high else "outside"
         return (
-            f"the rates of {self.name} are multiplied by {self.times:g}, which is {where} the 95 % interval of its "
+            f"the rates of {self.name} are multiplied by {self.times:g}, a factor {where} the 95 % interval of its "
             f"published counts, {low:.3g} to {high:.3g} times"
         )
 
@@ -119,8 +119,8 @@ def node_faults(
             `SILICON`, or `healthy`.
         layers: number of layers of the neural network.
         at: the device that simulates the node, such as `{"twin": 1}`; by default, every device.
-        where: maps a submodule of the study (see `SUBMODULES`) to sites. By default, the submodule's name is a pattern
-            of probe names, which matches outputs that `sdc.probe` names `attn` and `ffn`.
+        where: maps a submodule of the study (see `SUBMODULES`) to sites. By default, the submodule's name is used as a
+            pattern of probe names, which matches the probes `attn` and `ffn`.
         sync: kind of synchronization with a healthy node, which determines the load.
 
     Returns:
@@ -184,8 +184,8 @@ def _tailed(name: str, layers: int, sync: Load) -> list[Fault]:
 def least_node_severity(name: str, figures: Layers, *, tail: float, few: float) -> float:
     """Returns the minimum severity of a node's steps at a site, from the largest severities of the layers.
 
-    Layers are treated as equal: the study observed no trend over layers (its appendix C.2), and their largest
-    severities scatter as independent draws would.
+    Layers are treated as equal, since the study observed no trend over layers (its appendix C.2) and the largest
+    severities of the layers scatter as independent draws would.
     """
     spike = behaviour(name).spike
     hits = figures.frequency * ELEMENTS * MICROSTEPS / spike
@@ -223,7 +223,7 @@ class FittedValue:
 
 @functools.cache
 def fitted() -> Mapping[str, FittedValue]:
-    """Returns the fitted parameters of the node models by name; `sdc study nodes` fits them again."""
+    """Returns the fitted parameters of the node models by name; `sdc study nodes` repeats the fit."""
     rows = read_table("sdc_fitted.csv")
     return {row["parameter"]: FittedValue(float(row["value"]), float(row["low"]), float(row["high"])) for row in rows}
 
@@ -231,8 +231,8 @@ def fitted() -> Mapping[str, FittedValue]:
 def rate_interval(name: str) -> tuple[float, float]:
     """Returns the 95 % interval of factors on a node's rates that are compatible with the node's published counts.
 
-    The interval is the exact one for a Poisson mean, given the number of bursts, or the number of elements if that is
-    smaller.
+    The interval is the exact interval of a Poisson mean, given the number of bursts or, if smaller, the number of
+    elements.
     """
     from scipy.special import gammainccinv, gammaincinv
 
@@ -286,8 +286,8 @@ def smallest_draws(
     """Returns quantiles of the smallest draw u among a run's steps with hits: 100 equally likely values per layer.
 
     A step has a hit with probability 1 - exp(-hits (1 + few) u^few), where `hits` is the expected number of hits per
-    step. If q(x) is the probability that a step has u < x and a hit, then the probability that no step of the run does
-    is (1 - q(x))^steps, about exp(-steps q(x)).
+    step. If q(x) is the probability that a step has a hit and u < x, then the probability that no step of the run has
+    both is (1 - q(x))^steps, or about exp(-steps q(x)).
 
     The values lie in (0, 1] and are conditional on at least one step of the run having a hit.
     """
@@ -310,13 +310,13 @@ def least_severity(
     tail: float,
     few: float,
 ) -> float:
-    """Returns the `severity` of a `Tailed` whose largest severities in a run match the observed ones, by layer.
+    """Returns the `severity` for which the largest severities of a `Tailed` in a run match the observed ones, by layer.
 
     Layers are treated as equal except for their numbers of hits; logarithms are averaged. The worst step is assumed to
     be the one with the smallest draw, which holds if the tail is heavy or there are many hits.
 
-    `largest` is zero for layers without hits. A step has one cell per device and microstep, `cells` in all; the
-    severity of the step is the largest of the cells' means.
+    `largest` is zero for layers without hits. A step has one cell for each device and microstep, `cells` in total; the
+    severity of the step is the largest mean of its cells.
     """
     known = (largest > 0) & (hits > 0)
     hits = hits[known]
@@ -326,7 +326,7 @@ def least_severity(
 
 
 def largest_mean(hits: Float64[np.ndarray, "*n"], cells: int) -> Float64[np.ndarray, "*n"]:
-    """Approximates the largest of the cells' means, for `hits` changes, uniform in (0, 2], that are spread over cells.
+    """Approximates the largest mean of the cells if `hits` changes, uniform in (0, 2], are spread over them.
 
     With one hit per cell, the largest of n changes is 2 n / (n + 1) on average. With many hits per cell, the means of
     the cells are normal, with variance 1/3 divided by the number of hits in a cell.

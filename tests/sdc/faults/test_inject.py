@@ -184,7 +184,7 @@ def test_a_device_beyond_the_axis() -> None:
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, math.nan, ()])
 def test_rates_are_probabilities(rate: Any) -> None:
-    with pytest.raises(ValueError, match="between 0 and 1"):
+    with pytest.raises(ValueError, match="from 0 to 1"):
         sdc.Fault(BitFlip(), rate)
 
 
@@ -217,7 +217,7 @@ def test_describe() -> None:
         ("meteor,rate=1", "unknown kind 'meteor'; expected one of bitflip"),
         ("bitflip", "'rate' is missing"),
         ("scale,rate=1", "'factor' is missing"),
-        ("bitflip,rate=2", "between 0 and 1"),
+        ("bitflip,rate=2", "from 0 to 1"),
         ("bitflip,rate=x", "rate=x: expected a number"),
         ("bitflip,rate", "not of the form key=value"),
         ("bitflip,rate=1,rate=1", "given twice"),

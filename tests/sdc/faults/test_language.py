@@ -221,7 +221,7 @@ def test_kinds_and_patterns_from_text() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: as_fault("bitflip,field=exponent,bits=3"), "both choose bits"),
+        (lambda: as_fault("bitflip,field=exponent,bits=3"), "both select bits"),
         (lambda: as_fault("bitflip,field=head"), "field=head: expected one of sign, exponent, mantissa"),
         (lambda: as_fault("bitflip,rate=1"), "unknown key 'rate'"),
         (lambda: as_fault("bitflip,run=0"), "run=0: expected at least 1"),
@@ -252,7 +252,7 @@ def test_kinds_and_patterns_from_text() -> None:
         (lambda: Stuck(2.5)(KEY, jnp.ones(2, jnp.int8), LAYER), "int8 cannot hold 2.5"),
         (lambda: Stuck(math.inf)(KEY, jnp.ones(2, jnp.float8_e4m3fn), LAYER), "float8_e4m3fn cannot hold inf"),
         (lambda: Stuck(1e6)(KEY, jnp.ones(2, jnp.float16), LAYER), "float16 cannot hold 1e.06"),
-        (lambda: field_bits("float8_e8m0fnu", "sign"), "choose exponent, or give bits"),
+        (lambda: field_bits("float8_e8m0fnu", "sign"), "choose exponent, or give positions of bits"),
     ],
 )
 def test_faults_that_cannot_be(make: Any, message: str) -> None:
@@ -268,7 +268,7 @@ def test_patterns_at_high_rates_are_refused() -> None:
 
 def test_a_selector_that_hits_nothing_lists_near_misses() -> None:
     fault = sdc.Fault(BitFlip(), 0.5, primitive("tnah") & direction("fwd"))
-    with pytest.raises(ValueError, match=r"hits none of the step's 3 sites.*near misses: tanh"):
+    with pytest.raises(ValueError, match=r"matches none of the step's 3 sites.*near misses: tanh"):
         sdc.inject(jnp.tanh, [fault])(sdc.Moment(KEY, jnp.int32(0)), jnp.ones(9))
 
 

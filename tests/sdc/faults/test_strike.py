@@ -146,12 +146,12 @@ def test_first_operation_hit_is_the_first_to_differ() -> None:
     [
         ({"elements": 99}, r"elements \[99\] of fwd/tanh: expected indices from 0 to 19"),
         ({"elements": -1}, "expected indices from 0"),
-        ({"elements": 0, "output": 1}, "has 1 outputs"),
-        ({"elements": 0, "iteration": (1,)}, "is in 0 loops"),
-        ({"elements": [3, 3]}, "expected different whole numbers"),
-        ({"elements": [0.5]}, "expected different whole numbers"),
-        ({"elements": 0, "device": {"model": -1}}, "whose mesh is {}"),
-        ({"elements": 0, "device": (0,)}, "expected indices along mesh axes, such as"),
+        ({"elements": 0, "output": 1}, "output=1 of fwd/tanh: expected a number from 0 to 0"),
+        ({"elements": 0, "iteration": (1,)}, "the number of enclosing loops is 0"),
+        ({"elements": [3, 3]}, "expected distinct integers"),
+        ({"elements": [0.5]}, "expected distinct integers"),
+        ({"elements": 0, "device": {"model": -1}}, "is not on its mesh {}"),
+        ({"elements": 0, "device": (0,)}, "expected an index for each mesh axis, as in"),
         ({"elements": [0, 1], "room": 1}, "increase room"),
         ({"elements": 0, "fault": BitFlip(bits=(40,))}, "bit 40 of a 32-bit float32 does not exist"),
     ],
@@ -168,13 +168,13 @@ def test_values_that_cannot_be_struck() -> None:
 
     where = primitive("random_split")
     (site, *_) = sdc.sites(keyed, X, where=where)
-    with pytest.raises(ValueError, match=r"holds key<fry>; faults hit only real numbers"):
+    with pytest.raises(ValueError, match=r"holds key<fry>; choose an output of real numbers"):
         sdc.strike_on(site, BitFlip(), 0)
-    with pytest.raises(ValueError, match=r"random_split.*real numbers.*hits none"):
+    with pytest.raises(ValueError, match=r"random_split.*real numbers.*matches none"):
         sdc.strike(keyed, where)(sdc.no_strike(), X)
     with pytest.raises(ValueError, match=r"holds key<fry>, but faults hit only real numbers"):
         sdc.inject(keyed, [sdc.Fault(BitFlip(), 0.1, where)])(sdc.Moment(jax.random.key(0), jnp.int32(0)), X)
-    with pytest.raises(ValueError, match="that axis is not mapped"):
+    with pytest.raises(ValueError, match="this axis is not mapped"):
         sdc.strike(tanh_twice, everything)(sdc.no_strike(axes=["model"]), X)
 
 
@@ -196,9 +196,9 @@ def test_iterations_and_devices_that_do_not_exist() -> None:
     site = next(site for site in SITES if site.loops)
     assert (site.trips, site.mesh) == ((3,), (("model", 2),))
     for arguments in ({"iteration": (3,)}, {"iteration": (-2,)}, {"device": {"model": 2}}, {"iteration": (0, 0)}):
-        with pytest.raises(ValueError, match=r"whose loops have|whose mesh is|give one index for each"):
+        with pytest.raises(ValueError, match=r"the loops have|is not on its mesh|give one index for each"):
             sdc.strike_on(site, BitFlip(), 0, **arguments)  # type: ignore[arg-type] # tables of arguments
-    with pytest.raises(ValueError, match="hits none"):
+    with pytest.raises(ValueError, match="matches none"):
         sdc.sites(step, PARAMS, X, where=primitive("dot_general") & iteration(9))
 
 
@@ -238,11 +238,11 @@ def test_a_fault_is_struck_as_it_is_injected() -> None:
     assert equal(sdc.strike_on(site, placed, 3), spelled)
     last = int(np.prod(site.outputs[0].shape)) - 1
     assert np.asarray(sdc.strike_on(site, placed, last, room=4).elements).tolist() == [last, -1, -1, -1]
-    with pytest.raises(ValueError, match=r"does not select .*strike a site that it selects"):
+    with pytest.raises(ValueError, match=r"does not select .*choose a site that it selects"):
         sdc.strike_on(site, sdc.Fault(flip, site="collectives"), 3)
-    with pytest.raises(ValueError, match="starts at one"):
+    with pytest.raises(ValueError, match="starts at one element"):
         sdc.strike_on(site, placed, [3, 4])
-    with pytest.raises(ValueError, match="whose loops have"):
+    with pytest.raises(ValueError, match="the loops have"):
         sdc.strike_on(site, sdc.Fault(flip, layer=99), 3)
     with pytest.raises(ValueError, match="what=3: expected a kind of fault"):
         sdc.strike_on(site, 3, 3)  # type: ignore[arg-type]

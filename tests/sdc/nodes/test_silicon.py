@@ -254,8 +254,11 @@ def test_a_strike_can_be_mixed() -> None:
         (lambda: as_fault("mixed,bits=3"), "unknown key 'bits'"),
         (lambda: Mixed(flips=()), "expected shares of one bit"),
         (lambda: Mixed(flips=0.5), "expected shares of one bit"),  # type: ignore[arg-type]  # what is refused
-        (lambda: Mixed(special=0.1)(KEY, jnp.ones(2, jnp.int32), LAYER), "int32 has no nan and no inf; leave it out"),
-        (lambda: Mixed(flips=silicon.FLIPS)(KEY, jnp.ones(2, jnp.float8_e4m3fn), LAYER), "up to 4 bits, .* allows 3"),
+        (lambda: Mixed(special=0.1)(KEY, jnp.ones(2, jnp.int32), LAYER), "int32 has no nan and no inf; omit special"),
+        (
+            lambda: Mixed(flips=silicon.FLIPS)(KEY, jnp.ones(2, jnp.float8_e4m3fn), LAYER),
+            "4 shares, .* allows at most 3 inverted bits",
+        ),
     ],
 )
 def test_what_cannot_be(make: Any, message: str) -> None:
