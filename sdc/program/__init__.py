@@ -1,9 +1,9 @@
 """Training steps as programs that can be rewritten.
 
 - `selectors`: the sites of a step, and selectors that choose among them; `identities`: probes and other marks.
-- `interpreter`: rewrites a step by a rule, whose reports it returns; `reports`: the interface of rules.
+- `interpreter`: rewrites a step by a rule, and returns the rule's reports; `reports`: the interface of rules.
 - `arguments`: arguments and results of a step, including Flax NNX objects.
-- `plan`, `regions`, `flop_counts`: which equations of a program are sites, and the work that they do.
+- `plan`, `regions`, `flop_counts`: the equations of a program that are sites, and the work of these equations.
 - `mesh`: mapped axes, and the devices for which a program is compiled.
 - `control_flow`: conditionals, loops and cached traces for rules.
 """

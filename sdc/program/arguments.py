@@ -5,8 +5,8 @@ numbers, texts, functions, and static arguments of an outer `jax.jit`. A step ca
 and random streams of Flax NNX in place: the arrays of these objects are inputs and outputs of the program, and the
 caller's objects are updated afterwards, as with `nnx.jit`.
 
-If another transformation takes arguments before the step's own (`aside`), or returns reports after the step's output,
-these are not part of the step.
+Arguments that another transformation takes before the step's own (`aside`), and reports that it returns after the
+step's output, are not part of the step.
 """
 
 import functools
@@ -35,14 +35,14 @@ def path_text(path: Path) -> str:
 
 @jax.tree_util.register_pytree_with_keys_class
 class _Value:
-    """An `nnx.State`, which counts as a value and not as an object, although each variable in it is an object."""
+    """An `nnx.State`, which counts as a value rather than an object, although each of its variables is an object."""
 
     def __init__(self, names: Sequence[str], structure: Any, leaves: Sequence[Any]) -> None:
         self.names, self.structure, self.leaves = tuple(names), structure, leaves
 
     @classmethod
     def of(cls, state: Any, without: str = "") -> "_Value":
-        """Converts a state; names of arrays omit the suffix `without`, such as a variable's `/value`."""
+        """Converts a state; the names of arrays omit the suffix `without`, for example `/value` for a variable."""
         paths, structure = jax.tree_util.tree_flatten_with_path(state)
         names = [path_text(path).removesuffix(without) for path, _ in paths]
         return cls(names, structure, [leaf for _, leaf in paths])
@@ -91,7 +91,7 @@ class Parts:
 
 
 class _Call:
-    """A call of a step with a tree of arrays, without changes in place."""
+    """A call of a step with a tree of arrays, none of which the step changes in place."""
 
     def __init__(self, step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.step = step
@@ -115,11 +115,11 @@ class _Call:
 
 
 class _Changing(_Call):
-    """A call with NNX objects among its arguments; the objects are split and merged four times (`nnx.update_context`).
+    """A call with NNX objects among its arguments; `nnx.update_context` splits and merges these objects four times.
 
     Each tree of arrays is a pair: the states of the objects, keyed by number, and the other leaves. The returned tree
     also holds the reports; its objects are the arguments that the step changed, followed by the objects in the step's
-    output. Unchanged objects are not touched, so that a module of an outer trace can be read.
+    output. Unchanged objects are not modified, so the step can read a module of an outer trace.
     """
 
     def __init__(self, nnx: Any, step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -135,7 +135,7 @@ class _Changing(_Call):
             if not isinstance(leaf, jax.ShapeDtypeStruct) and not isinstance(jax.typeof(leaf), core.ShapedArray):
                 name = _in_object(self.arguments.object_paths, path)
                 raise ValueError(
-                    f"argument {name} is a variable that holds a reference, so that changes by the step would be lost; "
+                    f"argument {name} is a variable that holds a reference, so changes by the step would be lost; "
                     "create the module without nnx.var_defaults(ref=True)"
                 )
 
@@ -164,8 +164,8 @@ class _Changing(_Call):
         for path, leaf in _by_path(self.given[0]).items():
             if path in self.written and id(leaf) in read:
                 raise ValueError(
-                    f"the step changes argument {_in_object(self.arguments.object_paths, path)}, and also reads it "
-                    "other than as an argument, for example from a module in a closure; use the argument in both "
+                    f"the step changes argument {_in_object(self.arguments.object_paths, path)} and also reads it "
+                    "in another way, for example from a module in a closure; use the argument in both "
                     "places, or a copy (jnp.copy) for the unchanged array"
                 )
 
@@ -195,7 +195,7 @@ def _by_path(tree: Any) -> dict[Path, Any]:
 
 
 def _in_object(paths: Sequence[Path], path: Path) -> str:
-    """Returns the name of an array, without the `value` under which a variable holds its array."""
+    """Returns the name of an array, omitting the `value` under which a variable stores its array."""
     inside = path[1:-1] if path[-1] == jax.tree_util.GetAttrKey("value") else path[1:]
     return path_text((*paths[path[0].key][1:], *inside))
 
@@ -203,7 +203,7 @@ def _in_object(paths: Sequence[Path], path: Path) -> str:
 def functional(
     step: Callable[[Any, Any], tuple[Any, Any]], state: Any, batch: Any
 ) -> tuple[Callable[[Any, Any], tuple[Any, Any]], Any, Callable[[Any], Any]]:
-    """Converts a step `(state, batch) -> (state, metrics)` on a state of any kind to one on arrays alone."""
+    """Converts a step `(state, batch) -> (state, metrics)` with any kind of state to one whose state is arrays."""
     nnx = sys.modules["flax.nnx"] if holds_objects(state) else None
     changed = _changed_numbers(step, state, batch) if nnx is None else frozenset()
 
@@ -223,8 +223,8 @@ def functional(
         found, arrays = take_apart(after)
         if found != made_up:
             raise ValueError(
-                "the step returns a state of another structure than it is given; return the same objects, and leaves "
-                "other than arrays unchanged"
+                "the step returns a state whose structure differs from that of its input; return the same objects, and "
+                "leave every leaf that is not an array unchanged"
             )
         return arrays, metrics
 
@@ -238,13 +238,13 @@ def _pair(out: Any) -> tuple[Any, Any]:
 
 
 def _changed_numbers(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> frozenset[int]:
-    """Returns indices of the leaves that are Python numbers (such as step counts) and that the step does not keep."""
+    """Returns the indices of the leaves that are Python numbers (such as step counts) and that the step changes."""
     leaves = jax.tree.leaves(state)
     values = {number: leaf for number, leaf in enumerate(leaves) if is_array(leaf, numbers=True)}
     if not all(isinstance(jax.typeof(leaf), core.ShapedArray) for leaf in values.values()):
         raise ValueError(
             "the state holds a reference (jax.new_ref), whose earlier value cannot be kept; pass its array, and create "
-            "the reference inside of the step"
+            "the reference inside the step"
         )
     numbers = {number: leaf for number, leaf in values.items() if not is_array(leaf)}
     if not numbers:
@@ -264,7 +264,7 @@ def _changed_numbers(step: Callable[[Any, Any], Any], state: Any, batch: Any) ->
 
 
 def _split(tree: Any, changed: Collection[int] = ()) -> tuple[Any, Any]:
-    """Splits a tree into its structure with the static leaves, and a tree of the arrays alone."""
+    """Splits a tree into its structure, which includes the static leaves, and a tree that holds only the arrays."""
     leaves, structure = jax.tree.flatten(tree)
     chosen = [is_array(leaf) or number in changed for number, leaf in enumerate(leaves)]
     static = [None if array else leaf for leaf, array in zip(leaves, chosen, strict=True)]
@@ -280,7 +280,7 @@ def _merge(made_up: Any, arrays: Any) -> Any:
 
 
 def is_array(leaf: Any, *, numbers: bool = False) -> bool:
-    """Returns whether a leaf of the arguments becomes an input of the program, as Python numbers do with `numbers`."""
+    """Returns whether a leaf of the arguments becomes a program input; with `numbers`, Python numbers do too."""
     if not numbers and type(leaf) in NUMBERS:
         return False
     try:
@@ -295,7 +295,7 @@ _ASIDE: set[type[Any]] = set()
 
 
 def aside(kind: Kind) -> Kind:
-    """Declares a type of arguments that precede the step's own and are neither part of the step nor sites."""
+    """Declares a type of arguments that precede the step's own; they are neither part of the step nor sites."""
     _ASIDE.add(kind)
     return kind
 
@@ -328,7 +328,9 @@ def taking(step: Callable[..., Any], *before: str) -> Callable[[Callable[..., An
     The new signature begins with the parameters `before`.
     """
     if not callable(step) or isinstance(step, Selector):
-        raise TypeError(f"expected a step, not {type(step).__name__}; give the function first, and do not call it")
+        raise TypeError(
+            f"expected a step, not {type(step).__name__}; pass the function itself first, without calling it"
+        )
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         functools.update_wrapper(function, step, updated=())
@@ -371,7 +373,7 @@ def _trace(call: _Call) -> Traced:
     except jax.errors.JAXTypeError as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(
-            f"the step cannot be traced, so it cannot be transformed ({reason}); it must run under jax.jit: bind "
+            f"the step cannot be traced, so it cannot be transformed ({reason}); make it run under jax.jit: bind "
             "static arguments with functools.partial, and branch with jax.lax.cond"
         ) from error
     except Exception as error:
@@ -380,7 +382,7 @@ def _trace(call: _Call) -> Traced:
         reason = str(error).partition("\n")[0].partition(" (http")[0]
         raise ValueError(
             f"the step changes an object that is not one of its arguments ({reason}); pass it as an argument, as "
-            "nnx.jit also requires, and use only that"
+            "nnx.jit also requires, and use only this argument"
         ) from error
     call.check(open_jaxpr(closed)[1])
     out_chosen = [number for number, leaf in enumerate(returned) if is_array(leaf)]

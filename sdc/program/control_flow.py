@@ -1,4 +1,4 @@
-"""Control flow: a conditional that costs nothing if it is not taken, and parts of rewritten loops and branches.
+"""Control flow: a conditional that costs nothing if its branch is not taken, and parts of rewritten loops and branches.
 
 The computation of a rule is traced once for all sites with equal shapes, however their arrays are sharded.
 """
@@ -23,13 +23,13 @@ Tree = TypeVar("Tree")
 
 
 def rarely(predicate: Bool[Array, ""], change: Callable[..., Tree], carried: Tree, *operands: Any) -> Tree:
-    """Returns `change(carried, *operands)` if the predicate holds, else `carried` without copying it.
+    """Returns `change(carried, *operands)` if the predicate is true, else `carried` without a copy.
 
     The conditional is a loop of at most one iteration. Values carried through a loop stay in place, whereas a
     `lax.cond` has a separate buffer for its result and copies unchanged values into it. If `change` uses arrays other
-    than its arguments, XLA may hoist computations on them out of the loop, so that these always run. If `change`
-    contains collectives, the predicate must be the same on all devices; its results may vary over no more mesh axes
-    than `carried` and the operands.
+    than its arguments, XLA may hoist computations on these arrays out of the loop, and the computations then always
+    run. If `change` contains collectives, the predicate must be the same on all devices. The results of `change` may
+    vary only over mesh axes over which `carried` or an operand varies.
     """
     carried, predicate = varying((carried, predicate), like=operands)
 
@@ -70,7 +70,7 @@ def traced_here(function: Callable[..., Any], *args: Any) -> tuple[Callable[...,
 
 
 def while_any(check: Callable[..., Any], work: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns condition and body of a loop under `vmap`: it runs until every row has ended, and keeps ended rows."""
+    """Returns condition and body of a loop under `vmap`, which runs until all rows have ended and keeps ended rows."""
 
     def check_any(index: Any, carry: Values) -> tuple[Any, dict[str, Report]]:
         go_on, reports = check(index, carry)
@@ -90,9 +90,10 @@ def while_any(check: Callable[..., Any], work: Callable[..., Any]) -> tuple[Call
 def traced_once(
     function: Callable[..., tuple[Values, Report]], static_argnums: int | Sequence[int] = ()
 ) -> Callable[..., tuple[Values, Report]]:
-    """Decorates the computation of a rule, so that sites of equal shapes and dtypes share a trace and an XLA function.
+    """Decorates the computation of a rule so that sites with equal shapes and dtypes share one XLA function.
 
-    A program with a thousand sites is rewritten in a small multiple of the time that JAX takes to trace it.
+    As a result, rewriting a program with a thousand sites takes a small multiple of the time that JAX takes to trace
+    it.
     """
 
     @functools.partial(jax.jit, static_argnums=static_argnums)
@@ -120,7 +121,7 @@ def _mesh(x: Any) -> Any:
 
 
 def moved(tree: Any, mesh: Any) -> Any:
-    """Moves arrays to a mesh of the same devices with other axis types, where they are not sharded over explicit axes.
+    """Moves arrays to a mesh of the same devices with other axis types, not sharded over explicit axes.
 
     Arrays without a mesh are unchanged.
     """

@@ -31,8 +31,9 @@ def flops(primitive: str, params: Mapping[str, Any], inputs: Sequence[Any], outp
     """Returns the number of floating-point operations in one evaluation of an equation.
 
     A multiplication and an addition count as two operations. Counts of matrix products and convolutions are exact:
-    2 m n k. A reduction counts as one operation per input element; any other arithmetic counts as one per output
-    element, regardless of its cost (`exp` as much as `add`). Data movement and integer arithmetic count as zero.
+    2 m n k. A reduction counts as one operation for each input element; any other arithmetic counts as one for each
+    output element, regardless of its cost (`exp` counts as much as `add`). Data movement and integer arithmetic count
+    as zero.
     """
     floating = [x for x in outputs if hasattr(x, "shape") and jnp.issubdtype(x.dtype, jnp.inexact)]
     if not floating or primitive in FREE:
@@ -142,7 +143,7 @@ def _convolution(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequ
 
 
 def _ragged(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Counts each row once, since it belongs to one group; if groups split a contracted axis, counts each term once."""
+    """Counts each row once, since a row is in one group; if groups split a contracted axis, counts each term once."""
     numbers = params["ragged_dot_dimension_numbers"]
     whole = {"dimension_numbers": numbers.dot_dimension_numbers}
     contracted = numbers.dot_dimension_numbers[0][0]

@@ -1,12 +1,12 @@
-"""Identity primitives that mark places in a step: probes, ports, marks and guards. All of them lower to nothing.
+"""Identity primitives that mark places in a step: probes, ports, marks and guards. All four compile to nothing.
 
 The author of a model puts a *probe* on a tensor; the derivative of the probe is a probe of the cotangent. A *port* is
 the site of an array that enters or leaves the step. A *mark* represents an equation that a rule replaced: the rule's
 own computation is bound in the scope `Tags.HIDDEN`, where no transformation looks for sites, and the outputs of this
 computation are bound to a mark that has the primitive, parameters and inputs of the equation. An outer transformation
 that selects the equation therefore sees the values with which the step continues, such as corrupted ones. A *guard*
-raises an error when it is differentiated: a step must be differentiated before it is rewritten, since a call with a
-custom derivative is inlined as its body, whose derivative differs.
+raises an error when it is differentiated. A step must be differentiated before it is rewritten, because rewriting
+replaces a call that has a custom derivative by the body of the call, whose derivative differs.
 """
 
 from collections.abc import Sequence
@@ -116,7 +116,7 @@ batching.primitive_batchers[mark_p] = _mark_batch
 def underived(arrays: Sequence[Any], why: str, instead: str = "") -> list[Any]:
     """Returns the arrays; differentiating them raises ValueError with the reason `why` and the remedy `instead`."""
     remedy = (
-        "transform the function that differentiates, as in sdc.abft(jax.grad(loss)), and not jax.grad(sdc.abft(loss))"
+        "differentiate first and transform the result, as in sdc.abft(jax.grad(loss)), not jax.grad(sdc.abft(loss))"
     )
     with jax.named_scope(Tags.HIDDEN):
         return [guard_p.bind(x, why=f"{why}: {remedy}{instead}") for x in arrays]

@@ -16,8 +16,8 @@ custom derivatives     the call is inlined, since a step is rewritten after diff
 =====================  ================================================================================
 
 A report of zeros must therefore mean "nothing happened". Parts of the step without a selected equation are bound
-unchanged, so that a step without any selected equation becomes the identical program. A rule's outputs are marked as
-those of the equation (`identities.py`), so that transformations compose: the outer one sees the values that the inner
+unchanged, so a step without any selected equation becomes the identical program. A rule's outputs are marked as those
+of the equation (`identities.py`), so transformations compose: the outer transformation sees the values that the inner
 one returns.
 
 Only this package uses the internals of JAX's programs; the package runs on jax 0.10 and 0.12.
@@ -78,29 +78,31 @@ def rewrite(
     """Transforms a step so that `rule` replaces every equation that `where` selects.
 
     Args:
-        step: any function that JAX can trace; for its arguments see `arguments.py`.
+        step: any function that JAX can trace; `arguments.py` describes its arguments.
         where: selects sites.
         rule: see `Rule`.
         required: whether a selector that matches no site is an error, for tools that must not silently do nothing.
         reason: a function that returns why the rule cannot handle a site, or None if the rule can. Sites that the rule
-            cannot handle are unchanged, and listed in `Reports.skipped`.
+            cannot handle remain unchanged and are listed in `Reports.skipped`.
         first: arguments of a `substitute` to apply beforehand; if it replaces anything, the arrays that enter and leave
             the step are no longer sites.
-        around: a function that runs the part of the step that holds all sites; for lock-step.
+        around: a function that runs the part of the step that holds all sites; lock-step needs it.
 
     Returns:
-        A function of the same arguments that returns `(step's output, Reports)`. Wrap it in `jax.jit`, since otherwise
-        every call traces it again.
+        A function of the same arguments that returns `(step's output, Reports)`. Wrap this function in `jax.jit`, since
+        otherwise every call traces the step again.
 
     Raises:
-        ValueError: a selected probe is inside a primitive that cannot be entered (the probe would go unchecked); or
-            `required` is set and nothing is selected, in which case the message lists near misses, or says why the rule
-            cannot handle the sites.
+        ValueError: a selected probe is inside a primitive that cannot be entered (the probe would go unchecked), or
+            `required` is set and nothing is selected. In the second case, the message lists near misses, or says why
+            the rule cannot handle the sites.
     """
 
     selector = as_selector(where)
     if not callable(rule) or not callable(getattr(rule, "merge", None)):
-        raise TypeError(f"{rule!r} is not a rule; expected a callable object with a method merge, see sdc.program.Rule")
+        raise TypeError(
+            f"{rule!r} is not a rule; expected a callable object with a method merge (see sdc.program.Rule)"
+        )
 
     @taking(step)
     def rewritten(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
@@ -133,7 +135,7 @@ def rewrite(
 
 
 def substitute(step: Callable[..., Any], where: Where, replace: Replace) -> Callable[..., Any]:
-    """Transforms a step so that other operations, which become sites themselves, replace those that `where` selects.
+    """Transforms a step so that other operations, which are sites too, replace those that `where` selects.
 
     Args:
         step: any function that JAX can trace.
@@ -181,7 +183,7 @@ def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwa
 
     Args:
         step: any function that JAX can trace.
-        args, kwargs: arguments of the step, arrays or `jax.ShapeDtypeStruct` objects.
+        args, kwargs: arguments of the step, which may be arrays or `jax.ShapeDtypeStruct` objects.
         where: selects sites; by default, all sites.
 
     Raises:
@@ -203,7 +205,7 @@ def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwa
     if not found:
         if hidden := out_of_reach(live.jaxpr, selector):
             raise ValueError(
-                f"selector {selector.text} hits only operations inside of {hidden[0]}, which cannot be entered; select "
+                f"selector {selector.text} matches only operations inside {hidden[0]}, which cannot be entered; select "
                 "that operation as a whole, or operations around it"
             )
         raise ValueError(no_hits(selector, plan_sites(live, everything).sites))
@@ -211,7 +213,7 @@ def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwa
 
 
 class _Applied:
-    """A rule with the features that all rules share: selected iterations, and marks for outer transformations."""
+    """A rule with the features that all rules share: selection of iterations, and marks for outer transformations."""
 
     def __init__(self, selector: Selector, rule: Rule, around: Around | None = None) -> None:
         self.selector, self.rule, self.around = selector, rule, around
@@ -257,8 +259,9 @@ def evaluate(
 ) -> tuple[Values, dict[str, Report]]:
     """Evaluates a jaxpr with the rule in place of the selected equations.
 
-    `caller` is the traceback of the equation whose body is evaluated inline; this traceback is used for equations of
-    the body that contain no line of the user's code, such as those of `jax.nn.relu` or of a library's layers.
+    `caller` is the traceback of the equation whose body is evaluated inline. This traceback replaces those of the
+    body's equations that contain no line of the user's code, such as the equations of `jax.nn.relu` or of a library's
+    layers.
     """
     jaxpr, consts = open_jaxpr(closed)
     environment: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
@@ -355,7 +358,7 @@ def _region(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, i
 
 
 def _solve(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
-    """Evaluates only the solver of a linear solve; the equation's other bodies are for derivatives."""
+    """Evaluates only the solver of a linear solve; the equation's other bodies serve for derivatives."""
     lengths = eqn.params["const_lengths"]
     consts = inputs[lengths.matvec + lengths.vecmat :][: lengths.solve]
     return _inline(eqn, plans, iteration, rule, [*consts, *inputs[sum(lengths) :]])
@@ -411,7 +414,7 @@ def _while(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, in
         check, work = while_any(check, work)
 
     def checked_work(index: Any, carry: Values) -> tuple[Any, Values, dict[str, Report]]:
-        """Evaluates the condition, which also has reports, inside the body; one more iteration does no work."""
+        """Evaluates the condition, which has reports too, inside the body; an additional last iteration is idle."""
         go_on, checked = check(index, carry)
         idle = zeros(worked_shapes)
         with jax.named_scope(Tags.HIDDEN):

@@ -13,7 +13,7 @@ core: Any = Lazy("jax._src.core")
 
 
 def bound_axes() -> dict[str, int]:
-    """Returns names and sizes of the axes over which collectives can run here: of `shard_map`, `pmap` and `vmap`."""
+    """Returns names and sizes of the axes of `shard_map`, `pmap` and `vmap` over which collectives can run here."""
     return {str(name): size for name, size in core.get_axis_env().axis_sizes.items()}
 
 
@@ -32,11 +32,11 @@ def axis_size(axis_name: str, role: str) -> int:
 
 
 def varying(tree: Any, axes: Collection[str] | None = None, *, like: Any = None) -> Any:
-    """Casts arrays to vary over manual mesh axes, which `shard_map` with `check_vma=True` requires of reports.
+    """Casts arrays so that they vary over manual mesh axes, as `shard_map` with `check_vma=True` requires for reports.
 
     Args:
         tree: arrays.
-        axes: axes over which the arrays are to vary; by default all.
+        axes: axes over which the arrays are to vary; by default, all manual axes.
         like: arrays; if given, the result varies only over axes over which at least one of these arrays varies.
     """
     if like is not None:
@@ -63,13 +63,13 @@ def manual_in_part() -> tuple[str, ...]:
 
 
 def agreed(predicate: Any) -> Any:
-    """Makes a predicate equal on all devices of a partly manual mesh: true if it is true on any device."""
+    """Makes a predicate equal on all devices of a partly manual mesh: true if it is true on at least one device."""
     axes = manual_in_part()
     return lax.pmax(varying(predicate).astype("int32"), axes) > 0 if axes else predicate
 
 
 class Platform(NamedTuple):
-    """The devices for which a program is traced; they need not be those of this process."""
+    """The devices for which a program is traced, which may be other devices than those of this process."""
 
     platform: str  # `cpu`, `gpu` or `tpu`
     kind: str  # JAX's `device_kind`, such as `TPU v5 lite`
@@ -82,8 +82,8 @@ _target: ContextVar[Platform | None] = ContextVar("target", default=None)
 def compiled_for() -> Platform:
     """Returns the devices of the mesh if there is one, else those of `compiling_for`, else those of this process.
 
-    Arrays are whole inside a `shard_map` over all axes of the mesh, and on a single device without a mesh. Otherwise,
-    arrays do not count as whole, since the compiler may partition them, even over axes of size one.
+    Arrays are whole inside a `shard_map` over all axes of the mesh, or if there is no mesh and only one device.
+    Otherwise, arrays do not count as whole, since the compiler may partition them, even over axes of size one.
     """
     mesh, found = jax.sharding.get_abstract_mesh(), _target.get()
     if found is None:
@@ -95,7 +95,7 @@ def compiled_for() -> Platform:
 
 @contextmanager
 def compiling_for(platform: str, *, whole: bool, kind: str = "") -> Iterator[None]:
-    """Traces for devices other than those of this process within the block, where `compiled_for` returns the arguments.
+    """Within the block, traces are for devices other than those of this process; `compiled_for` returns the arguments.
 
     Clears JAX's caches, because earlier traces may have been for other devices, which JAX does not track.
     """

@@ -1,10 +1,10 @@
 """Determines which equations of a program are sites, and which sites are selected: the first half of `rewrite`.
 
-A matrix product of which only the transpose is used becomes a site in its transposed form. JAX computes the gradient of
-a product with respect to the second factor as a product, followed by a transposition. XLA writes this product in the
-layout in which it is used, so that the transposition costs nothing; but if a tool reads the product itself, the
+A matrix product whose transpose alone is used becomes a site in its transposed form. JAX computes the gradient of a
+product with respect to the second factor as a product, followed by a transposition. XLA writes this product in the
+layout in which it is used, so the transposition costs nothing; but if a tool reads the product itself, the
 transposition copies the tensor. For TPUs and GPUs, the factors are therefore swapped first, so that the tool reads the
-transposed product: the axes of such a site are in the order of the gradient's.
+transposed product. The axes of such a site have the order of the gradient's axes.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from .selectors import PRODUCTS, Direction, Predicate, Site, Skipped, Tags, prob
 
 
 def _in_use_order(jaxpr: Any) -> Any:
-    """Returns a program in which matrix products have the layout in which they are used."""
+    """Returns a program that computes each matrix product in the layout in which it is used."""
     uses = [*(var for eqn in jaxpr.eqns for var in eqn.invars), *jaxpr.outvars]
     count = Counter(var for var in uses if isinstance(var, core.Var))
     transposes = {
@@ -112,7 +112,7 @@ INSTALLED = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The selection in one jaxpr: sites by equation, plans of the jaxprs inside equations, and all sites in order."""
+    """The selection in one jaxpr: sites by equation, plans of inner jaxprs, and all sites in program order."""
 
     selected: dict[int, Site]
     inner: dict[int, tuple["Plan", ...]]
@@ -164,7 +164,7 @@ class Inside(NamedTuple):
 
 
 def live_program(closed: Any) -> Any:
-    """Returns a program without its dead equations: XLA drops them, but a report would keep them alive."""
+    """Returns a program without its dead equations, which XLA would drop but a report would keep alive."""
     jaxpr, consts = open_jaxpr(closed)
     jaxpr, _ = partial_eval.dce_jaxpr(
         partial_eval.convert_constvars_jaxpr(jaxpr), [True] * len(jaxpr.outvars), instantiate=True
@@ -254,7 +254,7 @@ def _names(stack: Any) -> tuple[str, ...]:
 
 
 def _doubled_ports(jaxpr: Any) -> set[int]:
-    """Returns ports of an outer transformation for arrays that an inner one has marked; the marks replace the ports."""
+    """Returns the ports of an outer transformation that the marks of an inner one replace."""
     ports = {
         var: index
         for index, eqn in enumerate(jaxpr.eqns)
@@ -272,7 +272,7 @@ def _doubled_ports(jaxpr: Any) -> set[int]:
 
 
 def _leaves(jaxpr: Any, names: Sequence[tuple[str, ...]], inside: Inside) -> list[int]:
-    """Returns for each equation the least depth at which a reader of its outputs is in another scope; see `Site`."""
+    """Returns, for each equation, the least depth at which a reader of its outputs is in another scope (`Site`)."""
     made_by = {var: index for index, eqn in enumerate(jaxpr.eqns) for var in eqn.outvars}
     depth = [len(own) + 1 for own in names]
 
@@ -354,12 +354,12 @@ def _has_values(aval: Any) -> bool:
 
 
 def source_line(eqn: Any) -> str:
-    """Returns the line of the user's code from which an equation stems; for a probe, the line that calls `probe`."""
+    """Returns the line of the user's code that created an equation; for a probe, the line that calls `probe`."""
     return user_line(eqn.source_info.traceback)[0]
 
 
 def user_line(traceback: Any) -> tuple[str, bool]:
-    """Returns the line of code that best describes a traceback, and whether it is in the user's code, not a library."""
+    """Returns the line of code that best describes a traceback, and whether this line is in the user's own code."""
     first = ""
     for frame in source_info_util.user_frames(traceback):
         name = frame.file_name
@@ -406,5 +406,5 @@ def bodies(eqn: Any) -> tuple[Any, ...]:
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
-    """Returns the open jaxpr and its constants: jax 0.10 has open and closed jaxprs, whereas jax 0.12 has one class."""
+    """Returns the open jaxpr and its constants; jax 0.10 has open and closed jaxprs, whereas jax 0.12 has one class."""
     return (jaxpr.jaxpr, jaxpr.consts) if hasattr(jaxpr, "consts") else (jaxpr, ())

@@ -1,8 +1,8 @@
 """The part of a program from its first selected operation to its last, as a region that can run twice.
 
 The region lies at the greatest depth that contains all selected operations: in the body of the loop over microsteps if
-there is such a loop, else at the top level. With `whole`, the region includes that loop. Loops over layers, each of
-which holds the operations of one pass, are always included.
+there is such a loop, else at the top level. With `whole`, the region includes the loop over microsteps. Loops over
+layers are always included, since each of them holds the operations of only one pass.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class Around(Protocol):
     """A function that runs a region, given the indices of the enclosing loops and the region's inputs."""
 
     whole: bool
-    """Whether the region includes the loop over microsteps; otherwise, the region is inside one iteration of it."""
+    """Whether the region includes the loop over microsteps; otherwise, the region lies in the body of this loop."""
 
     def __call__(self, region: Region, iteration: Any, inputs: Values) -> tuple[Values, dict[str, Report]]: ...
 
@@ -62,7 +62,7 @@ class _Equation(NamedTuple):
 
 
 def with_region(live: Bound, plan: Plan, *, whole: bool) -> tuple[Bound, Plan]:
-    """Returns a program in which one equation represents the region with all sites, and the plan of the program."""
+    """Returns a program in which one equation represents the region with all sites, and the plan of this program."""
     part, plan = _outlined(live.jaxpr, plan, whole)
     return Bound(part, live.consts), plan
 
@@ -84,14 +84,14 @@ def _outlined(jaxpr: Any, plan: Plan, whole: bool) -> tuple[_Part, Plan]:
     used = {var: None for var in later if isinstance(var, core.Var) and var in made}
     if any(not isinstance(var.aval, core.ShapedArray) for var in (*read, *used)):
         raise ValueError(
-            "the step changes arrays in place that exist before its first compared value, so that it cannot be "
-            "repeated from there; give exchange='probe'"
+            "the step changes, in place, arrays that exist before its first compared value, so it cannot be "
+            "repeated from that value; pass exchange='probe'"
         )
     for eqn in eqns:
         if any(ordered_effects.contains(effect) for effect in eqn.effects):
             raise ValueError(
                 f"{eqn.primitive.name} ({source_line(eqn)}) has ordered effects, which a repetition would duplicate; "
-                "give ordered=False, or exchange='probe'"
+                "pass ordered=False to the callback, or exchange='probe' to lockstep"
             )
     body = _Part((), list(read), list(used), eqns)
     region = _Equation(body.invars, body.outvars, region_p, {"jaxpr": body})
@@ -110,7 +110,7 @@ def _holds_steps(eqn: Any, plans: tuple[Plan, ...], whole: bool) -> bool:
 
 
 def _with(eqns: Sequence[Any], first: int, last: int, new: Any) -> list[Any]:
-    """Returns the equations with `first` to `last` replaced by one new equation."""
+    """Returns the equations, with those from `first` to `last` replaced by one new equation."""
     return [*eqns[:first], new, *eqns[last + 1 :]]
 
 

@@ -1,7 +1,7 @@
-"""Sites, which are the places of a step that tools observe, and selectors, which choose among sites.
+"""Sites, which are the places in a step that tools observe, and selectors, which choose among sites.
 
 A *site* is one operation of a step's program (an equation other than a loop, branch or call), a `probe`, or an array
-that enters or leaves the step. The direction of a site is the pass to which it belongs:
+that enters or leaves the step. The direction of a site is the pass to which the site belongs:
 
 =========  ==========================================================================
 direction  value at the site
@@ -18,7 +18,7 @@ Selectors combine with `&`, `|` and `~`:
 
     primitive("dot_general") & direction("bwd") & scope("*attn*") & iteration(3)
 
-The same line is the text of a selector (`as_selector`); every function that takes a selector also accepts such a text.
+The text of a selector (`as_selector`) is such an expression. Every function that takes a selector accepts its text.
 """
 
 from __future__ import annotations
@@ -58,28 +58,29 @@ class Tags:
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """One place of a step.
+    """One place in a step.
 
     Attributes:
-        name: the key of its report, unique in a step: `direction/probe`, `direction/scope/primitive` for an operation,
-            `arg/path` and `out/path` for the step's own arrays; a second site of the same name ends in `#2`.
+        name: the key of the site's report, unique in a step: `direction/probe` for a probe, `direction/scope/primitive`
+            for any other operation, `arg/path` and `out/path` for the step's own arrays. The name of a second such site
+            ends in `#2`.
         primitive: name of the JAX primitive; `argument` or `result` for the step's own arrays.
-        direction: the pass to which it belongs; see `sdc.program.selectors`.
+        direction: the pass to which the site belongs; see `sdc.program.selectors`.
         probe: the name given to `probe`, or None.
         scope: the name stack (`jax.named_scope` and transformations), outermost first.
         source: `file:line (function)` in the user's code, or an empty string.
         dims: names of the leading axes that control flow adds to a report, outermost first: a mesh axis, or `scan`.
-        trips: number of iterations of each enclosing loop, outermost first; 0 for a `while`, where it is unknown.
+        trips: number of iterations of each enclosing loop, outermost first; 0 for a `while`, whose number is unknown.
         mesh: names and sizes of the enclosing mesh axes.
         outputs: shapes and dtypes of the values, on one device and for one iteration.
         inputs: shapes and dtypes of the factors and other inputs of a matrix product; empty for other operations.
         flops: number of floating-point operations in one evaluation on one device; see `flop_counts.flops`.
-        products: number of operations in its matrix products, including integer products; None if unknown, as in
+        products: number of operations in the site's matrix products, including integer products; None if unknown, as in
             foreign code.
-        order: place of the site in the program: numbers of the enclosing equations and its own, with `"scan"`,
-            `"reversed"` or `"while"` for each enclosing loop.
-        leaves: the depth at which the value leaves its scope: one more than the smallest number of scopes, counted from
-            the outermost, that it shares with a reader.
+        order: place of the site in the program: the numbers of the enclosing equations and of the site's own equation,
+            with `"scan"`, `"reversed"` or `"while"` for each enclosing loop.
+        leaves: the depth at which the value leaves its scope. This depth is one more than the smallest number of
+            scopes, counted from the outermost, that the value shares with a reader.
     """
 
     name: str
@@ -105,7 +106,7 @@ class Site:
 
     @property
     def runs(self) -> int:
-        """Number of evaluations in a step, on all devices of its meshes; a `while` counts as one iteration."""
+        """Number of evaluations in a step, on all devices of the site's meshes; a `while` counts as one iteration."""
         return math.prod(trips or 1 for trips in self.trips) * math.prod(size for _, size in self.mesh)
 
     @property
@@ -154,7 +155,7 @@ class Selector:
     """A choice of sites and of their iterations; combine selectors with `&`, `|` and `~`.
 
     A selector is a predicate of sites. If the selector chooses iterations, the predicate returns whether any iteration
-    is chosen, and `now` returns whether a given one is.
+    is chosen, and `now` returns whether a given iteration is.
     """
 
     def __init__(
@@ -176,8 +177,8 @@ class Selector:
         self._depth: int = 1 + max((term._depth for term in self._terms), default=-1)
         if self._depth > DEEPEST:
             raise ValueError(
-                f"this selector is nested deeper than {DEEPEST} levels (each operator of a chain is one); give several "
-                'patterns or names to one term, as in named("a", "b")'
+                f"this selector is nested deeper than {DEEPEST} levels (each operator in a chain adds one); give "
+                'several patterns or names to one term, as in named("a", "b")'
             )
 
     def __call__(self, site: Site) -> bool:
@@ -252,7 +253,7 @@ def _combined(operator: Literal["&", "|"], left: Selector, right: Where) -> Sele
 
 
 def as_selector(where: Where) -> Selector:
-    """Converts a text or a predicate of sites to a selector; returns selectors unchanged.
+    """Converts a text or a predicate of sites to a selector; a selector is returned unchanged.
 
     Raises:
         SettingError: the argument is none of these.
@@ -326,7 +327,7 @@ def source(*patterns: str) -> Selector:
 
 
 def argument(*patterns: str) -> Selector:
-    """Selects arrays given to the step, by their path: `argument("0/params/*")` selects some in the first argument."""
+    """Selects arrays given to the step, by their path: `argument("0/params/*")` selects some of the first argument."""
     return _matches("argument", lambda site: site.path if site.direction == "arg" else None, patterns)
 
 
@@ -336,7 +337,7 @@ def result(*patterns: str) -> Selector:
 
 
 def matching(*patterns: str) -> Selector:
-    """Selects by the site's whole name, with or without the number at its end, as in `#2`."""
+    """Selects by the site's whole name, with or without the number at the end of the name, such as `#2`."""
     selector = _matches("matching", lambda site: site.name.partition("#")[0], patterns)
     exact = [pattern for pattern in patterns if "#" in pattern]
 
@@ -361,7 +362,7 @@ def direction(*names: Direction) -> Selector:
 
 
 def iteration(*numbers: int, loop: int = -1) -> Selector:
-    """Selects iterations of a loop; by default, of the innermost one, which is the loop over layers in a scanned model.
+    """Selects iterations of a loop: by default, of the innermost loop, which runs over the layers of a scanned model.
 
     Args:
         numbers: the numbers of the iterations, from 0.
@@ -398,10 +399,10 @@ def inside(prefix: str) -> Selector:
 
 
 def boundary(depth: int) -> Selector:
-    """Selects values that leave their scope at this depth or further out; bisection compares these values first.
+    """Selects values that leave their scope at this depth or a smaller one; bisection compares these values first.
 
     At depth 1, these are the values that pass from one outermost scope to another. An error inside a scope is visible
-    outside the scope only through them.
+    outside the scope only through these values.
     """
     if depth < 1:
         raise ValueError(f"boundary({depth}): expected a depth of at least 1")
@@ -421,13 +422,13 @@ def no_hits(selector: Selector, sites: Sequence[Site]) -> str:
     for leaf in selector.leaves():
         count = sum(map(leaf, sites))
         near = [] if count else leaf.near(sites)
-        alone = f"{leaf.text} alone hits {count:,}" if len(selector.leaves()) > 1 else ""
+        alone = f"{leaf.text} alone matches {count:,}" if len(selector.leaves()) > 1 else ""
         like = f"near misses: {', '.join(near)}" if near else ""
         remedy = "name tensors with sdc.probe, or select operations" if leaf is probes and not count else ""
         hints += [hint for hint in (alone, like, remedy) if hint]
     common = ", ".join(f"{name} ×{count}" for name, count in Counter(site.primitive for site in sites).most_common(8))
     return (
-        f"selector {selector.text} hits none of the step's {len(sites):,} sites"
+        f"selector {selector.text} matches none of the step's {len(sites):,} sites"
         + "".join(f"; {hint}" for hint in hints)
         + f"; the step has {common or 'nothing that depends on its arguments'}"
     )

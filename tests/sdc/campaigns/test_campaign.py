@@ -183,7 +183,7 @@ def test_a_step_that_does_not_repeat_itself_is_refused() -> None:
         ({"faults": [sdc.Fault(BitFlip(), 0.1)]}, r"faults=bitflip\(rate=0.1\): a campaign chooses site"),
         ({"faults": [sdc.Fault(BitFlip(), when=When(onset=3))]}, "a campaign chooses site"),
         ({"faults": [Rotate()]}, "leaves 1 element in place"),
-        ({"where": named("fwd/nothing")}, "hits none of the step's"),
+        ({"where": named("fwd/nothing")}, "matches none of the step's"),
         ({"faults": ("bitflip,bits=40",)}, "cannot strike the selected site '.*': bit 40 of a 32-bit float32"),
     ],
 )
@@ -277,7 +277,7 @@ def test_arguments_are_named_as_elsewhere() -> None:
 
 
 def test_a_state_that_is_a_reference_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"the state holds a reference .* create the reference inside of the step"):
+    with pytest.raises(ValueError, match=r"the state holds a reference .* create the reference inside the step"):
         sdc.campaign(lambda w, x: (w, jnp.sum(x)), jax.new_ref(W), BATCHES, loss=lambda state, value: value)
 
 

@@ -260,7 +260,7 @@ def test_products_in_state_and_in_calls_of_other_libraries_are_checked(step: Cal
 
 @pytest.mark.parametrize("body", [kernel, looped])
 def test_what_lies_only_inside_of_a_kernel_is_out_of_reach(body: Callable[[Any], Any]) -> None:
-    where, said = primitive("dot_general"), r"hits only operations inside of pallas_call \(.*test_forms\.py:\d+"
+    where, said = primitive("dot_general"), r"matches only operations inside pallas_call \(.*test_forms\.py:\d+"
     fault = sdc.Fault(sdc.faults.BitFlip(), 0.1, where)
     for transformed in (sdc.fingerprint(body, where), lambda x: sdc.strike(body, where)(sdc.no_strike(), x)):
         with pytest.raises(ValueError, match=said):

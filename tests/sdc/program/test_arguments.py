@@ -172,7 +172,7 @@ def test_a_module_that_is_changed_as_an_argument_and_read_by_a_closure_is_refuse
         given.bias[...] += 1.0
         return jnp.sum(model(x))
 
-    with pytest.raises(ValueError, match="the step changes argument 0/bias, and also reads it"):
+    with pytest.raises(ValueError, match="the step changes argument 0/bias and also reads it"):
         sdc.abft(step)(model, X)
     np.testing.assert_array_equal(model.bias[...], np.zeros(4))
 
@@ -287,12 +287,12 @@ def test_wrong_turns_end_in_one_line() -> None:
 
     run: Any = sdc.fingerprint(step, products)
     turns: dict[str, Callable[[], Any]] = {
-        "expected a step, not list; give the function first": lambda: sdc.inject([fault], step),  # type: ignore
+        "expected a step, not list; pass the function itself": lambda: sdc.inject([fault], step),  # type: ignore
         "expected a step, not Selector": lambda: sdc.strike(products, step),  # type: ignore[arg-type]
         "expected a step, not ArrayImpl": lambda: sdc.abft(step(x)),
         "expected digests, not tuple; give the second value": lambda: sdc.first_difference(run(x), run(x)),
         "expected flags, not tuple; give the second": lambda: sdc.checksums.coverage(run(x)),
-        "expected what sdc.strike_on returns": lambda: sdc.strike(step, products)(x),
+        "expected a Strike, as sdc.strike_on returns it": lambda: sdc.strike(step, products)(x),
         "expected a whole number for the step": lambda: sdc.inject(step, [fault])(
             sdc.Moment(jax.random.key(0), 1.5),
             x,  # type: ignore

@@ -187,13 +187,16 @@ def test_collectives() -> None:
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        (primitive("dot_genral"), r"hits none of the step's \d+ sites; near misses: dot_general; the step has"),
-        (primitive("exp") & direction("bwd"), r'primitive\("exp"\) alone hits 0; direction\("bwd"\) alone hits \d+'),
+        (primitive("dot_genral"), r"matches none of the step's \d+ sites; near misses: dot_general; the step has"),
+        (
+            primitive("exp") & direction("bwd"),
+            r'primitive\("exp"\) alone matches 0; direction\("bwd"\) alone matches \d+',
+        ),
         (scope("*atn*"), r"near misses: .*attn"),
         (scope("attn"), r"near misses: .*attn"),
         (argument("0/Head"), "near misses: 0/head"),
         (probed("atn"), "near misses: attn"),
-        (iteration(0, loop=3), "hits none"),
+        (iteration(0, loop=3), "matches none"),
     ],
 )
 def test_near_misses(where: Selector, message: str) -> None:

@@ -142,7 +142,7 @@ def test_twins_need_an_axis_of_two() -> None:
 
 
 def test_a_step_without_a_site_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"probes hits none of the step's 3 sites; name tensors with sdc\.probe"):
+    with pytest.raises(ValueError, match=r"probes matches none of the step's 3 sites; name tensors with sdc\.probe"):
         jax.vmap(sdc.lockstep(lambda x: x * 2.0, "twin"), axis_name="twin")(jnp.ones(2))
 
 
