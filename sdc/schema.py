@@ -1,8 +1,8 @@
-"""Types of files: the header of every file, and the fields of a record's manifest, lines and summary.
+"""Types that describe files: the header of every file, and the fields of a record's manifest, lines and summary.
 
 A file states its format, the version of the format, and its writer: the host, the process, and the version of jax-sdc.
-Each field is described where it is declared; the published schema and the tables of the documentation are generated
-from these descriptions.
+The declaration of each field describes the field; the published schema and the tables of the documentation are
+generated from these descriptions.
 """
 
 import datetime
@@ -31,20 +31,21 @@ def about(text: str, *, ge: int | None = None, le: int | None = None) -> msgspec
 
 
 class Fields(msgspec.Struct, gc=False):  # trees without cycles; a long record has millions of them
-    """A JSON object of a file. Fields that its type does not declare are allowed."""
+    """A JSON object in a file. Fields that the object's type does not declare are allowed."""
 
 
 def now() -> str:
-    """Returns the current time in UTC, to the second."""
+    """Returns the current time in UTC, rounded down to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 class Host(Fields, kw_only=True):
-    """A process and the machine on which it runs; the fields reveal no secret."""
+    """A process and the machine on which it runs; none of the fields reveals a secret."""
 
     name: Annotated[str, about("host name")]
     machine: Annotated[
-        str | None, about("hash of the machine's identity, which does not reveal it; `null` if the machine has none")
+        str | None,
+        about("hash of the machine's identity, which does not reveal the identity; `null` if the machine has none"),
     ] = None
     boot: Annotated[str | None, about("identifier of this boot of the system; `null` if unknown")] = None
     pid: Annotated[int | None, about("process number (PID) on that host")] = None
@@ -77,7 +78,7 @@ def package_version(package: str) -> str:
 
 @functools.cache
 def _machine() -> str | None:
-    """Hashes the machine's identity with the application's name, as systemd asks that the identity not be exposed."""
+    """Hashes the machine's identity with the application's name, because systemd asks not to expose the identity."""
     found = _first_line("/etc/machine-id") or _first_line("/var/lib/dbus/machine-id")
     return None if found is None else hashlib.sha256(f"jax-sdc {found}".encode()).hexdigest()[:16]
 
@@ -131,12 +132,14 @@ class SiteCounts(Counts, kw_only=True):
     """Counts of a site's elements, summed over twins, ranks, microsteps and layers."""
 
     zero_reference: Annotated[
-        Number, about("mismatched elements whose reference is zero and whose suspect is finite")
+        Number, about("mismatched elements that are zero on the reference and finite on the suspect")
     ] = None
-    nonfinite: Annotated[Number, about("mismatched elements that are NaN or infinite on either side")] = None
+    nonfinite: Annotated[
+        Number, about("mismatched elements that are NaN or infinite on the reference or the suspect")
+    ] = None
     undecided: Annotated[
         Number,
-        about("ranks on which three or more twins had no majority, so that the reference was a guess"),
+        about("ranks on which three or more twins had no majority, so the reference was a guess"),
     ] = None
     unrepeated: Annotated[
         Number,
@@ -147,20 +150,27 @@ class SiteCounts(Counts, kw_only=True):
     ] = None
     injected: Annotated[Number, about("elements that a simulated fault changed: the ground truth")] = None
     frequency: Annotated[
-        Number, about("equation (2), also averaged over microsteps; `null` if nothing was checked")
+        Number,
+        about("mismatch frequency by equation (2), also averaged over microsteps; `null` if nothing was checked"),
     ] = None
-    severity: Annotated[Number, about("equation (4), maximum over microsteps; `null` if not defined")] = None
+    severity: Annotated[
+        Number, about("mismatch severity by equation (4), maximum over microsteps; `null` if undefined")
+    ] = None
 
 
 class RankRow(Fields, kw_only=True):
     """A device that differs from the reference."""
 
     twin: Annotated[Number, about("number of the twin")] = None
-    data: Annotated[Number, about("its rank on the mesh axis `data`")] = None
-    model: Annotated[Number, about("its rank on the mesh axis `model`")] = None
+    data: Annotated[Number, about("rank of the device on the mesh axis `data`")] = None
+    model: Annotated[Number, about("rank of the device on the mesh axis `model`")] = None
     mismatched: Annotated[Number, about("elements with at least one bit that differs")] = None
     unrepeated: Annotated[
-        Number, about("how often its digest was the first to differ, but not in the repetition; absent if never")
+        Number,
+        about(
+            "how often the device's digest was the first to differ, without a difference in the repetition; "
+            "absent if never"
+        ),
     ] = None
     relative_mean: Annotated[
         Number, about("mean relative difference of the mismatched elements; `null` if the mean has no terms")
@@ -169,7 +179,7 @@ class RankRow(Fields, kw_only=True):
 
 
 class TwinCounts(Counts, kw_only=True):
-    """Results of comparing the whole state or gradient of twins after a step."""
+    """Results of comparing the twins' whole state or gradient after a step."""
 
     undecided: Annotated[
         Number, about("ranks on which three or more twins had no majority; absent if there are none")
@@ -184,31 +194,34 @@ class OperationPlace(Fields, kw_only=True):
     """An operation, its location in the program, and the iteration in which it ran."""
 
     site: Annotated[str | None, about("name of the operation")] = None
-    operation: Annotated[str | None, about("its primitive")] = None
-    direction: Annotated[str | None, about("its direction, such as `fwd`")] = None
-    scope: Annotated[str | None, about("its name stack")] = None
+    operation: Annotated[str | None, about("primitive of the operation")] = None
+    direction: Annotated[str | None, about("direction of the operation, such as `fwd`")] = None
+    scope: Annotated[str | None, about("name stack of the operation")] = None
     source: Annotated[str | None, about("source line of the program")] = None
-    iteration: Annotated[list[int], about("iteration of each loop around it, outermost first")] = []
-    layer: Annotated[int | None, about("number of the layer, in a loop over layers")] = None
+    iteration: Annotated[list[int], about("iteration of each enclosing loop, outermost first")] = []
+    layer: Annotated[int | None, about("number of the layer, if the operation is in a loop over layers")] = None
 
 
 class DifferencePlace(OperationPlace, kw_only=True):
     """The first difference between two traces."""
 
     step: Annotated[int | None, about("number of the step")] = None
-    devices: Annotated[list[dict[str, int]], about("devices that differ there: index on each axis of the mesh")] = []
+    devices: Annotated[
+        list[dict[str, int]], about("devices that differ at this place, each as its index on every mesh axis")
+    ] = []
     outputs: Annotated[list[int], about("numbers of the operation's outputs that differ")] = []
 
 
 class OperationCounts(OperationPlace, kw_only=True):
-    """`operations` of a step of twins that digest each operation: counts, and the place of the first difference."""
+    """`operations` of a step, for twins that digest each operation: counts, and the place of the first difference."""
 
     checked: Annotated[Number, about("digests compared")] = None
     mismatched: Annotated[Number, about("digests that differ; absent if none differs")] = None
-    agreeing: Annotated[Number, about("digests before the first one that differs")] = None
+    agreeing: Annotated[Number, about("digests before the first difference")] = None
     undecided: Annotated[bool | None, about("whether three or more twins had no majority")] = None
     ranks: Annotated[
-        list[dict[str, int]], about("devices on which the first difference occurs: index on each axis of the mesh")
+        list[dict[str, int]],
+        about("devices on which the first difference occurs, each as its index on every mesh axis"),
     ] = []
 
 
@@ -230,8 +243,8 @@ class SkippedProduct(Fields, kw_only=True):
 
     site: Annotated[str | None, about("name of the product")] = None
     source: Annotated[str | None, about("source line of the program")] = None
-    reason: Annotated[str | None, about("why it was not checked")] = None
-    share: Annotated[Number, about("its share of the step's floating-point operations")] = None
+    reason: Annotated[str | None, about("reason why the product was not checked")] = None
+    share: Annotated[Number, about("the product's share of the step's floating-point operations")] = None
 
 
 class FlagRow(Fields, kw_only=True):
@@ -253,7 +266,7 @@ class FlagRow(Fields, kw_only=True):
 
 
 class CheckedProducts(ProductCounts, kw_only=True):
-    """Counts of the checked matrix products: of all together, and of each."""
+    """Counts of the checked matrix products, in total and for each product."""
 
     coverage: Annotated[Number, about("checked share of the products' work; the minimum over all steps")] = None
     skipped: Annotated[list[SkippedProduct], about("products that could not be checked")] = []
@@ -264,7 +277,7 @@ class ProductRow(CheckedProducts, kw_only=True):
     """`abft` of a step: counts, and details of the flagged rows."""
 
     rows: Annotated[
-        list[FlagRow], about("an entry for each product, rank, microstep and layer that has flagged rows")
+        list[FlagRow], about("one entry for each product, rank, microstep and layer with flagged rows")
     ] = []
 
 
@@ -273,8 +286,8 @@ class LossCost(Fields, kw_only=True):
 
     fraction: Annotated[Number, about("share of the state that is lost")] = None
     steps: Annotated[Number, about("steps that the loss costs if only the lost part is restored")] = None
-    bound: Annotated[Number, about("bound by theorem 3.2; `null` if unknown")] = None
-    perturbation: Annotated[Number, about("expected L2 norm of the change of the parameters")] = None
+    bound: Annotated[Number, about("bound on `steps` by theorem 3.2; `null` if unknown")] = None
+    perturbation: Annotated[Number, about("expected L2 norm of the change in the parameters")] = None
 
 
 class SaveTimings(Fields, kw_only=True):
@@ -292,13 +305,15 @@ class OutlookRow(Fields, kw_only=True):
     every: Annotated[Number, about("steps since the previous save")] = None
     c: Annotated[Number, about("factor by which the movement shrinks per step; `null` if unknown")] = None
     interval: Annotated[list[Number] | None, about("95 % interval of `c`")] = None
-    distance: Annotated[Number, about("distance to the optimum, as it follows from `c`")] = None
+    distance: Annotated[Number, about("distance to the optimum, computed from `c`")] = None
     losses: Annotated[list[LossCost], about("cost of losing each fraction of the state")] = []
     rollback: Annotated[Number, about("steps that a rollback of the whole state loses on average")] = None
     bytes: Annotated[Number, about("total size of the blocks in bytes")] = None
-    speeds: Annotated[list[Number], about("squared movement per step for each of 32 parts, the fastest first")] = []
+    speeds: Annotated[
+        list[Number], about("squared movement per step of each of 32 parts of the state, the fastest part first")
+    ] = []
     timings: Annotated[
-        SaveTimings | None, about("median timings of the most recent saves; `null` before three saves")
+        SaveTimings | None, about("median timings of the most recent saves; `null` until three saves are done")
     ] = None
 
 
@@ -306,7 +321,7 @@ class Source(Fields, kw_only=True):
     """Shards that were restored from one source."""
 
     shards: Annotated[Number, about("number of shards")] = None
-    bytes: Annotated[Number, about("their total size in bytes")] = None
+    bytes: Annotated[Number, about("total size of the shards in bytes")] = None
 
 
 class RecoveryRow(Fields, kw_only=True):
@@ -321,13 +336,16 @@ class RecoveryRow(Fields, kw_only=True):
     behind: Annotated[Number, about("number of steps by which the oldest restored block is out of date")] = None
     initial: Annotated[Number, about("blocks that were never saved")] = None
     older: Annotated[Number, about("blocks whose newest version was damaged")] = None
-    perturbation: Annotated[Number, about("L2 norm of the change of the parameters")] = None
+    perturbation: Annotated[Number, about("L2 norm of the change in the parameters")] = None
     predicted: Annotated[LossCost | None, about("predicted cost: `steps` and `bound`")] = None
     step: Annotated[Number, about("the step from which a restarted run resumes")] = None
     steps_lost: Annotated[Number, about("steps that are repeated")] = None
     processes: Annotated[
         list[dict[str, Source]] | None,
-        about("for each process, the shards restored from its `own` copy, from `peers`, and from `running`"),
+        about(
+            "for each process, the shards restored from its `own` copy, from its `peers` and from the "
+            "`running` checkpoint"
+        ),
     ] = None
 
 
@@ -339,7 +357,7 @@ class StepRow(Fields, kw_only=True):
     gradient_norm: Annotated[Numbers, about("L2 norm of the gradient before clipping")] = None
     learning_rate: Annotated[Numbers, about("learning rate of this step")] = None
     seconds: Annotated[
-        Numbers, about("wall time of the step in seconds; that of the first step includes compilation")
+        Numbers, about("wall time of the step in seconds; the time of the first step includes compilation")
     ] = None
     sites: Annotated[
         dict[str, SiteCounts],
@@ -369,8 +387,9 @@ class StepRow(Fields, kw_only=True):
     operations: Annotated[
         OperationCounts | None,
         about(
-            "for twins that digest each operation: digests `checked` and, if any differ, the number `mismatched` and "
-            "the place of the first difference as in a trace, with the `ranks` that differ there"
+            "for twins that digest each operation: the number of digests `checked` and, if any differ, the "
+            "number `mismatched`, the place of the first difference (as in a trace) and the `ranks` that "
+            "differ there"
         ),
     ] = None
     aggregation: Annotated[
@@ -382,11 +401,12 @@ class StepRow(Fields, kw_only=True):
     recovered: Annotated[
         RecoveryRow | None,
         about(
-            "a loss after this step (`simulated`) and its recovery: `policy`, number of blocks in total (`blocks`) and "
-            "`lost`, `bytes` lost and `read`, steps by which the oldest block is out of date (`behind`), number of "
-            "blocks that were never saved (`initial`) or whose newest version was damaged (`older`), L2 norm of the "
-            "change of the parameters (`perturbation`), and, if known, the `predicted` cost: `steps`, computed from "
-            "the restored blocks, and the `bound` by theorem 3.2 (`null` if unknown)"
+            "a loss after this step (`simulated`) and the recovery from it: the `policy`, the total number of "
+            "`blocks` and the number `lost`, the `bytes` lost and `read`, the number of steps by which the "
+            "oldest block is out of date (`behind`), the number of blocks that were never saved (`initial`) "
+            "and of those whose newest version was damaged (`older`), the L2 norm of the change in the "
+            "parameters (`perturbation`), and, if known, the `predicted` cost: `steps`, computed from the "
+            "restored blocks, and the `bound` by theorem 3.2 (`null` if unknown)"
         ),
     ] = None
     outlook: Annotated[
@@ -399,11 +419,11 @@ class StepRow(Fields, kw_only=True):
     restarted: Annotated[
         RecoveryRow | None,
         about(
-            "in the first line after all processes restarted and resumed from a running checkpoint: the fields of "
-            "`recovered`, for a real loss (no `perturbation`, since the lost values are unknown), the `step` from "
-            "which the run resumes, `steps_lost`, and for each of the `processes` the `shards` and `bytes` of its "
-            "devices that came from its `own` copy, its `peers`, and the `running` checkpoint (no `processes` if no "
-            "host had a copy)"
+            "in the first line after all processes restarted and resumed from a running checkpoint: the "
+            "fields of `recovered` for the real loss (without `perturbation`, since the lost values are "
+            "unknown), the `step` from which the run resumes, `steps_lost`, and `processes`: for each "
+            "process, the `shards` and `bytes` of its devices that were restored from its `own` copy, from "
+            "its `peers` and from the `running` checkpoint (`processes` is absent if no host had a copy)"
         ),
     ] = None
     details: Annotated[int | None, about("number of this step's lines in the file of details; absent if 0")] = None
@@ -419,14 +439,14 @@ class MismatchRow(SiteCounts, kw_only=True):
     microstep: Annotated[Number, about("number of the microstep, from 0")] = None
     site: Annotated[str | None, about("name of the site")] = None
     layer: Annotated[Number, about("number of the layer, from 0")] = None
-    frequency: Annotated[Number, about("equation (1); `null` if not defined")] = None
-    severity: Annotated[Number, about("equation (3); `null` if not defined")] = None
+    frequency: Annotated[Number, about("mismatch frequency by equation (1); `null` if undefined")] = None
+    severity: Annotated[Number, about("mismatch severity by equation (3); `null` if undefined")] = None
     relative_max: Annotated[Number, about("largest relative difference of an element")] = None
     ranks: Annotated[list[RankRow], about("one entry for each device that differs; see below")] = []
 
 
 class DiscardedRow(StepRow, kw_only=True):
-    """A line of `discarded.jsonl`: a line that was removed from `steps.jsonl`, with its mismatches."""
+    """A line of `discarded.jsonl`: a line removed from `steps.jsonl`, with the mismatches of its step."""
 
     mismatches: Annotated[
         list[MismatchRow], about("lines that were removed from `mismatches.jsonl` with this line; absent if none were")
@@ -437,7 +457,7 @@ class TraceRow(Fields, kw_only=True):
     """A line of `trace.jsonl`: the digests of one step."""
 
     step: Annotated[int, about("number of the step, from 0", ge=0, le=LAST)]
-    digests: Annotated[str, about("concatenated digests of all sites, as 32-bit words, little-endian, hexadecimal")]
+    digests: Annotated[str, about("digests of all sites, concatenated as little-endian 32-bit words, in hexadecimal")]
 
 
 class InjectionRow(Fields, kw_only=True):
@@ -449,8 +469,8 @@ class InjectionRow(Fields, kw_only=True):
     phase: Annotated[
         str | None,
         about(
-            "`fwd`, `bwd`, `remat`, `update` (outside of the derivative, for example the optimizer) or `memory` (an "
-            "argument of the step)"
+            "`fwd`, `bwd`, `remat`, `update` (outside the derivative, for example the optimizer) or `memory` "
+            "(an argument of the step)"
         ),
     ] = None
     scope: Annotated[str | None, about("name stack of the operation, as set by `jax.named_scope`")] = None
@@ -458,7 +478,7 @@ class InjectionRow(Fields, kw_only=True):
     dtype: Annotated[str | None, about("type of the struck value")] = None
     shape: Annotated[list[int] | None, about("shape of the struck value")] = None
     output: Annotated[int | None, about("number of the operation's output that was struck")] = None
-    iteration: Annotated[list[int] | None, about("iteration of each loop around the operation, outermost first")] = None
+    iteration: Annotated[list[int] | None, about("iteration of each enclosing loop, outermost first")] = None
     layer: Annotated[int | None, about("iteration of the innermost loop")] = None
     device: Annotated[dict[str, int] | None, about("index of the struck device on each mesh axis")] = None
     step: Annotated[int | None, about("the step that was struck")] = None
@@ -471,16 +491,21 @@ class InjectionRow(Fields, kw_only=True):
     ] = None
     elements: Annotated[list[int] | None, about("flat indices of the first eight changed elements")] = None
     changed: Annotated[Number, about("number of changed elements")] = None
-    old: Annotated[list[str] | None, about("bits of `elements` before the fault, hexadecimal")] = None
-    new: Annotated[list[str] | None, about("bits of `elements` after the fault, hexadecimal")] = None
+    old: Annotated[list[str] | None, about("bits of `elements` before the fault, in hexadecimal")] = None
+    new: Annotated[list[str] | None, about("bits of `elements` after the fault, in hexadecimal")] = None
     outcome: Annotated[str | None, about("effect on training; see [campaign](campaign.md)")] = None
     followed: Annotated[Number, about("steps run after the struck one to observe the effect")] = None
     peak_excess: Annotated[Number, about("largest (loss − clean loss) / clean loss")] = None
     last_excess: Annotated[Number, about("(loss − clean loss) / clean loss at the last observed step")] = None
     detected: Annotated[
-        dict[str, Number], about("for each detector, the steps from fault to detection; `null` if not detected")
+        dict[str, Number],
+        about(
+            "for each detector, the number of steps from the fault to its detection; `null` if the detector missed it"
+        ),
     ] = {}
-    visible_after: Annotated[Number, about("steps until the loss changed visibly; `null` if it never did")] = None
+    visible_after: Annotated[
+        Number, about("number of steps until the loss changed visibly; `null` if it never did")
+    ] = None
 
 
 class PartRow(Fields, kw_only=True):
@@ -516,7 +541,7 @@ class Perturbed(Fields, kw_only=True):
     after: Annotated[list[int], about("iterations after which training was perturbed")]
     sizes: Annotated[list[float], about("sizes of the perturbations")]
     bounds: Annotated[list[float], about("bounds of theorem 3.2")]
-    costs: Annotated[list[float | None], about("additional iterations; `null` where training did not converge")]
+    costs: Annotated[list[float | None], about("additional iterations; `null` if training did not converge")]
     beyond: Annotated[list[float | None], about("iterations beyond `kappa`")]
 
 
@@ -532,12 +557,12 @@ class RecoveringRun(Fields, kw_only=True):
 
 
 class Overhead(Fields, kw_only=True):
-    """Wall time of checkpoint saves, and training through a failure: `found` of `overhead`."""
+    """Wall time of checkpoint saves, and the course of training with a failure: `found` of `overhead`."""
 
     after: Annotated[int, about("iteration after which half of the state is lost")]
     undisturbed: Annotated[list[float], about("losses without a failure")]
-    scar: Annotated[RecoveringRun, about("with SCAR")] = msgspec.field(name="SCAR")
-    traditional: Annotated[RecoveringRun, about("with full checkpoints that are restored as a whole")]
+    scar: Annotated[RecoveringRun, about("training with SCAR")] = msgspec.field(name="SCAR")
+    traditional: Annotated[RecoveringRun, about("training with full checkpoints, which are restored as a whole")]
 
     @property
     def ways(self) -> dict[str, RecoveringRun]:
@@ -549,7 +574,9 @@ class Criterion(Fields, kw_only=True):
 
     criteria: Annotated[list[float], about("losses at which training counts as converged")]
     iterations: Annotated[int, about("iterations until the last criterion is met")]
-    interval: Annotated[int, about("iterations in which the saves of a checkpoint together write the whole state once")]
+    interval: Annotated[
+        int, about("number of iterations in which the partial saves together write the whole state once")
+    ]
     blocks: Annotated[int, about("number of blocks")]
     source: Annotated[str, about("source of the data")]
     losses: Annotated[list[float], about("loss after each iteration, averaged over all initial states")]
@@ -559,7 +586,7 @@ class LossCosts(Fields, kw_only=True):
     """Costs of losing parts of the state."""
 
     costs: Annotated[
-        list[float | None], about("iterations that each loss costs; `null` where training did not converge")
+        list[float | None], about("additional iterations that each loss costs; `null` if training did not converge")
     ]
     sizes: Annotated[list[float], about("sizes of the perturbations")]
 
@@ -582,7 +609,9 @@ class Failures(Fields, kw_only=True):
     after: Annotated[list[int], about("iterations after which failures occur")]
     cases: Annotated[list[FailureCase], about("save policies and kinds of losses")]
     full: Annotated[LossCosts, about("costs if the whole state is restored")]
-    busiest: Annotated[float, about("share of the squared movement in the fastest-moving eighth of the blocks")]
+    busiest: Annotated[
+        float, about("share of the squared movement that is due to the fastest-moving eighth of the blocks")
+    ]
 
 
 class Environment(Fields, kw_only=True):
@@ -599,7 +628,7 @@ class Environment(Fields, kw_only=True):
     processors: Annotated[int | None, about("number of CPU cores of the host, if the platform is `cpu`")] = None
     cpu_threads: Annotated[
         str | None,
-        about("number of XLA's threads, which determines how matrix products are split, if the platform is `cpu`"),
+        about("number of XLA's threads, which determines how matrix products are split; only if the platform is `cpu`"),
     ] = None
     xla_flags: Annotated[str | None, about("the environment variable `XLA_FLAGS`")] = None
     options: Annotated[dict[str, str], about("options of JAX that change results")] = {}
@@ -623,7 +652,7 @@ class Suspect(Fields, kw_only=True):
         about("`null` for real hardware, the name of a simulated node, or `custom` for other simulated faults"),
     ] = None
     simulated: Annotated[bool | None, about("whether faults are simulated")] = None
-    faults: Annotated[list[str], about("the simulated faults, one readable line each")] = []
+    faults: Annotated[list[str], about("one readable line for each simulated fault")] = []
 
 
 class Device(Fields, kw_only=True):
@@ -632,7 +661,7 @@ class Device(Fields, kw_only=True):
     process: Annotated[int | None, about("index of the process that the device belongs to, from 0")] = None
     host: Annotated[str | None, about("host name")] = None
     machine: Annotated[str | None, about("hash of the machine's identity, as in `host` of the manifest")] = None
-    id: Annotated[int | None, about("JAX's number of the device, unique over all processes")] = None
+    id: Annotated[int | None, about("JAX's number of the device, which is unique across all processes")] = None
     kind: Annotated[str | None, about("model of the device")] = None
     rank: Annotated[
         dict[str, int] | None,
@@ -641,9 +670,11 @@ class Device(Fields, kw_only=True):
     serial: Annotated[str | None, about("serial number of the board, for GPUs that have one")] = None
     uuid: Annotated[
         str | None,
-        about("identifier of the GPU (of the whole GPU if only a part is used): NVIDIA's UUID, AMD's unique ID"),
+        about(
+            "identifier of the GPU (of the whole GPU if only a part is used): the UUID (NVIDIA) or the unique ID (AMD)"
+        ),
     ] = None
-    bus: Annotated[str | None, about("PCI address of the GPU: `domain:bus:device.function`, hexadecimal")] = None
+    bus: Annotated[str | None, about("PCI address of the GPU: `domain:bus:device.function`, in hexadecimal")] = None
     coordinates: Annotated[list[int] | None, about("coordinates of the TPU chip in its slice")] = None
     core: Annotated[int | None, about("number of the core on the TPU chip")] = None
     slice: Annotated[int | None, about("number of the TPU slice, if there are several")] = None
@@ -683,20 +714,20 @@ class Manifest(Header, kw_only=True, tag="jax-sdc record"):
         Any, about("the configuration: `name`, `model`, `optimizer`, `sequence_length`, `batch_size`, `microsteps`")
     ] = None
     steps: Annotated[int | None, about("planned steps")] = None
-    seed: Annotated[int | None, about("seed of parameters, data order and simulated faults")] = None
+    seed: Annotated[int | None, about("seed for the parameters, the data order and the simulated faults")] = None
     mesh: Annotated[
         dict[str, int] | None,
         about("size of each mesh axis, such as `data`, `model` and (if `placement` is `mesh`) `twin`"),
     ] = None
     environment: Annotated[
-        Environment | str | None, about("properties that must be equal for bits to be comparable; below")
+        Environment | str | None, about("properties that must be equal for bits to be comparable; see below")
     ] = None
     digests: Annotated[
         str | None,
         about("algorithm of the digests; digests of different algorithms are never compared"),
     ] = None
-    data: Annotated[Data | str | None, about("training data of the run; below")] = None
-    suspect: Annotated[Suspect | None, about("the hardware under suspicion; below")] = None
+    data: Annotated[Data | str | None, about("training data of the run; see below")] = None
+    suspect: Annotated[Suspect | None, about("the hardware under suspicion; see below")] = None
 
 
 class Arithmetic(Fields, kw_only=True):
@@ -715,7 +746,7 @@ class ProductSettings(Arithmetic, kw_only=True):
     profile: Annotated[str | None, about("file of the profile; `null` if roundoff is assumed")] = None
     second_tier: Annotated[list[str] | None, about("sites whose checks begin with the second tier")] = None
     departs: Annotated[
-        list[str] | None, about("properties that differ from the device on which the profile was measured")
+        list[str] | None, about("properties in which the device differs from the one on which the profile was measured")
     ] = None
     least_coverage: Annotated[Number, about("share of the work that must be checked for the verdict clean")] = None
 
@@ -724,7 +755,7 @@ class RunningSettings(Fields, kw_only=True):
     """`running` of a manifest: how a running checkpoint is saved."""
 
     fraction: Annotated[Number, about("share of the state that each save writes")] = None
-    losses: Annotated[list[str], about("simulated losses, one readable line each")] = []
+    losses: Annotated[list[str], about("one readable line for each simulated loss")] = []
 
 
 class PublishedSite(Fields, kw_only=True):
@@ -739,7 +770,7 @@ class RunManifest(Manifest, kw_only=True):
 
     program: Annotated[
         dict[str, str] | str | None,
-        about("SHA-256 of the StableHLO text: `step`, and for twins `observe` (the comparison after the step)"),
+        about("SHA-256 of the StableHLO text of `step` and, for twins, of `observe` (the comparison after the step)"),
     ] = None
     checkpoint_every: Annotated[int | None, about("number of steps from one checkpoint to the next")] = None
     layers: Annotated[int | None, about("number of decoder layers")] = None
@@ -756,9 +787,11 @@ class RunManifest(Manifest, kw_only=True):
     twins: Annotated[int | None, about("number of twins; `null` without twins")] = None
     processes: Annotated[int | None, about("number of operating-system processes")] = None
     hosts: Annotated[int | None, about("number of distinct hosts, identified by their boot identifiers")] = None
-    require_processes: Annotated[int | None, about("twins: required number of hosts")] = None
-    least_elements: Annotated[int | None, about("twins: elements that must be checked for the verdict clean")] = None
-    devices: Annotated[list[Device], about("the devices of the run, and their hardware; below")] = []
+    require_processes: Annotated[int | None, about("number of hosts that the twins must span")] = None
+    least_elements: Annotated[
+        int | None, about("number of elements that the twins must check for the verdict clean")
+    ] = None
+    devices: Annotated[list[Device], about("the devices of the run, and their hardware; see below")] = []
     abft: Annotated[
         ProductSettings | None,
         about(
@@ -776,11 +809,14 @@ class RunManifest(Manifest, kw_only=True):
     ] = None
     published: Annotated[
         dict[str, PublishedSite] | None,
-        about("twins without checked products: `frequency` and `severity` of the simulated node by site; else `null`"),
+        about(
+            "for twins without checked products, the published `frequency` and `severity` of the simulated "
+            "node by site; else `null`"
+        ),
     ] = None
     expected: Annotated[
         dict[str, Number] | None,
-        about("twins without checked products: expected frequency by site over the planned steps; else `null`"),
+        about("for twins without checked products, the expected frequency by site over the planned steps; else `null`"),
     ] = None
 
 
@@ -800,7 +836,7 @@ class CampaignManifest(Manifest, kw_only=True):
     follow: Annotated[int | None, about("steps run after the struck one to observe the effect")] = None
     batch: Annotated[int | None, about("injections that run concurrently")] = None
     sites: Annotated[int | None, about("number of sites that can be struck")] = None
-    devices: Annotated[list[Device], about("the devices of the run, and their hardware; below")] = []
+    devices: Annotated[list[Device], about("the devices of the run, and their hardware; see below")] = []
     thresholds: Annotated[dict[str, Number], about("thresholds of the outcomes and of the detectors")] = {}
     detectors: Annotated[list[str], about("names of the detectors")] = []
     clean: Annotated[
@@ -811,11 +847,11 @@ class CampaignManifest(Manifest, kw_only=True):
 class StudyManifest(Manifest, kw_only=True):
     """`manifest.json` of a study. Each study adds settings of its own."""
 
-    study: Annotated[str | None, about("name of the study, for studies of aggregation")] = None
+    study: Annotated[str | None, about("name of the study, if it is a study of aggregation")] = None
     seconds: Annotated[Number, about("wall time of the study in seconds")] = None
     workers: Annotated[Any, about("number of workers")] = None
     workloads: Annotated[dict[str, str] | None, about("source of the data of each workload")] = None
-    parts: Annotated[int | None, about("number of parts, for a study that has parts")] = None
+    parts: Annotated[int | None, about("number of parts, if the study has parts")] = None
     settings: Annotated[Any, about("settings of the study")] = None
 
 
@@ -823,11 +859,11 @@ class ProductsManifest(StudyManifest, kw_only=True):
     """`manifest.json` of a study of checked matrix products."""
 
     where: Annotated[str | None, about("selector of the products")] = None
-    marked_steps: Annotated[list[int], about("steps into whose products errors are injected")] = []
+    marked_steps: Annotated[list[int], about("steps into whose matrix products errors are injected")] = []
     arithmetic: Annotated[Arithmetic | None, about("roundoff from which the thresholds are computed")] = None
     profile: Annotated[str | None, about("file of the profile; `null` if roundoff is assumed")] = None
     departs: Annotated[
-        list[str], about("properties that differ from the device on which the profile was measured")
+        list[str], about("properties in which the device differs from the one on which the profile was measured")
     ] = []
     magnitudes: Annotated[list[float], about("sizes of the errors, in units of the row's root mean square")] = []
 
@@ -874,14 +910,14 @@ class SiteTotals(SiteCounts, kw_only=True):
 class LayerTotals(Fields, kw_only=True):
     """Counts of a site by layer."""
 
-    frequency: Annotated[list[Number], about("equation (1), over all steps")]
-    severity: Annotated[list[Number], about("equation (3), maximum over all steps")]
+    frequency: Annotated[list[Number], about("mismatch frequency by equation (1), over all steps")]
+    severity: Annotated[list[Number], about("mismatch severity by equation (3), maximum over all steps")]
     mismatched: Annotated[list[int], about("mismatched elements")]
     injected: Annotated[list[int], about("injected elements")]
 
 
 class FlaggedPlace(Fields, kw_only=True):
-    """Number of a product's rows that were flagged on one rank and in one layer."""
+    """Number of rows of a matrix product that were flagged on one rank and in one layer."""
 
     site: Annotated[str | None, about("name of the product")] = None
     layer: Annotated[Number, about("number of the layer")] = None
@@ -896,14 +932,16 @@ class ProductTotals(CheckedProducts, kw_only=True):
     """Counts of the checked matrix products, summed over all steps."""
 
     first_step: Annotated[int | None, about("number of the first step with a flagged row")] = None
-    places: Annotated[list[FlaggedPlace], about("places with flagged rows, the most often flagged first")] = []
+    places: Annotated[
+        list[FlaggedPlace], about("places with flagged rows, those with the most flagged rows first")
+    ] = []
 
 
 class ShadowTotals(Fields, kw_only=True):
     """Results of a shadow replica."""
 
     shares: Annotated[list[Number], about("for each data rank, the share of its comparisons that differed")] = []
-    suspects: Annotated[list[int], about("data ranks that are wrong")] = []
+    suspects: Annotated[list[int], about("data ranks that were identified as wrong")] = []
     differences: Annotated[Number, about("number of comparisons that differed")] = None
     comparisons: Annotated[Number, about("total number of comparisons")] = None
 
@@ -921,13 +959,17 @@ class RunSummary(Ending, kw_only=True):
             "95 % upper bound)"
         ),
     ] = {}
-    other_sites: Annotated[dict[str, SiteTotals], about("the same for any other site")] = {}
+    other_sites: Annotated[dict[str, SiteTotals], about("the same figures for each other site")] = {}
     layers: Annotated[
         dict[str, LayerTotals],
         about("for each site, lists with one entry per layer: `frequency`, `severity`, `mismatched`, `injected`"),
     ] = {}
-    state: Annotated[Counts | None, about("`checked` and `mismatched` elements of the state, all steps")] = None
-    gradient: Annotated[Counts | None, about("`checked` and `mismatched` elements of the gradient, all steps")] = None
+    state: Annotated[
+        Counts | None, about("`checked` and `mismatched` elements of the state, summed over all steps")
+    ] = None
+    gradient: Annotated[
+        Counts | None, about("`checked` and `mismatched` elements of the gradient, summed over all steps")
+    ] = None
     worst_noise_to_signal: Annotated[Number, about("equation (5)")] = None
     parameter_difference: Annotated[
         Number, about("L2 norm of the difference from the reference's parameters at the last step; maximum over twins")
@@ -954,7 +996,10 @@ class RunSummary(Ending, kw_only=True):
     ] = None
     first_difference: Annotated[
         DifferencePlace | None,
-        about("first difference of a trace from another: `step`, `site`, `layer`, `devices`, as in `sdc diff --json`"),
+        about(
+            "first difference between this trace and another: `step`, `site`, `layer`, `devices`, as in `sdc "
+            "diff --json`"
+        ),
     ] = None
     abft: Annotated[
         ProductTotals | None, about("counts of the checked products, summed over all steps, if the run checked any")
@@ -962,7 +1007,7 @@ class RunSummary(Ending, kw_only=True):
     shadow: Annotated[ShadowTotals | None, about("results of the shadow replica, if there was one")] = None
     state_digest: Annotated[
         list[str] | None,
-        about("64-bit digest of each twin's final state, hexadecimal; equal for equal bits on any mesh"),
+        about("64-bit digest of each twin's final state, in hexadecimal; equal bits give equal digests on any mesh"),
     ] = None
 
     @property
@@ -972,7 +1017,7 @@ class RunSummary(Ending, kw_only=True):
 
 
 class GroupTotals(Fields, kw_only=True):
-    """Outcomes of a group of injections."""
+    """Outcomes of the injections in one group."""
 
     injections: Annotated[int, about("number of injections that reached their site")]
     outcomes: Annotated[dict[str, int], about("number of injections with each outcome")]
@@ -1010,7 +1055,8 @@ class CampaignSummary(Ending, kw_only=True):
     ] = {}
     bits: Annotated[dict[str, dict[str, dict[str, int]]], about("number of injections by dtype, bit and outcome")] = {}
     detectors: Annotated[
-        dict[str, DetectorTotals], about("for each detector, the share that it detected and the steps to detection")
+        dict[str, DetectorTotals],
+        about("for each detector, the share of the injections that it detected and the number of steps to detection"),
     ] = {}
     harmful_missed: Annotated[
         int | None, about("harmful injections missed by all detectors that need no recorded trace")
@@ -1022,8 +1068,8 @@ class CampaignSummary(Ending, kw_only=True):
 class StudySummary(Ending, kw_only=True):
     """`summary.json` of a study. Each study adds its own figures."""
 
-    study: Annotated[str | None, about("name of the study, for studies of aggregation")] = None
-    complete: Annotated[bool | None, about("whether all parts are done, for a study that has parts")] = None
+    study: Annotated[str | None, about("name of the study, if it is a study of aggregation")] = None
+    complete: Annotated[bool | None, about("whether all parts are done, if the study has parts")] = None
 
 
 class SchemeCounts(Fields, kw_only=True):
@@ -1038,11 +1084,15 @@ class SchemeCounts(Fields, kw_only=True):
 
 
 class SchemeShares(SchemeCounts, kw_only=True):
-    """Counts of a checksum scheme, with the rates that follow from them."""
+    """Counts of a checksum scheme, with the rates computed from these counts."""
 
     false_alarms_upper_95: Annotated[Number, about("95 % upper bound on false alarms per row")] = None
-    half: Annotated[Number, about("smallest magnitude from which at least 50 % are detected; `null` if none")] = None
-    almost_all: Annotated[Number, about("smallest magnitude from which at least 99 % are detected")] = None
+    half: Annotated[
+        Number, about("smallest magnitude from which at least 50 % of the errors are detected; `null` if none")
+    ] = None
+    almost_all: Annotated[Number, about("smallest magnitude from which at least 99 % of the errors are detected")] = (
+        None
+    )
     flips: Annotated[Number, about("detected share of the flips")] = None
     sign_exponent: Annotated[Number, about("detected share of the flips of sign and exponent bits")] = None
 
@@ -1062,36 +1112,40 @@ class Collective(Fields):
 
     kind: Annotated[str, about("kind of collective")]
     axes: Annotated[str | None, about("mesh axes, joined by `,`; empty if the groups match no set of axes")]
-    crosses: Annotated[str | None, about("the boundary that it crosses: `slices` or `hosts`; empty for neither")]
-    blocking: Annotated[bool, about("whether it is a single operation, so that nothing overlaps with it")]
+    crosses: Annotated[
+        str | None, about("the boundary that the collective crosses: `slices` or `hosts`; empty for neither")
+    ]
+    blocking: Annotated[bool, about("whether the collective is a single operation, with which nothing can overlap")]
     count: Annotated[int, about("number of executions")]
     sent: Annotated[float, about("total bytes that a device sends")]
-    seconds: Annotated[float, about("time to send them at the stated bandwidth")]
+    seconds: Annotated[float, about("time to send these bytes at the stated bandwidth")]
     hidden: Annotated[
         float,
         about(
-            "part of `seconds` that overlaps with other work: the time of the operations that the compiler placed "
-            "between start and end of each collective, at most that of the collective itself. It is not subtracted "
-            "elsewhere"
+            "part of `seconds` that overlaps with other work: the time of the operations that the compiler "
+            "placed between the start and the end of each collective, but at most the time of the collective "
+            "itself. This part is not subtracted elsewhere"
         ),
     ]
 
 
 class Estimate(Fields, kw_only=True):
-    """Cost of a compiled program on a device, as the compiler estimates it. None of it was measured."""
+    """Cost of a compiled program on a device, as the compiler estimates it. None of these figures was measured."""
 
     target: Annotated[str, about("name of the target")]
     devices: Annotated[int, about("number of devices on which the program runs")] = 0
-    cycles: Annotated[int | None, about("TPU: cycles, kernels and collectives included. `null` for GPUs")] = None
+    cycles: Annotated[int | None, about("TPU: cycles, including those of kernels and collectives; `null` for GPUs")] = (
+        None
+    )
     kernel_cycles: Annotated[
         int,
         about(
-            "TPU: cycles of custom kernels, computed from their instructions; a matrix product is charged at least "
-            "the cycles of the compiler's own product"
+            "TPU: cycles of custom kernels, computed from their instructions; a matrix product counts as at "
+            "least the cycles of the compiler's own product"
         ),
     ] = 0
     kernel_instructions: Annotated[int, about("TPU: cycles of custom kernels, from their instructions alone")] = 0
-    kernels: Annotated[int | None, about("GPU: number of kernels. `null` for TPUs")] = None
+    kernels: Annotated[int | None, about("GPU: number of kernels; `null` for TPUs")] = None
     moved: Annotated[int, about("GPU: bytes of the kernels' operands and results")] = 0
     seconds: Annotated[
         float,
@@ -1106,7 +1160,10 @@ class Estimate(Fields, kw_only=True):
     outputs: Annotated[int, about("bytes of the outputs that do not reuse the memory of an input")] = 0
     temporaries: Annotated[int, about("bytes of intermediate values")] = 0
     memory: Annotated[
-        int, about("peak bytes as the compiler reports them, or else the sum of the three fields above as a bound")
+        int,
+        about(
+            "peak bytes, as reported by the compiler; if not reported, the sum of the three fields above, as a bound"
+        ),
     ] = 0
     capacity: Annotated[int, about("bytes of the device's memory")] = 0
     code: Annotated[int, about("bytes of the program itself")] = 0
@@ -1114,16 +1171,18 @@ class Estimate(Fields, kw_only=True):
 
     @property
     def cost(self) -> float:
-        """Cost for comparing programs on the same chips: cycles, or seconds at stated bandwidths."""
+        """Cost by which programs on the same chips are compared: cycles, or seconds at stated bandwidths."""
         return self.seconds if self.cycles is None else float(self.cycles)
 
 
 class ProgramEstimate(Estimate, kw_only=True):
-    """A program of an estimate. If the program does not fit into memory, its other fields are unknown."""
+    """A program in an estimate. If the program does not fit into memory, its other fields are unknown."""
 
     tool: Annotated[str, about("the transformation that was applied to the step")]
     does_not_fit: Annotated[str | None, about("the memory that the program lacks; absent if it fits")] = None
-    ratio: Annotated[Number, about("its cost divided by that of the first program for the same target")] = None
+    ratio: Annotated[
+        Number, about("cost of the program, divided by the cost of the first program for the same target")
+    ] = None
 
 
 class EstimateSummary(StudySummary, kw_only=True):
