@@ -34,10 +34,10 @@ class Strike(NamedTuple):
     """One fault as data; create it with `strike_on` or `no_strike`.
 
     Attributes:
-        site: number of the site, see `site_number`; 0 strikes nothing.
+        site: number of the site (see `site_number`); 0 for a strike that corrupts nothing.
         output: number of the operation's output.
         iteration: index in each enclosing loop, outermost first; -1 for all iterations, and for unused entries.
-        device: index along mesh axes; -1 for all devices along an axis.
+        device: index along each mesh axis; -1 for all devices along that axis.
         elements: flat indices of the elements struck together; -1 for unused entries.
         change: how these elements change.
     """
@@ -95,7 +95,7 @@ def strike_on(
         key: key for random draws, such as the bit that flips; derived from the elements by default.
         room: see `no_strike`; by default, the number of elements. Strikes with equal room and axes share a compiled
             program.
-        axes: further mesh axes, see `no_strike`.
+        axes: further mesh axes (see `no_strike`).
 
     Raises:
         SettingError: `site` is not a `Site` but, for example, its name.

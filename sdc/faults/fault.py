@@ -188,7 +188,7 @@ def _within(first: Int[Array, "hits"], offsets: Int[np.ndarray, "n"], shape: tup
 
 
 def _like(start: Int[Array, "hits"], numbers: Int[np.ndarray, "n"]) -> Int[Array, "n"]:
-    """Converts numbers to an array of the library (JAX or NumPy) and dtype of `start`."""
+    """Converts numbers to an array of the same library (JAX or NumPy) and dtype as `start`."""
     return start.__array_namespace__().asarray(numbers.astype(start.dtype))
 
 
@@ -204,7 +204,8 @@ class When:
         onset: the first step with the fault.
         spike: probability that the fault is active in a step, or 1 for a steady rate; in an active step, the rate is
             divided by `spike`, so the mean over time is unchanged.
-        burst: excess of the rate at the onset, as a multiple of the rate; it decays as exp(-(step - onset) / decay).
+        burst: excess of the rate at the onset, as a multiple of the rate; the excess decays as
+            exp(-(step - onset) / decay).
         decay: time constant of that decay, in steps.
         end: the first step without the fault; None if the fault persists.
         gamma: shape of a gamma distribution with mean 1, or None for a steady rate. At each step, a factor on the rate
@@ -433,10 +434,10 @@ def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
     hit, term = read_hit("fault", text, EXAMPLE, _OWN)
     given = term.common
     if "rate" not in given:
-        raise ValueError(f"fault {text!r}: 'rate' is missing, as in '{term.head}(rate=1e-4)'")
+        raise ValueError(f"fault {text!r}: 'rate' is missing; give one, as in '{term.head}(rate=1e-4)'")
     for one, other in (("site", "where"), ("step", "onset"), ("step", "end")):
         if one in given and other in given:
-            raise ValueError(f"fault {text!r}: {one!r} and {other!r} are mutually exclusive; give one of them")
+            raise ValueError(f"fault {text!r}: {one!r} and {other!r} are mutually exclusive; give only one of them")
     when = {key: given[key] for key in form(When).types if key in given}
     if "step" in given:
         when |= {"onset": given["step"], "end": given["step"] + 1}

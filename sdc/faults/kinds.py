@@ -127,7 +127,7 @@ def held_bits(value: float, dtype: Any) -> int:
             fits = math.isfinite(value) and value == int(value) and info.min <= value <= info.max
             held = np.asarray(int(value) if fits else 0, dtype)
     if not fits:
-        raise ValueError(f"{name} cannot hold {value:g}; choose another number (nan is stuck(value=nan))")
+        raise ValueError(f"{name} cannot hold {value:g}; choose another number, or stuck(value=nan) for NaN")
     return int(held.view(f"u{held.dtype.itemsize}"))
 
 
@@ -415,7 +415,7 @@ class Tailed(Relative):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Gaussian(FaultKind):
-    """Adds noise from N(0, sigma^2) to the element: a control for training's tolerance rather than a measured fault."""
+    """Adds noise from N(0, sigma^2) to the element; a control for training's tolerance, not a measured fault."""
 
     sigma: float
 

@@ -45,7 +45,7 @@ def rarely(predicate: Bool[Array, ""], change: Callable[..., Tree], carried: Tre
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Values, platforms: Any = None) -> Any:
-    """Applies one of the branches, as `lax.switch` does, but without clamping the index, which would add sites."""
+    """Applies one of the branches, as `lax.switch` does, but without clamping the index (clamping adds sites)."""
     return _switch_internal(index, branches, operands, branches_platforms=platforms)
 
 

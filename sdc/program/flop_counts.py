@@ -51,7 +51,7 @@ def product_flops(
     """Returns the number of operations in an equation's matrix products, including integer products; None if unknown.
 
     Products inside a kernel (`pallas_call`) or another primitive that holds a program are counted. The number is
-    unknown for primitives of other libraries, and for calls of foreign code, that return numbers other than integers.
+    unknown for a primitive of another library, or a call of foreign code, that returns numbers other than integers.
     """
     name = primitive.name
     if name in FREE:

@@ -18,7 +18,7 @@ def bound_axes() -> dict[str, int]:
 
 
 def axis_size(axis_name: str, role: str) -> int:
-    """Returns the size of an axis, which must be at least two; `role` is the noun for its members, such as `twin`."""
+    """Returns the size of an axis, which must be at least two; `role` is the noun for a member, such as `twin`."""
     axes = bound_axes()
     if axis_name not in axes:
         other = f"name {' or '.join(map(repr, sorted(axes)))}, or " if axes else ""
