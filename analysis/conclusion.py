@@ -120,7 +120,7 @@ def write_overview(folder: str | PathLike[str]) -> Overview:
     try:
         inside = sorted(path.iterdir())
     except OSError as error:
-        raise RecordError(f"{path} cannot be read ({error.strerror}); correct that and try again") from error
+        raise RecordError(f"{path} cannot be read ({error.strerror}); correct the cause and try again") from error
     runs = [folder for folder in inside if folder.is_dir() and any((folder / name).exists() for name in TRACES)]
     if not runs:
         raise RecordError(

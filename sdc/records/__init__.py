@@ -1,12 +1,12 @@
 """Records of runs on disk, deterministic execution, and the comparability of two runs.
 
-- `format`: files of JSON with checksums, one `Format` for each kind of file
+- `format`: JSON files with checksums, one `Format` for each kind of file
 - `lines`: files of lines that grow during a run
 - `storage`: local disks, NFS and object stores
 - `lock`: one writer at a time
 - `layout`: the files of each kind of record, with types from `sdc.schema`
 - `record`: writing and reading a record
-- `determinism`, `devices`: everything that determines bits, and the hardware that computes them
+- `determinism`, `devices`: everything that determines the bits of a result, and the hardware that computes these bits
 """
 
 from typing import TYPE_CHECKING

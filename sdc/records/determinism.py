@@ -1,9 +1,9 @@
 """Determinism: settings that make a backend bitwise deterministic, and the comparability of two runs.
 
 Twins are compared bit for bit, so they must run the same program on the same kind of device with the same libraries.
-`prepare` applies the settings of each backend before JAX starts it, `environment` records them, and `differences`
-lists the differences between processes. Twins with such differences are not comparable: if their results differ, this
-proves nothing.
+`prepare` applies the settings of each backend before JAX starts the backend, `environment` records these settings, and
+`differences` lists the differences between processes. Twins with such differences are not comparable: if their results
+differ, this proves nothing.
 """
 
 import hashlib
@@ -41,23 +41,23 @@ OPTIONS = (
 
 
 def prepare(*, cpu_devices: int, cpu_threads: int | None = None, only_cpu: bool = False) -> None:
-    """Makes every backend deterministic; call this function before anything runs on a device.
+    """Makes every backend deterministic; this function must be called before anything runs on a device.
 
     Args:
         cpu_devices: number of CPU devices to simulate in this process, if it has only a CPU.
-        cpu_threads: size of XLA's thread pool on a CPU, at least `cpu_devices` (its default). XLA splits matrix
-            products by the size of the pool and rounds each part, so another size gives different low-order bits.
-            Processes whose results are compared need the same size.
+        cpu_threads: size of XLA's thread pool on a CPU, at least `cpu_devices` (the default). XLA splits matrix
+            products according to the size of the pool and rounds each part, so another size gives different low-order
+            bits. Processes whose results are compared need pools of the same size.
         only_cpu: use the CPU even if there is an accelerator.
 
     Raises:
-        ValueError: the environment sets the opposite of a required flag, JAX has started, or a process cannot have that
-            many simulated devices.
+        ValueError: the environment sets the opposite of a required flag, JAX has already started, or a process cannot
+            have `cpu_devices` simulated devices.
     """
     if not 1 <= cpu_devices <= MOST_DEVICES:
         raise ValueError(
-            f"cpu_devices={cpu_devices}: expected a number from 1 to {MOST_DEVICES:,} for one process, since each has "
-            "its own threads; use fewer devices, or more processes"
+            f"cpu_devices={cpu_devices}: expected a number from 1 to {MOST_DEVICES:,} for one process, since each "
+            "device has its own threads; use fewer devices, or more processes"
         )
     import jax
 
@@ -70,17 +70,17 @@ def prepare(*, cpu_devices: int, cpu_threads: int | None = None, only_cpu: bool 
     try:
         jax.config.update("jax_num_cpu_devices", cpu_devices)
     except RuntimeError as error:
-        raise ValueError("JAX has started its devices already; start the command in a new process") from error
+        raise ValueError("JAX has already started its devices; start the command in a new process") from error
 
 
 def _missing(flags: Sequence[str]) -> list[str]:
-    """Returns the flags that GPUs need and that are missing."""
+    """Returns the flags that GPUs need and that `flags` does not contain."""
     missing = []
     for flag in GPU_FLAGS:
         name, _, value = flag.partition("=")
         given = [other for other in flags if other.partition("=")[0] == name]
         if any(other.partition("=")[2] not in ("", value) for other in given):
-            raise ValueError(f"XLA_FLAGS holds {given[0]}, but twins need {flag}; remove it from XLA_FLAGS")
+            raise ValueError(f"XLA_FLAGS contains {given[0]}, but twins need {flag}; remove the wrong flag")
         if not given:
             missing.append(flag)
     return missing
@@ -96,10 +96,10 @@ def check_deterministic(environment: Mapping[str, Any]) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Returns the environment of this process, which is equal if the results of processes are comparable bit for bit.
+    """Returns the environment of this process; results are comparable bit for bit if environments are equal.
 
     Returns:
-        Versions, devices, flags and options, as JSON. The call starts the devices.
+        Versions, devices, flags and options, as JSON. Calling this function starts the devices.
     """
     import jax
     from jax.extend import backend
@@ -127,10 +127,10 @@ def environment() -> dict[str, Any]:
 
 
 def program_fingerprint(lowered: "jax.stages.Lowered") -> str:
-    """Returns the SHA-256 of a lowered program's StableHLO text, 64 hexadecimal digits: equal for equal programs.
+    """Returns the SHA-256 of a lowered program's StableHLO text, 64 hexadecimal digits; equal for equal programs.
 
     Args:
-        lowered: the lowered program, the result of `jax.jit(step).lower(...)`.
+        lowered: the lowered program, as `jax.jit(step).lower(...)` returns it.
     """
     return hashlib.sha256(lowered.as_text().encode()).hexdigest()
 
@@ -140,7 +140,7 @@ class EnvironmentDifference(NamedTuple):
 
     Attributes:
         key: the key that differs, with dots between the levels of the descriptions.
-        values: its value in each description, `"nothing"` if missing.
+        values: the value of this key in each description, or `"nothing"` if the key is missing.
     """
 
     key: str
@@ -155,7 +155,7 @@ class EnvironmentDifference(NamedTuple):
 
 
 def differences(descriptions: Sequence[Mapping[str, Any]]) -> tuple[EnvironmentDifference, ...]:
-    """Returns the differences between nested mappings, such as the environments of processes, in the order of keys."""
+    """Returns the differences between nested mappings, such as the environments of processes, sorted by key."""
     flat = [_flatten("", description) for description in descriptions]
     # A missing mapping is reported through the entries of the others.
     above = {key[:dot] for each in flat for key in each for dot, sign in enumerate(key) if sign == "."}

@@ -1,8 +1,9 @@
-"""The devices of a process, identified so that the physical part can be located.
+"""The devices of a process, identified so that the physical parts can be located.
 
 A verdict identifies ranks. To act on a verdict, one needs the host, the slot and the part, as reported by JAX, the
-driver's libraries and the kernel's files. Unreported fields are omitted; the devices themselves are not queried. These
-fields do not affect the computation, so they are not part of `environment` and never make two processes incomparable.
+driver's libraries and the kernel's files. Unreported fields are omitted; the devices themselves are not queried. None
+of these fields affects the computation, so the fields are not part of `environment` and never make two processes
+incomparable.
 """
 
 import ctypes
@@ -49,7 +50,7 @@ def _run(command: Sequence[str]) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """Sources of information about a host. Each returns None if it has no answer.
+    """Sources of information about a host. Each of these functions returns None if it has no answer.
 
     Attributes:
         read: returns the text of a file, given its path.
@@ -65,7 +66,7 @@ class Sources:
 def describe_devices(
     devices: "Sequence[jax.Device] | None" = None, *, sources: Sources | None = None
 ) -> list[dict[str, Any]]:
-    """Returns descriptions of the hardware behind the devices of this process. The call starts JAX's devices.
+    """Returns descriptions of the hardware behind this process's devices. Calling this function starts JAX's devices.
 
     Args:
         devices: the devices to describe; those of other processes are skipped (default: all).
@@ -95,15 +96,15 @@ def describe_devices(
 
 
 def on_mesh(devices: Sequence[Mapping[str, Any]], mesh: "jax.sharding.Mesh") -> list[dict[str, Any]]:
-    """Returns the devices of a mesh, each with its rank: the position on the mesh.
+    """Returns the devices of a mesh, each with its rank (its position on the mesh).
 
     Args:
         devices: results of `describe_devices` from one or several processes.
         mesh: the mesh of the run.
 
     Returns:
-        The same objects with `rank`, the index on each axis, in the order of their ranks. Devices that are not on the
-        mesh took no part in the run and are omitted.
+        The same objects, sorted by rank, each with a field `rank` that holds the index on each axis. Devices that are
+        not on the mesh took no part in the run and are omitted.
     """
     known = {device["id"]: device for device in devices}
     return [
@@ -120,7 +121,7 @@ def version_in(text: str | None, pattern: str) -> str | None:
 
 
 def serials_of_nvidia(printed: str) -> dict[str, str]:
-    """Returns serial numbers by bus address, from lines `BUS, SERIAL` of nvidia-smi; ignores texts in brackets."""
+    """Returns serial numbers by bus address, from the lines `BUS, SERIAL` of nvidia-smi; ignores texts in brackets."""
     rows = (line.partition(",") for line in printed.splitlines())
     return {pci_address(bus): serial.strip() for bus, _, serial in rows if re.fullmatch(r"\w+", serial.strip())}
 
@@ -132,7 +133,7 @@ def pci_address(text: str) -> str:
 
 
 def _parts(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[str, Any]]:
-    """Returns the platform's information about each device; all devices of a process have the same platform."""
+    """Returns the platform's information about each device; all devices of a process are of the same platform."""
     if not devices:
         return []
     version = devices[0].client.platform_version

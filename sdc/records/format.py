@@ -1,12 +1,13 @@
-"""Files of strict JSON with checksums, written atomically; syntax and checksum are verified when a file is read.
+"""Files of strict JSON with checksums. Files are written atomically, and syntax and checksum are verified on reading.
 
 A `Format` describes one kind of file: its name, its type and the remedy for an unreadable file. The object in memory
 mirrors the file. JSON has no NaN or infinity: these numbers are written as the strings "NaN", "Infinity" and
 "-Infinity", and are read back as numbers.
 
-The checksum is a CRC-32, of a whole file or of a line together with all lines before it, so a line that was lost,
-repeated, edited or moved no longer matches. It detects every change of up to 32 adjacent bits and misses one in 4e9 of
-all others. It protects against accidents, not against manipulation, since anyone can recompute it.
+The checksum is the CRC-32 of a whole file, or of a line together with all lines before it. The checksum therefore no
+longer matches if a line was lost, repeated, edited or moved. A CRC-32 detects every change of up to 32 adjacent bits
+and misses one in 4e9 of all other changes. It protects against accidents, but not against manipulation, since anyone
+can recompute the checksum.
 """
 
 import json
@@ -67,7 +68,7 @@ def parse_json(text: str | bytes, decode: Callable[[Any], Any] = json.loads) -> 
 
 
 def to_json(value: Any) -> Any:
-    """Converts a value to strict JSON types; see the module for non-finite numbers.
+    """Converts a value to strict JSON types; the module's docstring describes the form of non-finite numbers.
 
     Args:
         value: nested mappings, structs, sequences, arrays, numbers, strings and paths.
@@ -91,7 +92,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Converts strings for non-finite numbers back to numbers."""
+    """Converts the strings that stand for non-finite numbers back to numbers."""
     if isinstance(value, dict):
         return {key: from_json(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -119,7 +120,7 @@ def write_sealed(path: AnyPath, value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: AnyPath) -> dict[str, Any]:
-    """Reads a JSON object of any format and strips a checksum; raises RecordError if it is damaged."""
+    """Reads a JSON object of any format and removes its checksum, if any; raises RecordError if the file is damaged."""
     place = os.fspath(path)
     content = _content(place, REMEDY)
     value = _object(content, place, REMEDY)
@@ -135,10 +136,10 @@ def _content(place: str, source: str) -> bytes:
         raise RecordError(f"there is no {place}; {source}") from error
     except IsADirectoryError as error:
         raise RecordError(
-            f"{place} is a folder, expected a file; give the file itself, or replace the folder with it"
+            f"{place} is a folder, not a file; give the path of a file, or replace the folder with the file"
         ) from error
     except OSError as error:
-        raise RecordError(f"{place} cannot be read ({reason(error)}); correct that and try again") from error
+        raise RecordError(f"{place} cannot be read ({reason(error)}); correct the cause and try again") from error
 
 
 def _object(content: bytes, place: str, remedy: str) -> dict[str, Any]:
@@ -154,7 +155,7 @@ def _object(content: bytes, place: str, remedy: str) -> dict[str, Any]:
 
 
 def misfit(value: Any, type: type) -> str | None:
-    """Returns which field of a JSON value does not match its `msgspec.Struct`, and why; None if all match."""
+    """Returns which field of a JSON value does not match its `msgspec.Struct`, with the reason; None if all match."""
     try:
         msgspec.convert(value, type)
     except msgspec.ValidationError as error:
@@ -172,7 +173,7 @@ T = TypeVar("T", bound=Header)
 
 @dataclass(frozen=True, kw_only=True)
 class Format(Generic[T]):
-    """A kind of file. Its name is the `tag` of its type; its version is the default of the type's field `schema`."""
+    """A kind of file. Its name is the `tag` of `type`; its version is the default of the field `schema` of `type`."""
 
     type: type[T]
     noun: str  # noun for such a file, as in "FILE is not a ..."
@@ -201,7 +202,7 @@ class Format(Generic[T]):
         write_bytes(path, self.encode(value))
 
     def read(self, path: AnyPath) -> T:
-        """Reads a file, or the file with one of `names` in a folder; raises RecordError with a one-line reason."""
+        """Reads a file, or in a folder the file with one of `names`; raises RecordError with a reason of one line."""
         place = os.fspath(path)
         if self.names and os.path.isdir(place):
             inside = [os.path.join(place, name) for name in self.names]
@@ -214,7 +215,7 @@ class Format(Generic[T]):
         return self.decode(_content(place, self.source or self.remedy), place)
 
     def decode(self, content: bytes, place: str) -> T:
-        """Decodes the content of a file; `place` is for messages. Raises the same errors as `read`."""
+        """Decodes the content of a file; `place` is the path for messages. Raises the same errors as `read`."""
         value = self._certain(content) or msgspec.convert(self._fields(content, place), self.type)
         if problem := next(iter(self.contradictions(value)), None):
             raise RecordError(f"{place} contradicts itself: {problem}; {self.remedy}")
@@ -227,14 +228,14 @@ class Format(Generic[T]):
 
     @cached_property
     def _head(self) -> re.Pattern[bytes]:
-        """Pattern of the beginning of a file that this version wrote."""
+        """Pattern that matches the beginning of each file that this version wrote."""
         mine = f'{{\n "format": {msgspec.json.encode(self.name).decode()},\n "schema": {self.version},\n'
         return re.compile(re.escape(mine.encode()) + rb' "version": "[^"\n]*",\n "host": \{')
 
     def _certain(self, content: bytes) -> T | None:
         """Decodes unambiguous content directly; returns None if the content needs a detailed check.
 
-        A fleet reads a thousand files of 3 MB, and checking each value takes several times as long.
+        The summary of a fleet reads a thousand files of 3 MB, and checking each value takes several times as long.
         """
         if not self._head.match(content) or not is_sound(content) or any(word in content for word in ODD):
             return None

@@ -35,7 +35,7 @@ class Kind:
         summary: type of `summary.json`.
         lines: file with one line for each number, or None.
         details: file with further lines for a number, or None.
-        discarded: file with earlier lines of repeated steps, or None if such lines prove nothing.
+        discarded: file with the earlier lines of repeated steps, or None if such lines prove nothing.
         number: the field that numbers the lines.
     """
 
@@ -54,7 +54,7 @@ class Kind:
 
     @property
     def has_mismatches(self) -> bool:
-        """Whether the details are mismatches."""
+        """Whether the file of details holds mismatches."""
         return self.details is not None and self.details.row is schema.MismatchRow
 
 
@@ -85,7 +85,7 @@ KINDS: dict[str, Kind] = {
 
 
 def kind_of(name: object) -> Kind:
-    """Returns the entry of `KINDS` with that name; raises RecordError if there is none."""
+    """Returns the entry of `KINDS` with the given name; raises RecordError if there is none."""
     if not isinstance(name, str) or name not in KINDS:
         raise RecordError(f"kind of record {name!r} is unknown; expected one of {', '.join(KINDS)}")
     return KINDS[name]
@@ -104,8 +104,8 @@ def json_schema() -> dict[str, Any]:
     """Returns the layout of records as JSON Schema (draft 2020-12).
 
     Returns:
-        `$defs` describes every object; `files` identifies, by kind of record and file, the object in the file or in
-        each of its lines.
+        `$defs` describes every object; `files` maps each kind of record and each of its files to the object in the file
+        or in each line of the file.
     """
     files = {
         kind.name: {
@@ -141,7 +141,7 @@ def _as_written(part: Any) -> Any:
 def render_tables(page: str, types: Sequence[type[Any]] = TABLES) -> str:
     """Replaces each line `<!-- fields: TYPE -->` of a page with the table of the fields of that type.
 
-    A table has a line for each field that its type does not inherit, required ones first.
+    A table has one row for each field that the type does not inherit; required fields come first.
     """
     tables = {type.__name__: type for type in types}
 
@@ -155,7 +155,7 @@ def render_tables(page: str, types: Sequence[type[Any]] = TABLES) -> str:
 
 
 def _descriptions(type: Any) -> dict[str, str]:
-    """Returns descriptions by field, required fields first, so that the number of a line heads its table."""
+    """Returns descriptions by field, required fields first, so that the field that numbers the lines comes first."""
     info = msgspec.inspect.type_info(type)
     assert isinstance(info, msgspec.inspect.StructType | msgspec.inspect.DataclassType)
     tag = getattr(info, "tag", None)

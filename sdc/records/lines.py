@@ -1,4 +1,4 @@
-"""Files of lines: JSON objects with numbers, each with a checksum over itself and all lines before it."""
+"""Files of lines: numbered JSON objects, each with a checksum over the line itself and all lines before it."""
 
 import io
 import os
@@ -20,7 +20,7 @@ SHARE = 10  # rewrites take at most one part in this many of the time
 
 
 def start(path: AnyPath) -> int:
-    """Returns the initial checksum, before the first line, of a file of that name."""
+    """Returns the initial checksum of a file, before its first line; it depends on the file's name."""
     return zlib.crc32(os.path.basename(os.fspath(path)).encode())
 
 
@@ -31,7 +31,7 @@ def link(line: bytes, before: int) -> tuple[bytes, int]:
 
 
 def unlink(line: bytes) -> tuple[bytes, int | None]:
-    """Returns a line as it was before `link`, and its checksum, or None if it has no checksum."""
+    """Returns a line as it was before `link`, and its checksum, which is None if the line has none."""
     found = _LINE.search(line)
     return (line, None) if found is None else (line[: found.start()] + b"}", int(found[1], 16))
 
@@ -44,9 +44,9 @@ def end_of(content: bytes, before: int) -> int:
 
 
 class Rows(Sequence[dict[str, Any]]):
-    """Lines of a file: `typed` holds typed objects; the sequence itself holds JSON objects, decoded on access.
+    """Lines of a file: `typed` holds typed objects; the sequence itself decodes JSON objects on access.
 
-    Equal objects within the typed lines are shared: do not change them.
+    Equal objects within the typed lines are shared, so do not change them.
     """
 
     def __init__(self, typed: Sequence[Any] = (), raw: Sequence[bytes | dict[str, Any]] = ()) -> None:
@@ -78,7 +78,7 @@ class Rows(Sequence[dict[str, Any]]):
 
 
 def read_rows(path: AnyPath, type: type, *, whole: bool, key: str, end: tuple[int, str] | None = None) -> Rows:
-    """Reads JSON lines; raises RecordError with the line and field that is damaged or missing."""
+    """Reads JSON lines; raises RecordError that names the line and the field if one is damaged or missing."""
     content = read_content(path, whole=whole)
     lines = list(_numbered(path, content, key, type))
     if end is not None and (found := (len(lines), f"{end_of(content, start(path)):08x}")) != tuple(end):
@@ -90,7 +90,7 @@ def read_rows(path: AnyPath, type: type, *, whole: bool, key: str, end: tuple[in
 
 
 def read_content(path: AnyPath, *, whole: bool) -> bytes:
-    """Returns the bytes of a file of lines; empty if the file is missing, unless it must be `whole`."""
+    """Returns the bytes of a file of lines; a missing file counts as empty unless the file must be `whole`."""
     try:
         content = read_bytes(path)
     except FileNotFoundError as error:
@@ -98,7 +98,9 @@ def read_content(path: AnyPath, *, whole: bool) -> bytes:
             raise RecordError(f"{os.fspath(path)} is missing although the run has ended; {REMEDY}") from error
         return b""
     except OSError as error:
-        raise RecordError(f"{os.fspath(path)} cannot be read ({reason(error)}); correct that and try again") from error
+        raise RecordError(
+            f"{os.fspath(path)} cannot be read ({reason(error)}); correct the cause and try again"
+        ) from error
     if whole and not content.endswith(b"\n") and content:
         lines = content.count(b"\n")
         raise RecordError(f"{os.fspath(path)} is cut off after line {lines}; {REMEDY}")
@@ -106,9 +108,9 @@ def read_content(path: AnyPath, *, whole: bool) -> bytes:
 
 
 def _numbered(path: AnyPath, content: bytes, key: str, type: type | None = None) -> Iterator[tuple[bytes, Any]]:
-    """Yields the complete lines of a file: each as its bytes without the checksum, and as its type or a JSON object.
+    """Yields the complete lines of a file, each as bytes without the checksum, and as a `type` or a JSON object.
 
-    Ignores text after the last newline, which a crash left.
+    Ignores text after the last newline, which is the remainder of a line that a crash interrupted.
     """
     before = start(path)
     decode: Callable[[bytes], Any] = msgspec.json.decode if type is None else _Shared(type)
@@ -124,15 +126,15 @@ def _numbered(path: AnyPath, content: bytes, key: str, type: type | None = None)
             raise RecordError(f"{os.fspath(path)} line {number} is damaged ({error}); {REMEDY}") from None
         if found is None or zlib.crc32(bare, before) != found:
             raise RecordError(
-                f"{os.fspath(path)} line {number} does not match its checksum: it was changed, or lines before it are "
-                "missing or were changed; restore the file or start a new run"
+                f"{os.fspath(path)} line {number} does not match its checksum: the line was changed, or earlier lines "
+                "were changed or are missing; restore the file or start a new run"
             )
         before = found
         yield bare, row
 
 
 class _Shared:
-    """Decodes lines. Equal parts share one object; most parts of a healthy run are equal."""
+    """Decodes lines; equal parts of lines share one object, since most parts of a healthy run are equal."""
 
     MOST = 4096  # maximum number of cached objects; a run with more distinct objects has few equal ones
     SHORT = 16  # maximum length in bytes of a list to cache, such as `[0.0, 0.0]`
@@ -169,8 +171,8 @@ def _row(line: bytes, key: str, type: type | None, decode: Callable[[bytes], Any
 
 
 class Lines:
-    """A growing file of lines. On a disk, the operating system has received a line when `append` returns; an object
-    cannot grow, so its lines are buffered until `flush`."""
+    """A growing file of lines. On a disk, the operating system has received a line when `append` returns. An object in
+    an object store cannot grow, so its lines are buffered until `flush`."""
 
     def __init__(self, path: AnyPath, key: str) -> None:
         self._path, self._key = path, key
@@ -217,7 +219,7 @@ class Lines:
             self._changed = False
 
     def sync(self) -> None:
-        """Writes buffered lines to stable storage, which survives a power failure."""
+        """Writes buffered lines to stable storage, so that they survive a power failure."""
         self.flush()
         if self._file is not None and self._changed:
             os.fsync(self._file.fileno())
@@ -240,7 +242,7 @@ def _linked(lines: Iterable[bytes], checksum: int) -> tuple[list[bytes], int]:
 
 
 class Pace:
-    """Schedules rewrites of objects: `seconds` after the last rewrite, or later if that took long."""
+    """Schedules rewrites of objects: `seconds` after the last rewrite, or later if the last rewrite took long."""
 
     def __init__(self, seconds: float = REWRITE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock = seconds, clock

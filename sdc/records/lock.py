@@ -1,8 +1,9 @@
-"""The lock of a file or folder: one writer at a time; the kernel releases a process's locks when it ends.
+"""The lock of a file or folder, which allows one writer at a time; the kernel releases a process's locks at its end.
 
-The lock is a file that names its holder. On a file system, `flock` determines the holder. In an object store, which has
-no `flock`, the file itself does: it is created only if it does not exist. A lock left by a dead process of this host is
-taken over; a lock of another host is not, since it is unknown whether its process is alive.
+The lock is a file that identifies its holder. On a file system, `flock` determines the holder. An object store has no
+`flock`; there, the holder is the process that created the file, which succeeds only if the file does not exist. A lock
+left by a dead process of this host is taken over. A lock of another host is not, since it is unknown whether the
+process that holds the lock is alive.
 """
 
 import errno
@@ -54,7 +55,7 @@ class Holder(Header, kw_only=True, tag="jax-sdc lock"):
 
 
 class RecordBusy(RecordError):
-    """Another process is writing the record. `holder` is that process, if known."""
+    """Another process is writing the record; `holder` identifies this process, if known."""
 
     def __init__(self, message: str, holder: Holder | None = None) -> None:
         super().__init__(message)
@@ -92,10 +93,10 @@ class Lock:
         self._release()
 
     def _lock(self, content: bytes, lasting: bool) -> int | None:
-        """Returns the open file, locked by the kernel; None if the file system lacks such locks."""
+        """Returns the open file, locked by the kernel; None if the file system does not support `flock`."""
         with suppress(FileNotFoundError):
             if other := endless(self._path):
-                raise RecordError(f"{self._path} is {other}, not a file; replace it with the file itself")
+                raise RecordError(f"{self._path} is {other}, not a file; replace it with a regular file")
         while True:
             handle = _open(self._path, 0o666 if lasting else 0o644)
             try:
@@ -123,7 +124,7 @@ class Lock:
                 raise
 
     def _write(self, content: bytes, token: str) -> None:
-        """Takes the lock without the kernel."""
+        """Acquires the lock by writing the file, without the kernel."""
         if create_bytes(self._path, content):
             return
         holder = _holder(self._path)
@@ -139,7 +140,8 @@ class Lock:
         foreign = holder is not None and not (holder.here and holder.host.boot and holder.namespace == _namespace())
         remedy = f"; if that process is gone, remove {self._path}" if foreign else ""
         return RecordBusy(
-            f"run folder {self._folder} is being written by {who}{remedy}; wait until it ends, or use another folder",
+            f"run folder {self._folder} is being written by {who}{remedy}; wait until that process ends, or use "
+            "another folder",
             holder,
         )
 
@@ -160,7 +162,7 @@ def _holder(path: str) -> Holder | None:
 
 
 def _open(path: str, mode: int) -> int:
-    """Opens a file, and creates it only if that fails: in a shared folder, systems refuse O_CREAT for others' files."""
+    """Opens a file, or creates it if there is none: in shared folders, O_CREAT fails for files of other users."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(path, flags)
@@ -185,7 +187,7 @@ def _started(pid: int) -> str | None:
 
 
 def _namespace() -> str | None:
-    """Returns the PID namespace, since containers on one host number their processes independently."""
+    """Returns the PID namespace, which matters because containers on one host number their processes independently."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -193,7 +195,7 @@ def _namespace() -> str | None:
 
 
 def _release(path: str, handle: int | None, token: str, pid: int, lasting: bool) -> None:
-    """Removes the lock, unless in a forked child or if another process has taken it since."""
+    """Removes the lock, except in a forked child, or if another process has acquired the lock since."""
     try:
         if os.getpid() == pid and not lasting:
             if handle is not None and _is_at(handle, path):

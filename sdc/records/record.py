@@ -1,4 +1,4 @@
-"""Writing a record (create or resume, append lines, roll back, finish, close), and reading it.
+"""Functions that write a record (create or resume, append lines, roll back, finish, close) and that read it.
 
 Runs, traces, campaigns and studies are all records; `layout.KINDS` lists the files of each kind.
 """
@@ -25,9 +25,9 @@ from .storage import AnyPath, RecordError, appends, names, reason, remove
 
 # Files that show that a folder is not a record, and the commands that read them.
 OTHERS = {
-    "result.json": "; it is of a burn-in, which sdc verdict {path} and sdc fleet summarize {path} read",
-    "pair.json": "; it is of a pair of hosts, which sdc verdict {path} and sdc pair --resolve {path} read",
-    "pool.json": "; it is of a pool of hosts, which sdc verdict {path} and sdc pair --resolve {path} read",
+    "result.json": "; it holds a burn-in, which sdc verdict {path} and sdc fleet summarize {path} read",
+    "pair.json": "; it holds the run of a pair of hosts, which sdc verdict {path} and sdc pair --resolve {path} read",
+    "pool.json": "; it holds the run of a pool of hosts, which sdc verdict {path} and sdc pair --resolve {path} read",
 }
 # A manifest, a line or a summary, as a typed object or as a mapping, which may have custom fields.
 Given: TypeAlias = schema.Fields | Mapping[str, Any]
@@ -38,7 +38,7 @@ class Contents:
     """A record as read from its folder.
 
     The attributes hold the JSON of the files, including custom fields; properties such as `run` and `steps` hold the
-    same content as typed objects. Equal parts of lines are shared: do not change them.
+    same content as typed objects. Equal parts of lines are shared, so do not change them.
 
     Attributes:
         path: the folder.
@@ -80,7 +80,7 @@ class Contents:
 
     @property
     def mismatches(self) -> list[schema.MismatchRow]:
-        """Lines of `mismatches.jsonl`; empty if the details are of another kind."""
+        """Lines of `mismatches.jsonl`; empty if the details of this kind of record are not mismatches."""
         return self.details.typed if self.kind.has_mismatches else []
 
     @property
@@ -110,13 +110,13 @@ class Contents:
 
     @property
     def again(self) -> "Contents":
-        """The discarded attempts as a separate record: lines in the order of their numbers, with their mismatches."""
+        """The discarded attempts as a separate record: lines, sorted by number, with their mismatches."""
         lines = self.discarded.by(self.kind.number)
         return dataclasses.replace(self, lines=lines, details=_mismatches(lines), discarded=Rows())
 
     @property
     def attempts(self) -> "Contents":
-        """All attempts at steps: recorded and discarded lines in the order of their numbers."""
+        """All attempts at steps: both recorded and discarded lines, in the order of their numbers."""
         lines = (self.discarded + self.lines).by(self.kind.number)
         details = self.details + _mismatches(self.discarded)
         return dataclasses.replace(self, lines=lines, details=details, discarded=Rows())
@@ -129,7 +129,7 @@ def _mismatches(lines: Rows) -> Rows:
 
 
 def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
-    """Reads a record, complete or not.
+    """Reads a record, which may be incomplete.
 
     Args:
         path: the folder.
@@ -140,8 +140,8 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
         The record's contents. Unknown fields are kept.
 
     Raises:
-        RecordError: there is no record, or one of another kind or with a schema that this version does not read; a
-            file, a line or a field is damaged; a line is missing or repeated; or the last line is incomplete although
+        RecordError: there is no record, the record is of another kind or has a schema that this version does not read,
+            a file, a line or a field is damaged, a line is missing or repeated, or the last line is incomplete although
             the run has ended.
     """
     manifest = read_manifest(path, *kinds)
@@ -170,7 +170,7 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
     for line, (before, number) in enumerate(itertools.pairwise(numbers), start=2):
         if number <= before and kind.lines is not None:  # a repeated line would be counted twice
             raise RecordError(
-                f"{os.fspath(folder / kind.lines.name)} line {line} is of {kind.number} {number}, after {kind.number} "
+                f"{os.fspath(folder / kind.lines.name)} line {line} has {kind.number} {number} after {kind.number} "
                 f"{before}; {REMEDY}"
             )
     beside, discarded = rows(kind.details) if details else Rows(), rows(kind.discarded)
@@ -182,7 +182,7 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
         counts = collections.Counter(getattr(row, kind.number) for row in beside.typed)
         for number, row in zip(numbers, lines.typed, strict=True):
             if counts[number] != (count := row.details or 0):
-                problem = f"has {counts[number]} lines of {kind.number} {number}, which has {count}"
+                problem = f"has {counts[number]} lines of {kind.number} {number}; expected {count}"
                 raise lost(kind.details.name, problem)
     return Contents(folder, kind, manifest, lines, beside, summary, discarded)
 
@@ -195,7 +195,7 @@ def read_manifest(path: AnyPath, *kinds: str) -> dict[str, Any]:
     except NotADirectoryError:
         inside = []
     except OSError as error:
-        raise RecordError(f"{place} cannot be read ({reason(error)}); correct that and try again") from error
+        raise RecordError(f"{place} cannot be read ({reason(error)}); correct the cause and try again") from error
     if MANIFEST not in inside:
         other = next((said for name, said in OTHERS.items() if name in inside), "").format(path=place)
         raise RecordError(f"{place} is not a run folder (it has no {MANIFEST}{other}); give the folder of a run")
@@ -211,7 +211,7 @@ def _fields(file: epath.Path, type: type[schema.Header]) -> dict[str, Any]:
 
 
 class FolderTaken(RecordError):
-    """A folder cannot become a new record, since it is not empty.
+    """A folder cannot become a new record, because the folder is not empty.
 
     Attributes:
         path: the folder.
@@ -225,7 +225,7 @@ class FolderTaken(RecordError):
 class Record:
     """A record open for writing. Use it as a context manager.
 
-    Methods that write raise OSError if the storage is full or gone.
+    Methods that write raise OSError if the storage is full or unavailable.
 
     Attributes:
         path: the folder.
@@ -261,7 +261,7 @@ class Record:
 
         Raises:
             FolderTaken: the folder is not empty.
-            RecordBusy: another process is writing it.
+            RecordBusy: another process is writing the record.
             RecordError: the folder cannot be written, or the kind is unknown.
         """
         given = _plain(manifest)
@@ -286,18 +286,18 @@ class Record:
 
         Args:
             path: the folder of a record.
-            manifest: description of the resumed run. It replaces the old one except for the time of creation;
-                `resumed_at` lists the numbers at which the record was resumed.
+            manifest: description of the resumed run. This manifest replaces the old one, except for the time of
+                creation; `resumed_at` lists the numbers at which the record was resumed.
             at: number of the next line.
-            expected: required number of lines with lower numbers (default: the existing number).
+            expected: number of lines with lower numbers that must exist (default: the existing number).
 
         Returns:
             The open record.
 
         Raises:
-            RecordBusy: another process is writing it.
-            RecordError: there is no readable record in the folder, lines are missing, or the record is of another kind
-                or cannot be written.
+            RecordBusy: another process is writing the record.
+            RecordError: there is no readable record in the folder, lines are missing, the record is of another kind, or
+                the record cannot be written.
         """
         folder, given = epath.Path(path), _plain(manifest)
         old = read_manifest(folder)
@@ -336,11 +336,11 @@ class Record:
 
     @property
     def ended(self) -> bool:
-        """Whether the summary is written."""
+        """Whether the summary has been written."""
         return self._ended
 
     def line(self, row: Given, details: Iterable[Given] = ()) -> None:
-        """Appends a line and its details. On a disk, the operating system has received both when this method returns.
+        """Appends a line and its details. On a disk, the operating system has received them when this method returns.
 
         Args:
             row: the line, with its number under `kind.number`.
@@ -365,7 +365,7 @@ class Record:
     def rewind(self, at: int) -> None:
         """Removes the lines numbered `at` and higher, and their details, after a rollback.
 
-        Keeps lines of steps and their mismatches in `discarded.jsonl`, since their findings remain valid.
+        Keeps removed lines of steps and their mismatches in `discarded.jsonl`, since the findings in them remain valid.
 
         Raises:
             RecordError: the record has ended or is closed.
@@ -395,7 +395,8 @@ class Record:
 
         Args:
             rows: the lines, with distinct numbers.
-            details: lines of the file of details. Only mismatches are kept, with the line of their number.
+            details: lines of the file of details. Only mismatches are kept, each with the line that has the same
+                number.
 
         Raises:
             RecordError: the record has ended or is closed, or its kind does not keep discarded lines.
@@ -424,7 +425,8 @@ class Record:
 
         Args:
             name: name of the file, such as `sites.json`.
-            value: its contents. The versions of the schema and of jax-sdc and the host are added to an object.
+            value: contents of the file. If they are an object, the versions of the schema and of jax-sdc, and the host,
+                are added.
 
         Returns:
             Path of the file.
@@ -444,7 +446,7 @@ class Record:
         return self.path / name
 
     def flush(self) -> None:
-        """Writes everything buffered for an object store; does nothing on a disk."""
+        """Writes all lines buffered for an object store; does nothing on a disk."""
         for file in self._files.values():
             file.flush()
 
@@ -474,7 +476,7 @@ class Record:
         self._ended = True
 
     def close(self) -> None:
-        """Closes the files and releases the lock, even if the storage is gone; the record remains readable."""
+        """Closes the files and releases the lock, even if the storage is unavailable; the record remains readable."""
         if self._closed:
             return
         self._closed = True
@@ -501,7 +503,7 @@ class Record:
 
 @contextmanager
 def _locked(folder: AnyPath) -> Iterator[Lock]:
-    """Takes the lock of a folder, and releases it only if the block fails."""
+    """Acquires the lock of a folder, and releases the lock only if the block fails."""
     lock = Lock(folder)
     try:
         yield lock
@@ -511,7 +513,7 @@ def _locked(folder: AnyPath) -> Iterator[Lock]:
 
 
 def check_free(path: AnyPath) -> None:
-    """Checks that a record can be created in a folder, without changing it; see `Record.create`."""
+    """Checks that a record can be created in a folder, without changing the folder; see `Record.create`."""
     folder = epath.Path(path)
     try:
         there = names(folder)
@@ -531,7 +533,7 @@ def write_summary(folder: AnyPath, summary: Mapping[str, Any]) -> None:
 
 
 def _plain(value: Given) -> dict[str, Any]:
-    """Returns a mapping; unset fields of a typed object are omitted."""
+    """Converts a value to a mapping; unset fields of a typed object are omitted."""
     if not isinstance(value, schema.Fields):
         return dict(value)
     found: dict[str, Any] = msgspec.to_builtins(value, enc_hook=to_json)
@@ -539,6 +541,6 @@ def _plain(value: Given) -> dict[str, Any]:
 
 
 def _stamped(type: "type[schema.Header] | str", value: Mapping[str, Any], *, lasting: bool = False) -> dict[str, Any]:
-    """Prepends a stamp, which overrides fields of the value."""
+    """Prepends a stamp, whose fields override those of the value."""
     mine = schema.stamp(type if isinstance(type, str) else str(type.__struct_config__.tag), lasting=lasting)
     return {**mine, **{key: item for key, item in value.items() if key not in mine}}

@@ -2,7 +2,7 @@
 
 Paths go through `etils.epath`, which supports `gs://` and `s3://`. On a local disk and NFS, a file is written under a
 temporary name and renamed; an object store replaces an object atomically. docs/run-record.md lists the guarantees of
-each.
+each kind of storage.
 
 Functions here raise OSError if the storage fails, and RecordError if the client of an object store is not installed.
 """
@@ -32,12 +32,12 @@ class RecordError(ValueError):
 
 
 def appends(path: AnyPath) -> bool:
-    """Returns whether files at a path support appending: true on a local disk and NFS, false in an object store."""
+    """Returns whether files at a path can be appended to: true on a local disk and NFS, false in an object store."""
     return "://" not in os.fspath(path)
 
 
 def names(folder: AnyPath) -> list[str]:
-    """Returns the names in a folder; empty if it does not exist. Raises OSError if the path is a file."""
+    """Returns the names in a folder; empty if the folder does not exist. Raises OSError if the path is a file."""
     with _errors(folder):
         try:
             return sorted(path.name for path in _fresh(folder).iterdir())
@@ -48,7 +48,7 @@ def names(folder: AnyPath) -> list[str]:
 def endless(path: AnyPath) -> str | None:
     """Describes an object at a path that may be endless: a pipe, a device, a socket, or a link to one.
 
-    Returns None for a file, a folder, and an object of a store. Raises OSError if the lookup fails.
+    Returns None for a file, a folder, or an object in an object store. Raises OSError if the lookup fails.
     """
     if not appends(path):
         return None
@@ -64,13 +64,13 @@ def read_bytes(path: AnyPath) -> bytes:
     Raises RecordError for an object that may be endless, without opening it, since a pipe would block.
     """
     if found := endless(path):
-        raise RecordError(f"{os.fspath(path)} is {found}, not a file; replace it with the file itself")
+        raise RecordError(f"{os.fspath(path)} is {found}, not a file; replace it with a regular file")
     with _errors(path):
         return _fresh(path).read_bytes()
 
 
 def write_bytes(path: AnyPath, data: bytes) -> None:
-    """Writes a file atomically: on a disk under a temporary name, synced and renamed."""
+    """Writes a file atomically; on a disk, the file is written under a temporary name, synced and renamed."""
     if not appends(path):
         with _errors(path):
             _fresh(path).write_bytes(data)
@@ -92,7 +92,7 @@ def write_bytes(path: AnyPath, data: bytes) -> None:
 
 
 def sync_folder(folder: AnyPath) -> None:
-    """Flushes creations and renames in a folder on a disk to stable storage."""
+    """Flushes the creations and renames of files in a folder on a disk to stable storage."""
     handle = os.open(os.fspath(folder) or ".", os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -103,10 +103,10 @@ def sync_folder(folder: AnyPath) -> None:
 
 
 def create_bytes(path: AnyPath, data: bytes) -> bool:
-    """Writes a file only if it does not exist; returns whether it did.
+    """Writes a file only if the file does not exist; returns whether it was written.
 
-    Only one of several concurrent processes succeeds, through O_EXCL on a disk and a conditional write in an object
-    store. TensorFlow has no conditional write, so existence is checked before writing.
+    Only one of several concurrent processes succeeds, because of O_EXCL on a disk and of a conditional write in an
+    object store. TensorFlow has no conditional write; with it, the file's existence is checked before writing.
     """
     if appends(path):
         try:
@@ -140,8 +140,7 @@ def reason(error: OSError) -> str:
 
 
 def _fresh(path: AnyPath) -> epath.Path:
-    """Returns a path whose next lookup queries the store: clients of object stores cache listings, with object
-    sizes."""
+    """Returns a path whose next lookup queries the store, since clients of object stores cache listings with sizes."""
     if not appends(path):
         with suppress(ImportError):  # TensorFlow has no cache
             _filesystem(path).invalidate_cache()

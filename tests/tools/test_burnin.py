@@ -31,9 +31,9 @@ def test_a_folder_is_no_golden_register(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_who_reads_a_burn_in_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, words in (
-        (RESULT, "it is of a burn-in, which sdc verdict {} and sdc fleet summarize {} read"),
-        (PAIR, "it is of a pair of hosts, which sdc verdict {} and sdc pair --resolve {} read"),
-        (POOL, "it is of a pool of hosts, which sdc verdict {} and sdc pair --resolve {} read"),
+        (RESULT, "it holds a burn-in, which sdc verdict {} and sdc fleet summarize {} read"),
+        (PAIR, "it holds the run of a pair of hosts, which sdc verdict {} and sdc pair --resolve {} read"),
+        (POOL, "it holds the run of a pool of hosts, which sdc verdict {} and sdc pair --resolve {} read"),
     ):
         folder = tmp_path / name.removesuffix(".json")
         folder.mkdir()

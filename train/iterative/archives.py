@@ -195,7 +195,7 @@ def read_file(path: Path) -> bytes:
     """Returns the contents of a file, decompressed if its name ends in `.gz`."""
     try:
         if found := endless(path):
-            raise DataError(path, f"is {found}, not a file; replace it with the file itself")
+            raise DataError(path, f"is {found}, not a file; replace it with a regular file")
         if path.is_dir():
             raise DataError(path, "is a folder, expected a file; give one of the files in it")
         if path.suffix.lower() != ".gz":

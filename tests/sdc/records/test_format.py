@@ -101,7 +101,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"is a folder without a\.json or b\.json; give a file"):
         SAMPLE.read(tmp_path)
     (tmp_path / "a.json").mkdir()
-    with pytest.raises(RecordError, match="is a folder, expected a file; give the file itself"):
+    with pytest.raises(RecordError, match="is a folder, not a file; give the path of a file"):
         SAMPLE.read(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(RecordError, match="is a pipe, not a file"):

@@ -193,7 +193,7 @@ def test_a_line_on_record_twice_is_refused(tmp_path: Path) -> None:
     with Record.create(tmp_path / "twice", {}, kind="train") as record:
         for step in (0, 1, 1):
             record.line({"step": step})
-    with pytest.raises(RecordError, match=r"steps.jsonl line 3 is of step 1, after step 1; restore it or start"):
+    with pytest.raises(RecordError, match=r"steps.jsonl line 3 has step 1 after step 1; restore it or start"):
         read_record(tmp_path / "twice")
 
 

@@ -37,7 +37,9 @@ def writer(tmp_path: Path) -> Any:
 
 
 def test_a_second_writer_is_refused_until_the_first_is_dead(tmp_path: Path, writer: Any) -> None:
-    message = f"is being written by process {writer.pid} on host {identify().name}, since .*; wait until it ends"
+    message = (
+        f"is being written by process {writer.pid} on host {identify().name}, since .*; wait until that process ends"
+    )
     with pytest.raises(RecordBusy, match=message):
         Record.resume(tmp_path / "run", {}, at=1)
     with pytest.raises(RecordBusy, match=message):
@@ -143,7 +145,7 @@ def test_of_two_that_find_a_dead_lock_without_the_kernel_the_last_has_it(
 def test_locks_of_other_hosts_are_left_alone(tmp_path: Path, host: dict[str, Any]) -> None:
     lock = left(tmp_path, host=host)
     before = lock.read_bytes()
-    with pytest.raises(RecordBusy, match=f"if that process is gone, remove {lock}; wait until it ends"):
+    with pytest.raises(RecordBusy, match=f"if that process is gone, remove {lock}; wait until that process ends"):
         Lock(tmp_path)
     assert lock.read_bytes() == before
 
@@ -182,7 +184,7 @@ def test_a_lock_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "run" / LOCK).unlink()
     os.mkfifo(tmp_path / "run" / LOCK)
     record.close()
-    with pytest.raises(RecordError, match=r"lock.json is a pipe, not a file; replace it with the file itself"):
+    with pytest.raises(RecordError, match=r"lock.json is a pipe, not a file; replace it with a regular file"):
         Record.resume(tmp_path / "run", {}, at=0)
 
 
