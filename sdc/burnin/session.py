@@ -1,4 +1,4 @@
-"""One burn-in of a host, from its settings to its files; the result so far is always on disk."""
+"""One burn-in of a host, from its settings to its files. The result so far is always on disk."""
 
 import contextlib
 import dataclasses
@@ -70,19 +70,19 @@ class Session:
 
     @property
     def hung(self) -> bool:
-        """Whether a device never answered, so that a thread still waits for it."""
+        """Whether a device never responded, so a thread is still waiting for it."""
         return self._result is not None and self._result.hung
 
     def stop(self, why: str) -> None:
-        """Requests the end of the burn-in, from any thread; a run in progress is completed."""
+        """Requests the end of the burn-in; any thread may call this method. A workload that is running is completed."""
         self.stopped = self.stopped or why
 
     def run(self, devices: Sequence[jax.Device]) -> BurninResult:
         """Runs the burn-in on devices of this process, and returns the result, which is also on disk.
 
-        Raises `SettingError` if another burn-in holds a device, or the settings differ from those of the burn-in to
-        resume; `RecordError` if the result to resume is damaged, or another process writes to the folder; `OSError` if
-        the folder cannot be written; `NotOnRecord` instead if a difference had been found.
+        Raises `SettingError` if another burn-in holds a device, or if the settings differ from those of the burn-in to
+        resume. Raises `RecordError` if the result to resume is damaged, or if another process writes to the folder. If
+        the folder cannot be written, raises `NotOnRecord` if a difference was already found, and `OSError` otherwise.
         """
         settings, described = self.settings, describe_devices(devices)
         earlier = BURN_IN.read(self.folder) if self.resume else None
@@ -156,12 +156,12 @@ class Session:
             file.write(line + "\n")
 
     def known(self, why: str) -> BurninResult:
-        """Saves and returns the result so far; for a thread that ends the process."""
+        """Saves and returns the result so far; called by a thread that is about to end the process."""
         self.stop(why)
         return self.without(f"ended by {why} before the devices had started") if self._result is None else self.save()
 
     def save(self, *, final: bool = False) -> BurninResult:
-        """Writes the result so far; any thread may call this. Until the end, the result is marked as stopped."""
+        """Writes the result so far, marked as stopped until the burn-in ends; any thread may call this method."""
         with self._lock:
             result = self._known(final=final)
             BURN_IN.write(self.folder / RESULT, result)
@@ -170,7 +170,7 @@ class Session:
         return result
 
     def _known(self, *, final: bool) -> BurninResult:
-        """Returns a judged copy of the result that the burn-in is filling."""
+        """Returns a copy of the result so far, including its verdict."""
         assert self._result is not None
         live = self._result
         result = msgspec.structs.replace(
@@ -197,7 +197,8 @@ class Session:
         return judge(result)
 
     def _doubt(self, result: BurninResult, *, final: bool) -> str | None:
-        """Returns a reason against a PASS if golden digests are unusable or recorded only by the device itself."""
+        """Returns why there can be no PASS if golden digests are unusable or come only from the tested device, else
+        None."""
         if not isinstance(self._register, Register):
             return f"the golden digests were not used: {self._register}"
         if not final:
@@ -214,11 +215,11 @@ def clock_shift(begun: datetime.datetime, ended: datetime.datetime, seconds: flo
     shift = (ended - begun).total_seconds() - seconds
     if abs(shift) <= SHIFT + 0.01 * seconds:
         return None
-    return f"the host's clock was changed by {shift:+.0f} s during the burn-in: start and end times are inconsistent"
+    return f"the host's clock was changed by {shift:+.0f} s during the burn-in, so start and end times are inconsistent"
 
 
 def go_on(result: BurninResult, earlier: BurninResult) -> None:
-    """Fills a planned result with that of an earlier burn-in with the same workloads, devices and faults."""
+    """Copies the result of an earlier burn-in with the same workloads, devices and faults into a planned result."""
 
     def short(values: Sequence[str | None]) -> str:
         return ", ".join(map(str, values[:3])) + (" ..." if len(values) > 3 else "") if values else "none"
@@ -232,7 +233,7 @@ def go_on(result: BurninResult, earlier: BurninResult) -> None:
     ):
         if before != here and (before or what != "workloads"):  # new workloads may be added
             raise SettingError(
-                "resume", None, f"the {what} were {short(before)}, but now are {short(here)}; give the same flags"
+                "resume", None, f"the {what} were {short(before)}, but are now {short(here)}; pass the same flags"
             )
     result.id, result.created = earlier.id, earlier.created
     result.rounds, result.seconds = earlier.rounds, earlier.seconds

@@ -1,4 +1,4 @@
-"""The standing of a host, from its last result. Health checks read it every minute, so this module imports quickly."""
+"""The standing of a host. Health checks query the standing every minute, so this module must import quickly."""
 
 import datetime
 import os
@@ -31,16 +31,17 @@ class Standing(Fields, kw_only=True):
 def standing_of(path: Path, max_age: float | None = None, *, now: datetime.datetime | None = None) -> Standing:
     """Returns a host's standing from its last result; `max_age` is in seconds.
 
-    `path` is a result file, the folder of a burn-in, pair or pool, or a folder of such folders, of which the newest
-    counts. A result that is missing, damaged, too old or dated in the future is INCONCLUSIVE, never a PASS. A
-    simulation says nothing about the hardware, and is INCONCLUSIVE unless `path` names it directly.
+    `path` is a result file, the folder of a burn-in, pair or pool, or a folder of such folders, whose newest result
+    counts. A result that is missing, damaged, too old or dated in the future is INCONCLUSIVE, never a PASS. A simulated
+    result says nothing about the hardware, and is INCONCLUSIVE unless `path` refers directly to that result.
     """
     try:
         place, named = _newest(path)
     except OSError as error:
         return _unknown(f"{path} cannot be read ({error.strerror})")
     if place is None:
-        kind = "a run, which sdc report shows, and no result" if (path / "manifest.json").exists() else "no result"
+        recorded = (path / "manifest.json").exists()
+        kind = "a run record (view it with sdc report) but no result" if recorded else "no result"
         return _unknown(f"there is {kind} in {path}; run sdc burnin")
     try:
         result = (PAIR_FORMAT if _is_pair(place) else BURN_IN).read(place)
@@ -56,10 +57,10 @@ def standing_of(path: Path, max_age: float | None = None, *, now: datetime.datet
         now = now or datetime.datetime.now(datetime.UTC)
         age = (now - datetime.datetime.fromisoformat(result.ended)).total_seconds()
     except (ValueError, TypeError):
-        return _unknown(f"{place} has no valid time of writing ({result.ended!r}); run sdc burnin again", place)
+        return _unknown(f"{place} states an invalid time of writing ({result.ended!r}); run sdc burnin again", place)
     if age < -AHEAD:
         return _unknown(
-            f"{place} is dated in the future ({result.ended}): the clock was changed; run sdc burnin again", place
+            f"{place} is dated in the future ({result.ended}), so the clock was changed; run sdc burnin again", place
         )
     if max_age is not None and age > max_age:
         divisor, unit = (1, "s") if age < 120 else (60, "min") if age < 7200 else (3600, "h")
@@ -94,15 +95,15 @@ def _newest(path: Path) -> tuple[Path | None, bool]:
 
 
 def _results(folder: Path) -> list[Path]:
-    """Returns the paths of the results in a folder; for a burn-in with a log but no result, the expected path."""
+    """Returns the paths of the results in a folder, or the expected path if a burn-in left a log but no result."""
     found = [folder / name for name in NAMES if os.path.lexists(folder / name)]
     return found or ([folder / RESULT] if (folder / EVENTS).exists() else [])
 
 
 def _written(path: Path) -> float:
-    """Returns the Unix time at which a result states that it was written; the file's own time may be that of a copy.
+    """Returns the Unix time of writing that a result states, since the modification time may be that of a copy.
 
-    For unreadable files, returns the modification time: a damaged result must not make an older one the newest.
+    For an unreadable file, returns the modification time, so that an older result does not replace a damaged one.
     """
     try:
         return datetime.datetime.fromisoformat(str(read_json(path)["ended"])).timestamp()

@@ -1,7 +1,7 @@
 """Temperature, power, clocks and errors of the devices during a burn-in, from all available sources.
 
-Drivers of failing devices raise exceptions or block, which must not affect a burn-in. Each source is therefore read by
-its own daemon thread, for which the burn-in waits at most a few seconds.
+The driver of a failing device may raise an exception or block, and neither must affect a burn-in. Each source is
+therefore read by its own daemon thread, for which the burn-in waits at most a few seconds.
 """
 
 import threading
@@ -50,7 +50,7 @@ class Monitor:
             watch.start()
         for watch in self._watches:
             if not watch.ready.wait(max(0.0, until - time.monotonic())):
-                watch.give_up(f"{watch.name} did not answer within {self._patience:g} s, and is no longer read")
+                watch.give_up(f"{watch.name} did not respond within {self._patience:g} s and will not be read again")
         return self
 
     def __exit__(
@@ -63,17 +63,17 @@ class Monitor:
             watch.join(max(0.0, until - time.monotonic()))
             if watch.is_alive() and not watch.given_up:
                 watch.give_up(
-                    f"{watch.name} did not answer within {self._patience:g} s at the end: its last reading is used "
+                    f"{watch.name} did not respond within {self._patience:g} s at the end, so its last reading is used "
                     "instead",
                     keep=True,
                 )
 
     def courses(self) -> list[Course | None]:
-        """Returns the readings and errors of each device so far; None for a device that no source knows."""
+        """Returns the readings and errors of each device so far, or None for a device that no source knows."""
         return [self._course(index) for index in range(self._devices)]
 
     def notes(self) -> list[str]:
-        """Returns notes on sources that are unavailable or stopped, with reasons."""
+        """Returns notes on sources that are unavailable or stopped reporting, with the reasons."""
         return [note for watch in self._watches for note in list(watch.notes)]
 
     def _course(self, index: int) -> Course | None:
@@ -105,7 +105,7 @@ class _Watch(threading.Thread):
         self._events: Counter[tuple[int | None, str]] = Counter()
 
     def give_up(self, note: str, *, keep: bool = False) -> None:
-        """Stops waiting for the source, and ignores its later reports."""
+        """Stops waiting for the source and ignores its later reports."""
         with self._lock:
             self.given_up = True
             self.notes.append(note)

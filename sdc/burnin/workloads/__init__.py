@@ -1,4 +1,4 @@
-"""Workloads of a burn-in: programs that produce the same bits in each run, with data that provoke faults.
+"""Workloads of a burn-in: programs that produce the same bits in each run, on data that provoke faults.
 
 workload    `BurninWorkload`, the base class of all workloads; levels, families, and the workloads of a level
 arrays      data as functions of a seed, with the same bits on every host

@@ -1,9 +1,10 @@
-"""Arithmetic: matrix products, attention and functions, which round; reductions, some of them exact; orderings.
+"""Arithmetic workloads: matrix products, attention, functions, exact and rounded reductions, and orderings.
 
-Matrix products have square, odd-sized and thin shapes; their float32 sums are compared, and checksums check them.
-Attention is two matrix products with a softmax between them, as in models. Functions use hardware units and compiler
-libraries that matrix products do not use. Exact reductions add integers whose sums floating-point numbers represent
-exactly. The host computes exact reductions and orderings (sorting, selecting, gathering, scattering) bit for bit.
+Matrix products have square, odd-sized and thin shapes. Their float32 sums are compared between devices, and checksums
+check the products as well. Attention is two matrix products with a softmax between them, as in models. Functions use
+hardware units and compiler libraries that matrix products do not use. Exact reductions add integers whose sums can be
+represented exactly by floating-point numbers. The host computes exact reductions and orderings (sorting, selecting,
+gathering, scattering) bit for bit.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ HEADS, DEPTH = 2, 32
 
 
 class MatrixProduct(BurninWorkload):
-    """A matrix product with results in float32: rounding to a narrow type could hide errors."""
+    """A matrix product with results in float32, because rounding to a narrow type could hide errors."""
 
     def inputs(self) -> tuple[Float[np.ndarray, "m k"], Float[np.ndarray, "k n"]]:
         m, k, n = self.sizes
@@ -36,7 +37,7 @@ class MatrixProduct(BurninWorkload):
 
 
 def build_matrix(request: FamilyRequest) -> Iterator[BurninWorkload]:
-    """Yields matrix products of each shape with normal data, and square ones with all other kinds of data."""
+    """Yields matrix products of each shape with normal data, and square products with every other kind of data."""
     side = request.level.side
     shapes = [(side, side, side), (side + 1, side - 1, side // 2 + 1), (side // 8, 4 * side, side)]
     for dtype in request.dtypes:
@@ -58,7 +59,7 @@ def build_matrix(request: FamilyRequest) -> Iterator[BurninWorkload]:
 
 
 class CausalAttention(BurninWorkload):
-    """Causal attention: scores and weights are in float32; the factors of the products have the dtype of the data."""
+    """Causal attention with scores and weights in float32; the factors of its products have the dtype of the data."""
 
     def inputs(self) -> tuple[Float[np.ndarray, "heads length depth"], ...]:
         q, k, v = make_floats(self.data, (3, *self.sizes), self.dtype, self.seed)
@@ -154,7 +155,7 @@ class Functions(BurninWorkload):
 
 
 def build_functions(request: FamilyRequest) -> Iterator[BurninWorkload]:
-    """Yields a workload for each group of functions, and for exponentials one with every kind of data."""
+    """Yields a workload for each group of functions and, for exponentials, one for every kind of data."""
     count = request.level.numbers
     for dtype in request.dtypes:
         for group, functions in GROUPS.items():
@@ -179,7 +180,7 @@ LARGEST = 8  # elements that `top_k` returns
 
 
 class ExactReductions(BurninWorkload):
-    """Reductions of integers: the host computes the same bits in any order of summation."""
+    """Reductions of integers, whose bits are independent of the order of summation, so the host can compute them."""
 
     def inputs(self) -> tuple[Float32[np.ndarray, "rows columns"]]:
         # -1, 0 and 1, so that sums of up to 2**24 of them are exact in float32, in any order.
@@ -225,7 +226,7 @@ class RoundedReductions(BurninWorkload):
 
 
 def build_reductions(request: FamilyRequest) -> Iterator[BurninWorkload]:
-    """Yields exact reductions once, and rounded ones for each dtype and kind of data."""
+    """Yields exact reductions once, and rounded reductions for each dtype and kind of data."""
     columns = max(request.level.numbers // ROWS, 8)
     count = ROWS * columns
     program = f"reductions/exact/{ROWS}x{columns}"

@@ -1,11 +1,13 @@
-"""Data that provoke faults: functions of a seed and a shape, with the same bits on every host.
+"""Data that provoke faults, generated from a seed and a shape, with the same bits on every host.
 
-All data come from the counter-based generator Philox, whose stream NumPy guarantees, and from operations that IEEE 754
-rounds exactly, in a fixed order, without function libraries and matrix products, which differ between processors.
+All data come from the counter-based generator Philox, whose stream NumPy guarantees, and from operations whose rounding
+IEEE 754 specifies, in a fixed order. Function libraries and matrix products are not used, because their results differ
+between processors.
 
 The treatment of subnormal numbers depends on the platform: XLA makes CPUs and TPUs flush subnormal inputs and results
 to zero; NVIDIA's GPUs keep subnormal numbers unless a flag disables that. `keeps_subnormals` tests this. On devices
-that flush, subnormal data are zeros to the arithmetic units, and exercise only copies and memory.
+that flush subnormal numbers, the arithmetic units read subnormal data as zeros, so these data exercise only copies and
+memory.
 """
 
 import math
@@ -26,7 +28,8 @@ WIDTH, HIDDEN = 8, 16
 
 
 def normal(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
-    """Returns numbers with mean 0 and variance 1: sums of 12 uniform ones, scaled so that all mantissa bits occur."""
+    """Returns numbers with mean 0 and variance 1: sums of 12 uniform numbers, scaled so that all mantissa bits
+    occur."""
     total = math.prod(shape)
     stream = _stream("normal", seed)
     flat = np.zeros(total)
@@ -82,7 +85,7 @@ def random_words(shape: tuple[int, ...], seed: int) -> UInt32[np.ndarray, "*shap
 
 
 def murmur(at: Any, word: Callable[[int], Any]) -> Any:
-    """Returns pseudorandom words, by the finalizer of MurmurHash3; `word` creates a constant, in JAX or NumPy."""
+    """Returns pseudorandom words from the finalizer of MurmurHash3; `word` creates a constant in JAX or NumPy."""
     at = (at ^ (at >> word(16))) * word(0x85EBCA6B)
     at = (at ^ (at >> word(13))) * word(0xC2B2AE35)
     return at ^ (at >> word(16))
@@ -93,7 +96,7 @@ FLOATS = {make.__name__: make for make in (normal, ones, subnormal, alternating,
 
 
 def make_floats(kind: str, shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
-    """Returns data of a kind in `FLOATS`, which depend on the seed."""
+    """Returns data of one of the kinds in `FLOATS`, generated from the seed."""
     if kind not in FLOATS:
         raise SettingError("kind", kind, f"expected one of {', '.join(FLOATS)}")
     if not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
@@ -102,7 +105,7 @@ def make_floats(kind: str, shape: tuple[int, ...], dtype: str, seed: int) -> Flo
 
 
 def keeps_subnormals(dtype: str, device: jax.Device) -> bool:
-    """Returns whether a device that multiplies a subnormal number by one computes that number, rather than zero."""
+    """Returns whether a device that multiplies a subnormal number by one returns that number rather than zero."""
     smallest = subnormal((8,), dtype, 0)
     one = np.ones(8, jnp.dtype(dtype))
     got = jax.jit(lambda x, y: x * y)(*jax.device_put((smallest, one), device))
@@ -127,7 +130,7 @@ def _typed(x: Float64[np.ndarray, "*shape"], dtype: str) -> Float[np.ndarray, "*
 
 
 def _product(a: Float64[np.ndarray, "m k"], b: Float64[np.ndarray, "k n"]) -> Float64[np.ndarray, "m n"]:
-    """Computes a matrix product that rounds its sums one term at a time, in order."""
+    """Computes a matrix product whose sums are accumulated and rounded one term at a time, in order."""
     out = a[:, :1] * b[:1]
     for k in range(1, a.shape[1]):
         out = out + a[:, k : k + 1] * b[k : k + 1]
@@ -135,7 +138,7 @@ def _product(a: Float64[np.ndarray, "m k"], b: Float64[np.ndarray, "k n"]) -> Fl
 
 
 def _exp(x: Shaped[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
-    """Computes the exponential function by its series, to about 1e-15, from exactly rounded operations."""
+    """Computes the exponential function from its series with correctly rounded operations, accurate to about 1e-15."""
     doublings = np.rint(x * 1.4426950408889634)
     r = x - doublings * 0.6931471805599453
     out = np.ones_like(r)

@@ -1,8 +1,9 @@
-"""Data movement: memory patterns, copies, and collectives over the local devices; the host knows all right bits.
+"""Data movement: memory patterns, copies, and collectives over the local devices. The host knows the correct bits.
 
-The device generates a pattern word by word from the index, and a separate program digests the buffer, so that the words
-must go through memory. To test retention, a workload waits between the two programs. Copies go from the host to a
-device and back, or via the other devices, and are compared on the host. Collectives use numbers whose sums are exact.
+The device generates a pattern word by word from the index, and a separate program digests the buffer, so the words must
+pass through memory. To test retention, a workload waits between the two programs. Copies go from the host to a device
+and back, or from a device to the other devices and back, and are compared on the host. Collectives use numbers whose
+sums are exact.
 """
 
 import dataclasses
@@ -20,7 +21,8 @@ from .workload import AXIS, Bench, BurninWorkload, FamilyRequest
 
 
 def _walking(at: Any, word: Callable[[int], Any]) -> Any:
-    """Returns words with one bit set, the next bit in each word; each group of 32 words starts one bit later."""
+    """Returns words with one bit set, one position higher in each word; each group of 32 words starts one bit
+    higher."""
     return word(1) << ((at + at // word(32)) % word(32))
 
 
@@ -90,7 +92,8 @@ class Transfers(BurninWorkload):
         return x + np.uint32(1)
 
     def drive(self, bench: Bench) -> Any:
-        """Copies from the host to the device, or from the device to each of the other devices in turn, and back."""
+        """Copies words from the host to the device and back, or from the device to each other device in turn and
+        back."""
         if self.way == "host-device-host":
             return bench.call(*jax.device_put(bench.host(), bench.device))
         out = bench.call(*bench.arguments)

@@ -1,4 +1,4 @@
-"""The base class of workloads (programs that produce the same bits in each run); workloads by level and family.
+"""The base class of workloads (programs that produce the same bits in each run), and the workloads of each level.
 
 Further programs, such as a training step, are added by registering a family.
 """
@@ -40,7 +40,7 @@ class Bench(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class BurninWorkload:
-    """A program, its data and their properties: a family is a subclass with `inputs`, `run` and `reference`."""
+    """A program, its data and their properties; each family is a subclass with `inputs`, `run` and `reference`."""
 
     name: str  # family, type, sizes and data, as in `matrix/float32/8x8x8/normal`; unique within a burn-in
     family: str  # the part of a device that it tests: one of `Family`, or registered
@@ -60,7 +60,7 @@ class BurninWorkload:
 
     @property
     def exact(self) -> bool:
-        """Whether the host computes the same bits, because the family has a `reference`."""
+        """Whether the host computes the same bits, that is, whether the family defines a `reference`."""
         return type(self).reference is not BurninWorkload.reference
 
     def __post_init__(self) -> None:
@@ -68,11 +68,11 @@ class BurninWorkload:
             if getattr(self, name) not in known:
                 raise SettingError(name, getattr(self, name), f"expected one of {', '.join(known)}")
         if self.elements < 1:
-            raise SettingError("elements", self.elements, "expected at least 1, since a run must check elements")
+            raise SettingError("elements", self.elements, "expected at least 1, because a run must check elements")
         if self.multi and (self.way or self.on_host or self.checked):
-            raise SettingError("multi", self.multi, "excludes way, on_host and checked; leave them out")
+            raise SettingError("multi", self.multi, "cannot be combined with way, on_host or checked; leave these out")
         if not self.alike and not self.exact:
-            raise SettingError("alike", self.alike, "outputs that differ between devices need a reference; define one")
+            raise SettingError("alike", self.alike, "outputs that differ between devices need a reference; define it")
 
     def inputs(self) -> tuple[Any, ...]:
         """Returns the arguments as NumPy arrays, which are the same in each call and on every host."""
@@ -87,11 +87,12 @@ class BurninWorkload:
         raise NotImplementedError
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the right outputs, computed by the host bit for bit; if `multi`, those of all devices together."""
+        """Returns the correct outputs, computed by the host bit for bit; if `multi`, the outputs of all devices
+        together."""
         raise NotImplementedError
 
     def drive(self, bench: Bench) -> Any:
-        """Runs the compiled program on a device and returns the outputs there."""
+        """Runs the compiled program on a device and returns its outputs, which remain on the device."""
         return bench.call(*bench.arguments)
 
 
@@ -118,9 +119,9 @@ class Level:
             if getattr(self, setting) < least:
                 raise SettingError(setting, getattr(self, setting), f"expected at least {least}")
         if not self.pauses or min(self.pauses) < 0:
-            raise SettingError("pauses", self.pauses, "expected a number of seconds for each round, at least 0")
+            raise SettingError("pauses", self.pauses, "expected at least 0 seconds for each round")
         if self.retention < 0:
-            raise SettingError("retention", self.retention, "expected a number of seconds, at least 0")
+            raise SettingError("retention", self.retention, "expected at least 0 seconds")
 
 
 Build: TypeAlias = "Callable[[FamilyRequest], Iterable[BurninWorkload]]"
@@ -167,7 +168,7 @@ def register(name: str, build: Build) -> None:
 
 def unregister(name: str) -> None:
     if name not in _REGISTERED:
-        raise SettingError("name", name, f"was not registered; registered are {', '.join(_REGISTERED) or 'none'}")
+        raise SettingError("name", name, f"was not registered; registered families: {', '.join(_REGISTERED) or 'none'}")
     del _REGISTERED[name]
 
 
@@ -180,7 +181,7 @@ def _built_in(name: str) -> Build:
     for module in modules:
         if build := getattr(module, f"build_{name}", None):
             return cast("Build", build)
-    raise AssertionError(f"no module of {', '.join(MODULES)} has build_{name}, although Family lists it")
+    raise AssertionError(f"none of the modules {', '.join(MODULES)} defines build_{name}, although Family lists {name}")
 
 
 def workloads(
@@ -191,7 +192,8 @@ def workloads(
     only: Sequence[str] | None = None,
     seed: int = 0,
 ) -> list[BurninWorkload]:
-    """Returns the workloads of a level, of some families or all; collectives and device copies need two devices."""
+    """Returns the workloads of a level, of some or all families; collectives and copies between devices need two
+    devices."""
     if not devices:
         raise SettingError("devices", None, "expected at least one device")
     for setting, given, known in (("dtypes", dtypes, get_args(DataType)), ("only", only or (), families())):

@@ -160,11 +160,11 @@ def test_going_on_from_a_report(
     assert judge(old).findings == struck.findings
     with pytest.raises(SettingError, match="simulated faults"):
         going_on(struck, programs, few)
-    with pytest.raises(SettingError, match=r"workloads were .*, but now are none"):
+    with pytest.raises(SettingError, match=r"workloads were .*, but are now none"):
         going_on(healthy, programs, few[:1])
     other = going_on(healthy, programs, few)
     other.settings = dataclasses.replace(other.settings, seed=5)
-    with pytest.raises(SettingError, match="seeds of the data were 5, but now are 0"):
+    with pytest.raises(SettingError, match="seeds of the data were 5, but are now 0"):
         going_on(other, programs, few)
     with pytest.raises(SettingError, match="devices"):
         going_on(healthy, programs, few, devices=2)

@@ -130,7 +130,7 @@ def test_a_driver_that_hangs_holds_up_nothing(when: str) -> None:
         assert "its last reading is used" in note
     else:
         assert course is None
-        assert note == "stuck did not answer within 0.1 s, and is no longer read"
+        assert note == "stuck did not respond within 0.1 s and will not be read again"
     free.set()  # what it tells now comes too late
     for thread in threading.enumerate():
         if thread.name == "stuck":
