@@ -1,6 +1,7 @@
 """Campaigns: thousands of single injections, and the outcome of training after each.
 
-- `runner`: a campaign on one compiled step; `outcomes`: classes of outcomes, and detectors.
+- `runner`: a campaign on one compiled step
+- `outcomes`: classes of outcomes, and detectors of faults
 """
 
 from typing import TYPE_CHECKING

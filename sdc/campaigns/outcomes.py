@@ -1,6 +1,6 @@
 """Outcomes of training after a fault: their classes, detectors of faults, and detection latencies.
 
-A struck run is compared with the clean run of the same program, step by step. Its outcome is one of
+A struck run is compared with the clean run of the same program, step by step. The outcome of the struck run is one of:
 
 ===========  =======================================================================================================
 outcome      meaning
@@ -13,7 +13,7 @@ divergence   the last observed loss exceeds the clean loss by more than this sha
 nonfinite    the loss, another observed number or the state became NaN or infinite
 ===========  =======================================================================================================
 
-Each of these detectors, which a training run can use without a clean twin, may detect the fault:
+A training run can use each of these detectors without a clean twin:
 
 ===================  ===============================================================================================
 detector             fires when
@@ -29,7 +29,7 @@ history_bound        the optimizer's history exceeds a bound that no sound step 
 abft                 a checksum flags a row of a matrix product of the struck step (if products are checked)
 ===================  ===============================================================================================
 
-The thresholds of the two spike detectors are derived from the clean run, so that neither raises a false alarm on it.
+The thresholds of the two spike detectors are derived from the clean run, so neither raises a false alarm on that run.
 """
 
 import itertools
@@ -82,12 +82,12 @@ def thresholds(clean: Sequence[Observed]) -> Thresholds:
 
 
 def decided(clean: Observed, struck: Observed, *, first: bool) -> bool:
-    """Returns whether the outcome is certain after a step, namely masked or nonfinite."""
+    """Returns whether a step makes the outcome certain: masked or nonfinite."""
     return not struck.finite or (first and struck.digest == clean.digest)
 
 
 def classify(clean: Sequence[Observed], struck: Sequence[Observed], start: int, limits: Thresholds) -> dict[str, Any]:
-    """Returns outcome, detections and latencies of one struck run.
+    """Returns the outcome, the detections and the latencies of one struck run.
 
     Args:
         clean: the whole clean run.
@@ -96,7 +96,7 @@ def classify(clean: Sequence[Observed], struck: Sequence[Observed], start: int, 
         limits: see `thresholds`.
 
     Returns:
-        `outcome`, `followed` (number of observed steps after the struck one), `peak_excess` and `last_excess` (excess
+        `outcome`, `followed` (number of observed steps after the struck step), `peak_excess` and `last_excess` (excess
         of the loss over the clean loss, as a share of the clean loss; None if not finite), `detected` (for each
         detector, the number of steps from fault to detection, or None), `visible_after` (number of steps until the loss
         differs visibly, or None).

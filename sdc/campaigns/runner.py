@@ -1,14 +1,14 @@
 """Campaigns: thousands of single faults in a training step, and the outcome of training after each.
 
-The step is compiled once with a strike as data, and once unchanged. The clean run is executed once, and the state
-before each of its steps is kept. Every injection starts from the state just before its step, runs the struck step and
-then a few unchanged steps, and is compared with the clean run until the outcome is certain. Bits are compared only
-after the struck step, with those of the same program without a strike. Later steps run the unchanged program, whose
-results differ in the last bits, so that only their losses and norms are compared.
+The step is compiled twice: once with a strike as data, and once unchanged. The clean run is executed once, and the
+state before each of its steps is kept. Every injection starts from the state just before its step, runs the struck step
+and then a few unchanged steps, and is compared with the clean run until the outcome is certain. After the struck step,
+bits are compared with those of the same program without a strike. Later steps run the unchanged program, whose results
+differ in the last bits from those of the program with a strike, so only losses and norms are compared.
 
 A Kronecker sequence distributes injections over sites, steps, iterations, devices, elements, kinds of faults and bits,
-and the first n injections are distributed as evenly as all of them. Injection number i is the same in every campaign
-with the same seed, so that a campaign can be stopped and resumed.
+and the first n injections are distributed as evenly as all injections. Injection number i is the same in every campaign
+with the same seed, so a campaign can be stopped and resumed.
 """
 
 import dataclasses
@@ -66,23 +66,23 @@ def campaign(
     """Injects single faults into a training step and classifies the outcome of training.
 
     Args:
-        step: `(state, batch) -> (state, metrics)`, any function that JAX can trace. It may change Flax NNX objects of
-            the state in place, and must return these objects.
+        step: `(state, batch) -> (state, metrics)`, any function that JAX can trace. The step may change Flax NNX
+            objects in the state in place, and must return these objects.
         state: state before the first step; it is not modified.
         batches: batches of data, one for each step of the clean run.
         loss: `(state, metrics) -> loss`, a function of the step's results.
         injections: number of faults to inject.
         where: selects the sites; by default, all operations that compute floating-point numbers.
-        faults: the faults, each a `Fault`, its kind, or its text (see `as_fault`). The campaign chooses the place and
-            time of each injection.
-        follow: steps to run after the struck one to observe the effect.
+        faults: faults, each given as a `Fault`, a kind of fault, or a text (see `as_fault`). The campaign chooses the
+            place and time of each injection.
+        follow: number of steps to run after the struck step to observe the effect.
         seed: seed of the injections.
 
     Returns:
         One row per injection: the site, the changed elements, and the result of `classify`.
 
     Raises:
-        ValueError: nothing is selected, or there are too few batches.
+        ValueError: no operation is selected, or there are too few batches.
         NotDeterministic: the clean run is not reproducible bit for bit.
 
     Example:
@@ -97,7 +97,7 @@ def campaign(
     """
     count: Any = injections
     if not isinstance(count, Integral) or count < 1:
-        raise SettingError("injections", repr(injections), "expected a whole number, at least 1")
+        raise SettingError("injections", repr(injections), "expected a whole number of at least 1")
     try:
         if not callable(loss):
             raise TypeError
@@ -128,7 +128,7 @@ class Injection(NamedTuple):
 
 
 class NotDeterministic(RuntimeError):
-    """An error for a clean run that is not reproducible bit for bit, so that comparisons with it are meaningless."""
+    """The clean run is not reproducible bit for bit, so comparisons with this run are meaningless."""
 
 
 class Campaign:
@@ -138,9 +138,9 @@ class Campaign:
         observe: a function that returns the observed numbers of each step, see `Observe`.
         batch: number of injections that run concurrently, under `vmap`.
         abft: whether `sdc.abft` checks the matrix products of the struck step, as an additional detector. Faults in
-            matrix products then strike the sums, before rounding.
+            matrix products then strike the sums before they are rounded.
 
-    For the other arguments see `campaign`.
+    For the other arguments, see `campaign`.
 
     Attributes:
         sites: sites that can be struck.
@@ -165,9 +165,7 @@ class Campaign:
         if follow < 0:
             raise SettingError("follow", follow, "expected at least 0 steps")
         if len(batches) <= follow:
-            raise ValueError(
-                f"{len(batches)} steps leave none to strike with follow={follow}; give more than {follow} steps"
-            )
+            raise ValueError(f"{len(batches)} batches are too few for follow={follow}; give more than {follow} batches")
         check_several("faults", faults)
         if not faults:
             raise SettingError("faults", None, "expected at least one kind of fault, such as 'bitflip'")
@@ -226,7 +224,7 @@ class Campaign:
         lost = next((number for number, seen in enumerate(self.clean) if not math.isfinite(seen.loss)), None)
         if lost is not None:
             raise ValueError(
-                f"the clean run has a loss of {self.clean[lost].loss} at step {lost}, so that effects of faults cannot "
+                f"the clean run has a loss of {self.clean[lost].loss} at step {lost}, so the effects of faults cannot "
                 "be measured; fix the step or its batches first, or give fewer steps"
             )
         self._unstruck = [self._run_unstruck(number) for number in range(len(batches) - follow)]
@@ -237,7 +235,7 @@ class Campaign:
         if any(before.digest != now.digest for before, now in twice):
             raise NotDeterministic(
                 "a step of the clean run gave different bits when repeated: the program is not deterministic on this "
-                "machine, or the machine corrupts data; compare it with another machine, in lock-step"
+                "machine, or the machine corrupts data; compare this machine with another one in lock-step"
             )
 
     def plan(self, number: int) -> Injection:
@@ -288,7 +286,8 @@ class Campaign:
         return Injection(step, struck, row)
 
     def _phase(self, site: Site) -> str:
-        """Returns a site's direction, but `update` outside derivatives, and `memory` for the step's own arrays."""
+        """Returns `memory` for the step's own arrays, `update` outside derivatives, and otherwise the site's
+        direction."""
         if site.direction in ("arg", "out"):
             return "memory"
         outside = site.direction == "fwd" and "jvp(" not in site.scope
@@ -356,7 +355,7 @@ class Campaign:
         return many if self.batch == 1 else jax.tree.map(lambda x: x[0], many), self._read(seen)[0]
 
     def _run_unstruck(self, number: int) -> Observed:
-        """Runs a step of the program that accepts a strike, without a strike."""
+        """Runs a step of the program that accepts a strike, but strikes nothing."""
         nothing = no_strike(room=self._room, axes=self._axes)
         arguments = nothing, self._states[number], self.batches[number]
         return self._read(self._strike(*(self._stack([part] * self.batch) for part in arguments))[1])[0]
@@ -387,7 +386,7 @@ def _number(name: str, value: Any) -> Any:
     if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int) or shapes != [()]:
         of = f" of shape {shapes[0]}" if len(shapes) == 1 and shapes[0] else ""
         what = "an array" if isinstance(value, jax.Array) else type(value).__name__
-        raise SettingError(name, f"{what}{of}", "expected one number per step; reduce it to a scalar")
+        raise SettingError(name, f"{what}{of}", "expected one number per step; reduce the value to a scalar")
     return jnp.asarray(value, jnp.float32)
 
 
@@ -406,14 +405,14 @@ PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
 
 
 def _single(fault: Fault | FaultKind | str) -> Fault:
-    """Converts to a fault that has no place, since the campaign chooses the place."""
+    """Converts a fault, kind or text to a fault without a place, because the campaign chooses the place."""
     found = as_fault(fault)
     if found != Fault(found.what, pattern=found.pattern):
         raise SettingError(
             "faults",
             found,
-            "a campaign chooses site, iteration, device and step itself; give kind and pattern, and select sites with "
-            "where=",
+            "a campaign chooses the site, iteration, device and step; give only kind and pattern, and select sites "
+            "with where=",
         )
     found.check_moves()
     return found

@@ -175,13 +175,13 @@ def test_a_step_that_does_not_repeat_itself_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"follow": 9}, "leave none to strike with follow=9"),
+        ({"follow": 9}, "too few for follow=9"),
         ({"faults": ()}, "expected at least one kind of fault"),
         ({"faults": "bitflip"}, "faults=bitflip: expected a sequence of faults, such as a list of one string"),
         ({"faults": 3}, "faults=3: expected a sequence of faults"),
         ({"faults": ("meteor",)}, "unknown kind 'meteor'"),
-        ({"faults": [sdc.Fault(BitFlip(), 0.1)]}, r"faults=bitflip\(rate=0.1\): a campaign chooses site"),
-        ({"faults": [sdc.Fault(BitFlip(), when=When(onset=3))]}, "a campaign chooses site"),
+        ({"faults": [sdc.Fault(BitFlip(), 0.1)]}, r"faults=bitflip\(rate=0.1\): a campaign chooses the site"),
+        ({"faults": [sdc.Fault(BitFlip(), when=When(onset=3))]}, "a campaign chooses the site"),
         ({"faults": [Rotate()]}, "leaves 1 element in place"),
         ({"where": named("fwd/nothing")}, "matches none of the step's"),
         ({"faults": ("bitflip,bits=40",)}, "cannot strike the selected site '.*': bit 40 of a 32-bit float32"),
