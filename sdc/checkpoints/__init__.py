@@ -5,10 +5,12 @@ All functions accept any tree of arrays; certificates work with Orbax's own chec
 - `blocks`: digests of arrays, block by block, computed on the arrays' devices
 - `certificate`: the expected content of a checkpoint, and the evidence for it
 - `certified`: Orbax's checkpointer with certificates, and audits of folders of checkpoints
-- `partitions`: division of a state into blocks; `scar`: a running checkpoint of the blocks that moved most, with its
-    `store`; `outlook`: selection of blocks, and the cost of losing blocks
-- `recovery`: restoration of only the lost or wrong blocks; `copies`: copies on each host, and assembly of a state from
-  them after a loss
+- `partitions`: division of a state into blocks
+- `scar`: a running checkpoint, which saves the blocks that moved most
+- `store`: the files of a running checkpoint
+- `outlook`: selection of blocks, and the cost of losing blocks
+- `recovery`: restoration of only the lost or wrong blocks
+- `copies`: copies on each host, from which a state is assembled after a loss
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,9 @@
 """Digests of a state's arrays, block by block, computed on the arrays' devices.
 
 A block is a range of rows (indices of the first axis) of a global array, independent of the sharding. Each process
-digests the data of its own devices: for each shard, its share of every block that it overlaps. The digest of a block is
-the sum of its shares (see `sdc.twins.digests`), so arrays can be compared under any sharding and are never gathered.
+digests the data of its own devices: each shard contributes a share to every block that it overlaps. The digest of a
+block is the sum of its shares (see `sdc.twins.digests`), so arrays can be compared under any sharding and are never
+gathered.
 """
 
 import functools
@@ -48,7 +49,7 @@ def volume(box: Box) -> int:
 
 
 def box_text(box: Box) -> str:
-    """Formats a box as `0:4,8:16`; empty for the box of a scalar."""
+    """Formats a box, as in `0:4,8:16`; the text for the box of a scalar is empty."""
     return ",".join(f"{start}:{stop}" for start, stop in box)
 
 
@@ -73,7 +74,7 @@ class Cut(NamedTuple):
         return number * self.rows, min((number + 1) * self.rows, self.shape[0])
 
     def differing(self, digests: np.ndarray, others: np.ndarray) -> tuple[tuple[int, int], ...]:
-        """Returns start and stop rows of each block whose digests differ."""
+        """Returns the start and stop rows of each block whose digests differ."""
         return tuple(self.block(int(number)) for number in np.flatnonzero((digests != others).any(axis=1)))
 
 
@@ -174,7 +175,8 @@ def _shares(mesh: Mesh, cuts: tuple[Cut, ...]) -> Callable[..., list[Array]]:
 
 
 def _share(x: Array, cut: Cut, start: UInt32[Array, " axes"]) -> UInt32[Array, "blocks 2"]:
-    """Returns a shard's contribution to each block. Rows between which no block of any shard ends are grouped."""
+    """Returns a shard's contribution to each block. Rows that no block boundary in any shard separates are digested as
+    a group."""
     if not x.size:
         return jnp.zeros((cut.blocks, 2), jnp.uint32)
     rows = math.gcd(x.shape[0], cut.rows)
@@ -191,5 +193,5 @@ def whole(boxes: Iterable[Box], shape: Sequence[int]) -> bool:
 
 
 def total(shares: Mapping[Box, np.ndarray]) -> np.ndarray:
-    """Returns the digests of all blocks, the sums of the shares of all shards: uint32 of shape (blocks, 2)."""
+    """Returns the digests of all blocks, which are the sums of the shards' shares: uint32 of shape (blocks, 2)."""
     return np.asarray(sum(shares.values()), np.uint32)

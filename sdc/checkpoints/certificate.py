@@ -1,5 +1,5 @@
-"""Certificates: the expected content of a checkpoint, in files next to the checkpoint, and the comparison of restored
-arrays with this content.
+"""Certificates: files next to a checkpoint with its expected content, and the comparison of restored arrays with this
+content.
 
     FOLDER/certificates/STEP/process-N.json   digests of the data of process N's devices when the step was saved
     FOLDER/certificates/STEP/status.json      the evidence for the checkpoint
@@ -41,7 +41,7 @@ class StoreError(CertificateError):
 
 
 class OtherState(CertificateError):
-    """A checkpoint contains another state than the one to restore into."""
+    """A checkpoint contains a state that does not match the requested one."""
 
 
 class Wrong(NamedTuple):
@@ -105,12 +105,12 @@ class CertificatePart(Header, kw_only=True, tag="jax-sdc certificate"):
     apart: list[str]  # arrays whose replicas differed
 
 
-PARTS = Format(type=CertificatePart, noun="certificate", remedy="delete the checkpoint, or go back to another one")
+PARTS = Format(type=CertificatePart, noun="certificate", remedy="delete the checkpoint, or restore another one")
 
 
 @dataclasses.dataclass(frozen=True)
 class CertifiedArray:
-    """The expected content of an array: digests of its blocks, by shard of the run that saved the array."""
+    """The expected content of an array: digests of its blocks for each shard of the run that saved the array."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -142,7 +142,8 @@ class Certificate:
 
 
 class Draft:
-    """A pending certificate: digests that devices are computing. The digested arrays may be donated at once."""
+    """A pending certificate, whose digests the devices are still computing. The digested arrays may be donated at
+    once."""
 
     def __init__(self, covered: Mapping[str, Any], uncovered: Sequence[str] = ()) -> None:
         self._uncovered = list(uncovered)
@@ -190,8 +191,8 @@ def step_folder(folder: epath.Path, step: int) -> epath.Path:
 
 
 def certified_steps(folder: epath.Path) -> list[int]:
-    """Returns the steps whose Orbax checkpoint and certificates of all processes are complete, in folders with numeric
-    names."""
+    """Returns the steps with a complete Orbax checkpoint and complete certificates of all processes, from folders with
+    numeric names."""
     paths = folder.iterdir() if folder.is_dir() else ()
     # Orbax writes this file last.
     done = (int(path.name) for path in paths if path.name.isdecimal() and (path / "commit_success.txt").exists())
@@ -218,9 +219,9 @@ COVERED = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, str)  #
 
 
 def named(checkpointables: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns all values that can be digested, by name, and the checkpointables that contain anything else.
+    """Returns all values that can be digested, by name, and the checkpointables that contain any other value.
 
-    Values that a partial restore omits (`...`) do not appear.
+    Values that a partial restore omits (`...`) are left out.
     """
     found: dict[str, Any] = {}
     uncovered = []
@@ -234,8 +235,8 @@ def named(checkpointables: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
 
 
 def named_tree(key: str, tree: Any) -> dict[str, Any]:
-    """Returns the leaves of a checkpointable by name; if two paths would have the same name, uses Python's notation for
-    all."""
+    """Returns the leaves of a checkpointable by name; if two paths would have the same name, names all leaves in
+    Python's notation."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     simple = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
     if len(set(simple)) < len(simple):
@@ -276,7 +277,7 @@ def _read(place: epath.Path, process: int, step: int) -> CertificatePart:
     if (part.step, part.process) != (step, process):
         raise CertificateError(f"step {step}: {path} belongs to step {part.step}, process {part.process}")
     if part.algorithm != ALGORITHM:
-        raise CertificateError(f"step {step}: {path} has digests of {part.algorithm!r}, expected {ALGORITHM!r}")
+        raise CertificateError(f"step {step}: {path} has digests of {part.algorithm!r}; expected {ALGORITHM!r}")
     return part
 
 
@@ -310,10 +311,10 @@ def _merged(parts: Sequence[CertificatePart], incomplete: str) -> Certificate:
 
 
 def compare(certificate: Certificate, leaves: Mapping[str, Any]) -> list[Wrong]:
-    """Compares restored values with their certificate. All processes must call this function, with the same names.
+    """Compares restored values with their certificate. All processes must call this function with the same names.
 
-    Leaves that are not in the certificate count as wrong; further entries of the certificate are ignored. The result is
-    the same in all processes. Raises `Unreachable` if a process does not respond.
+    Leaves that are not in the certificate count as wrong; entries of the certificate without a leaf are ignored. The
+    result is the same in all processes. Raises `Unreachable` if a process does not respond.
     """
     wrong = [
         Wrong(text.rpartition(" at ")[0], f"differed between devices when it was saved ({text})")
@@ -353,8 +354,8 @@ def compare(certificate: Certificate, leaves: Mapping[str, Any]) -> list[Wrong]:
 
 
 def misfits(certificate: Certificate, abstract: Mapping[str, Any]) -> list[str]:
-    """Describes the differences between an abstract state (by checkpointable; None for any state) and the saved
-    state."""
+    """Describes the differences between an abstract state, given by checkpointable (None accepts any state), and the
+    saved state."""
     found = []
     for key, tree in abstract.items():
         if tree is None or key in certificate.uncovered:
@@ -395,9 +396,9 @@ class Status:
 
     Attributes:
         step: step of the checkpoint.
-        state: `CANDIDATE`, or `VERIFIED` if the checkpoint was compared with its digests after a restore, or confirmed
-            otherwise.
-        reasons: the evidence: `digest`, `twins`, `guard`.
+        state: `CANDIDATE`, or `VERIFIED` if the checkpoint was compared with its digests after a restore or confirmed
+            in another way.
+        reasons: the kinds of evidence: `digest`, `twins`, `guard`.
         history: whether the digests were computed before the checkpoint was saved.
     """
 
@@ -428,13 +429,13 @@ class Statuses:
         self._lock: Lock | None = None
 
     def status(self, step: int, *, history: bool) -> Status:
-        """Returns the status of a step: a candidate if the status file is unreadable or the checkpoint is in doubt."""
+        """Returns the status of a step, a candidate if the status file is unreadable or the checkpoint is in doubt."""
         known = self._known(step)
         found = () if known is None or known.doubt else known.reasons
         return Status(step, VERIFIED if found else CANDIDATE, found, history)
 
     def vouch(self, step: int, reason: Reason) -> None:
-        """Adds evidence for a step, and clears doubt and a pending deletion."""
+        """Adds evidence for a step, and clears its marks of doubt and of pending deletion."""
         known = self._known(step) or Known(step=step)
         if reason not in known.reasons or known.doubt:
             reasons = tuple(sorted({*known.reasons, reason}))
@@ -448,8 +449,8 @@ class Statuses:
             self._write(step, Known(step=step, leaving=stays.leaving, protected=stays.protected))
 
     def doubt(self, step: int) -> None:
-        """Marks a step as unreadable. The step and an older one are kept, unless the step is the remainder of a
-        deletion."""
+        """Marks a step as unreadable. Policies then keep this step and an older one, unless this step is the remainder
+        of a deletion."""
         known = self._known(step)
         if known is not None and known.leaving:
             self.revoke(step)
@@ -457,8 +458,8 @@ class Statuses:
             self._write(step, msgspec.structs.replace(known, doubt=True))
 
     def leaving(self, step: int) -> None:
-        """Marks a step as about to be deleted, so that its remainder, if the run is killed, does not count as a damaged
-        checkpoint."""
+        """Marks a step as about to be deleted, so that the remainder of an interrupted deletion does not count as a
+        damaged checkpoint."""
         if step_folder(self._folder, step).exists() and not self.left(step):
             self._write(step, msgspec.structs.replace(self._known(step) or Known(step=step), leaving=True))
 
@@ -471,12 +472,12 @@ class Statuses:
         self._write(step, msgspec.structs.replace(self._known(step) or Known(step=step), protected=protected))
 
     def is_protected(self, step: int) -> bool:
-        """Returns whether this step is protected; true if its status is unreadable."""
+        """Returns whether this step is protected; a step with an unreadable status counts as protected."""
         known = self._known(step)
         return known is None or known.protected
 
     def kept(self, steps: Iterable[int]) -> set[int]:
-        """Returns the steps to keep: the newest verified step, steps that may be verified, and protected ones."""
+        """Returns the steps to keep: the newest verified step, steps that may be verified, and protected steps."""
         known = {step: self._known(step) for step in steps}
         stays = {step for step, one in known.items() if one is None or one.doubt or one.protected}
         return stays | {*sorted(step for step, one in known.items() if one and one.reasons and not one.doubt)[-1:]}
@@ -497,7 +498,7 @@ class Statuses:
             place.rmtree()
 
     def prune(self) -> None:
-        """Deletes certificates whose checkpoints are no longer in the folder, under any name."""
+        """Deletes certificates whose checkpoints are no longer in the folder under any name."""
         place = self._folder / FOLDER
         if not _first() or not place.exists():
             return
@@ -507,8 +508,8 @@ class Statuses:
             stale.rmtree()
 
     def lock(self) -> None:
-        """Locks the folder for this run until it is released; raises CertificateError if another process is writing
-        it."""
+        """Locks the folder for this run until `release` is called; raises CertificateError if another process is
+        writing to the folder."""
         if not _first() or self._lock is not None:
             return
         place = self._folder / FOLDER
@@ -530,7 +531,7 @@ class Statuses:
             KNOWN.write(step_folder(self._folder, step) / STATUS, known)
 
     def _known(self, step: int) -> Known | None:
-        """Returns the stored status of a step; None if it is unreadable."""
+        """Returns the stored status of a step, or None if the status is unreadable."""
         path = step_folder(self._folder, step) / STATUS
         if not path.exists():
             return Known(step=step)

@@ -68,8 +68,8 @@ class Certified:
         policy = getattr(manager, "_preservation_policy", None)
         if not hasattr(policy, "should_preserve") or not hasattr(manager, "all_steps"):
             raise CertificateError(
-                f"{type(checkpointer).__name__} is not a training.Checkpointer of Orbax's version 1 that this version "
-                "supports; expected orbax.checkpoint.v1.training.Checkpointer"
+                f"{type(checkpointer).__name__} is not a checkpointer that this version of jax-sdc supports; expected "
+                "orbax.checkpoint.v1.training.Checkpointer"
             )
         manager._preservation_policy = _Keeping(policy, self)
         self._orbax = checkpointer
@@ -150,13 +150,13 @@ class Certified:
         number = self._existing(step)
         certificate = _agreed(number, lambda: read_certificate(self._folder, number))
         if problems := misfits(certificate, abstract_checkpointables or {}):
-            raise OtherState(f"the abstract state is not that of checkpoint {number}: {_some(problems)}")
+            raise OtherState(f"the abstract state does not match checkpoint {number}: {_some(problems)}")
         loaded = self._loaded(number, abstract_checkpointables)
         found, uncovered = named(loaded)
         if not found and uncovered:
             raise CertificateError(f"checkpoint {number} has no certified arrays: {', '.join(uncovered)}")
         if uncovered:
-            LOG.warning("step %d: %s cannot be verified (no arrays)", number, ", ".join(uncovered))
+            LOG.warning("step %d: %s contains more than arrays and cannot be verified", number, ", ".join(uncovered))
         # Ignore parts that were not requested.
         partly = {key for key, tree in loaded.items() if any(leaf is ... for leaf in jax.tree.leaves(tree))}
         whole = set(loaded) - partly - set(uncovered)
@@ -196,7 +196,7 @@ class Certified:
                 self.rejected.append((step, str(error)))
                 continue
             if not self.status(step).history:
-                LOG.warning("checkpoint %d: history not verified; its certificate was made after it was saved", step)
+                LOG.warning("checkpoint %d: history not verified, since its certificate was made after the save", step)
             return state, step
         why = "; ".join(f"{step}: {words}" for step, words in self.rejected) or "there are no checkpoints"
         raise CertificateError(f"no checkpoint in {self._folder} can be verified ({why})")
@@ -214,7 +214,9 @@ class Certified:
         self.wait()
         number = self._existing(step)
         if step_folder(self._folder, number).exists():
-            raise CertificateError(f"checkpoint {number} already has a certificate; delete the checkpoint to remove it")
+            raise CertificateError(
+                f"checkpoint {number} already has a certificate, which is deleted only with the checkpoint"
+            )
         loaded = self._loaded(number, abstract_checkpointables)
         if not named(loaded)[0]:
             raise CertificateError(f"checkpoint {number} contains nothing that can be digested")
@@ -222,7 +224,8 @@ class Certified:
         _agreed(number, lambda: draft.write(self._folder, number, history=False))
 
     def vouch(self, step: int, reason: Reason) -> None:
-        """Records that the saved state was correct: twins agreed (`twins`), or a guard found nothing (`guard`).
+        """Records evidence that the saved state was correct: twins agreed (`twins`), or a guard detected nothing
+        (`guard`).
 
         Raises:
             CertificateError: the step has no certificate, or the reason is unknown.
@@ -232,7 +235,7 @@ class Certified:
         self._note(step, self._statuses.vouch, reason)
 
     def protect(self, step: int, protected: bool = True) -> None:
-        """Protects a checkpoint from deletion by the policy, or, with `False`, ends the protection.
+        """Protects a checkpoint from deletion by the policy, or ends the protection if `protected` is False.
 
         Raises:
             CertificateError: the step has no certificate.
@@ -264,7 +267,7 @@ class Certified:
         """Waits for pending background writes.
 
         Raises:
-            CertificateError: the certificate cannot be written. The error is raised once.
+            CertificateError: the certificate cannot be written. The error is raised only once.
         """
         saving, self._saving = self._saving, None
         try:
@@ -275,7 +278,7 @@ class Certified:
             self._written()
 
     def close(self) -> None:
-        """Waits for pending writes, and stops all threads."""
+        """Waits for pending writes and stops all threads."""
         try:
             self.wait()
         finally:
@@ -328,7 +331,7 @@ class Certified:
             except Exception as error:  # errors of the storage or a device
                 raise CertificateError(
                     f"the certificate of the last checkpoint cannot be written to {self._folder} "
-                    f"({first_line(error)}); the checkpoint itself may exist, and counts as not certified"
+                    f"({first_line(error)}); the checkpoint itself may exist, but is not certified"
                 ) from error
 
     def _loaded(self, step: int, abstract: dict[str, Any] | None) -> dict[str, Any]:
@@ -369,12 +372,12 @@ class Certified:
             raise CertificateError(f"cannot write to {self._folder} ({error})") from error
 
     def _noted(self, note: Callable[..., None], *what: Any) -> None:
-        """Stores the result of a comparison; if that fails, a warning is logged, and the next comparison stores its
-        result."""
+        """Stores the result of a comparison. If this result cannot be stored, a warning is logged, and the next
+        comparison stores its own result."""
         try:
             note(*what)
         except (OSError, RecordError) as error:
-            LOG.warning("cannot update the status in %s of checkpoint %s (%s)", self._folder, what[0], error)
+            LOG.warning("cannot update the status of checkpoint %s in %s (%s)", what[0], self._folder, error)
 
 
 class SaveResponse:
@@ -429,7 +432,7 @@ def certify(checkpointer: Any) -> Certified:
 
 
 def _agreed(step: int, action: Callable[[], Result]) -> Result:
-    """Runs an action in all processes; if it fails in one of them, raises an error in all."""
+    """Runs an action in all processes; if the action fails in one process, raises an error in all processes."""
     try:
         return together(action)
     except PeerError as error:
@@ -500,10 +503,10 @@ class Audit:
 
 
 def checkpoints_in(folder: str) -> list[int]:
-    """Returns the steps of the complete checkpoints in a folder of Orbax.
+    """Returns the steps of the complete checkpoints in a folder that an Orbax checkpointer wrote.
 
     Raises:
-        CertificateError: the folder does not exist, or has no checkpoints.
+        CertificateError: the folder does not exist or contains no checkpoints.
     """
     place = path_of(folder)
     if not place.is_dir():
@@ -514,9 +517,8 @@ def checkpoints_in(folder: str) -> list[int]:
         raise CertificateError(f"{folder} is a running checkpoint; read it with sdc.checkpoints.RunningCheckpoint.read")
     if not steps:
         raise CertificateError(
-            f"there are no complete checkpoints in {folder}; give the folder that contains them, in folders whose "
-            "names "
-            "are numbers"
+            f"there are no complete checkpoints in {folder}; expected a folder whose subfolders are "
+            "checkpoints, named by their steps"
         )
     return steps
 
@@ -568,7 +570,7 @@ def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
                 seen |= set(part)
                 wrong += [one for one in compare(certificate, part) if one not in wrong]
         if lost := [name for name in certificate.names if name not in seen]:
-            problem = f"{lost[0]}{f' and {len(lost) - 1} more' if lost[1:] else ''} cannot be found in it"
+            problem = f"the checkpoint lacks {lost[0]}{f' and {len(lost) - 1} more' if lost[1:] else ''}"
     except Exception as error:  # Orbax and its storage layer raise many types
         problem = f"it cannot be read ({first_line(error)})"
     if problem and not wrong and Statuses(place).left(step):
@@ -578,7 +580,7 @@ def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
 
 
 def certify_folder(folder: str, step: int) -> None:
-    """Certifies the current content of a checkpoint without a certificate, which is restored as a whole.
+    """Restores a whole checkpoint that has no certificate, and certifies its current content.
 
     Raises:
         CertificateError: the checkpoint already has a certificate, or cannot be restored.

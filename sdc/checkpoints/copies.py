@@ -1,15 +1,15 @@
-"""Local copies of the data on a process's devices: if another process is lost, this process restores its own data.
+"""Local copies of the data on a process's devices, from which the process restores its data if another process is lost.
 
     FOLDER/STEP/pieces       the concatenated shards
     FOLDER/STEP/copy.json    the run and process, and the position and digest of each shard
 
 A copy is written under a temporary name and then renamed, so it is either complete or absent. The last two copies are
-kept: if a process is lost during a step, some of the others may already have a copy of this step, and all have one of
-the previous step.
+kept: if a process is lost during a step, some survivors may already have a copy of this step, and all survivors have a
+copy of the previous step.
 
 After a restart, all processes assemble a state (`agree`, `gather`) from the copies of the survivors; blocks without a
 copy come from a running checkpoint. Processes communicate through the runtime's key-value store; only arrays that one
-process lost and another has are transferred between devices.
+process lost and another process still has are transferred between devices.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ DESCRIPTIONS = Format(type=Description, noun="description of a copy", remedy="de
 
 
 class Copies:
-    """The copies of one process. They are private: this class never waits for another process or reads its files."""
+    """The copies of one process. This class never waits for another process and never reads another process's files."""
 
     def __init__(self, folder: str | os.PathLike[str], run: str, state: Any) -> None:
         """Sets the folder, which is private to this process and on its host; nothing is written before the first copy.
@@ -119,7 +119,7 @@ class Copies:
 
     @property
     def steps(self) -> list[int]:
-        """Returns the steps of this run's copies that have the right size."""
+        """Steps of this run's copies that have the right size."""
         return [step for step in (int(path.name) for path in self._places()) if self._described(step) is not None]
 
     def read(self, step: int) -> Copy | None:
@@ -163,7 +163,7 @@ class Copies:
         return sorted((path for path in paths if path.name.isdecimal()), key=lambda path: int(path.name))
 
     def _described(self, step: int) -> Description | None:
-        """Reads the description of a copy; returns None if it is damaged, or belongs to another run or state."""
+        """Reads the description of a copy; returns None if the copy is damaged or belongs to another run or state."""
         place = self.folder / str(step)
         try:
             about = DESCRIPTIONS.read(place / COPY)
@@ -229,8 +229,8 @@ def agree(copies: Copies, *, after: int, until: int) -> Survivors | None:
     """Chooses the step from whose copies training resumes: the newest step of which all survivors have a copy, or else
     the step of which the most survivors have one.
 
-    Only steps later than `after` and at most `until` are considered. The result is the same in all processes except for
-    `mine`; None if there are no copies.
+    Only steps later than `after` and at most `until` are considered. Returns None if there are no copies. The result is
+    the same in all processes except for `mine`.
     """
     usable = {step for step in copies.steps if after < step <= until}
     while True:
@@ -251,8 +251,8 @@ def agree(copies: Copies, *, after: int, until: int) -> Survivors | None:
 
 def gather(state: State, survivors: Survivors, cut: Partition, reader: Reader) -> Assembled[State]:
     """Assembles the state after the step of the copies. Survivors keep their own shards, and send them to processes
-    that lost replicas of them; blocks that no survivor has come from the running checkpoint, each from the step at
-    which it was saved. `state` is any state of the same structure.
+    that lost the same shards. Blocks that no survivor has come from the running checkpoint, each as it was saved last.
+    `state` is any state of the same structure.
     """
     leaves = named_leaves(state)
     living = set(survivors.processes)
@@ -285,8 +285,7 @@ def gather(state: State, survivors: Survivors, cut: Partition, reader: Reader) -
 
 
 def _places(leaves: Mapping[str, jax.Array]) -> dict[Fragment, set[int]]:
-    """Returns every shard of every array, in the same order in all processes, and the processes whose devices hold
-    it."""
+    """Returns the processes whose devices hold each shard of each array, in the same order in all processes."""
     found: dict[Fragment, set[int]] = {}
     for name, leaf in leaves.items():
         bits = bits_of(leaf)
@@ -300,8 +299,8 @@ def _places(leaves: Mapping[str, jax.Array]) -> dict[Fragment, set[int]]:
 def _sent(
     sent: Sequence[Fragment], source: int, mine: Mapping[tuple[str, Box], np.ndarray]
 ) -> dict[tuple[str, Box], np.ndarray]:
-    """Sends shards that one process has and another lost to all processes. Bits are transferred as integers, since a
-    sum of floats would turn -0.0 into 0.0 and mix the payloads of NaNs."""
+    """Sends the shards that one process has and another lost to all processes. Bits are transferred as integers,
+    because a sum of floats would turn -0.0 into 0.0 and mix the payloads of NaNs."""
     size = sum(held.bytes for held in sent)
     if not size:
         return {}

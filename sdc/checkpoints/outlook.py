@@ -1,14 +1,14 @@
-"""The current cost of losing parts of a state, and advice on saving intervals and fractions, from the movement of
-blocks.
+"""The current cost of losing parts of a state, and advice on saving intervals and fractions, both based on the movement
+of blocks.
 
 For each block, a running checkpoint tracks the squared distance D_b from its saved version, and the number of steps a_b
-since that version was saved. A loss sets the block back by a_b steps; the block's share of the progress per step is its
-share of the squared movement per step, w_b = D_b / a_b^2. The expected loss in steps for a set S of blocks is
+since that version was saved. A loss of the block sets it back by a_b steps. The block's share of the progress per step
+is its share of the squared movement per step, w_b = D_b / a_b^2. The expected loss in steps for a set S of blocks is
 
     sum_{b in S} w_b a_b / sum_b w_b,
 
-which is the projection of the perturbation on the path of the state, in steps along that path. This formula is exact if
-blocks move uniformly and a loss sets them back along the path. Theorem 3.2 bounds the cost by the norm of the
+which is the projection of the perturbation onto the path of the state, in steps along that path. This formula is exact
+if blocks move uniformly and a loss sets them back along the path. Theorem 3.2 bounds the cost by the norm of the
 perturbation, sqrt(sum_{b in S} D_b), in any direction, if the iteration converges linearly.
 
 Qiao, Aragam, Zhang, Xing: Fault Tolerance in Iterative-Convergent Machine Learning, ICML 2019, sections 3 and B.1:
@@ -16,11 +16,11 @@ Qiao, Aragam, Zhang, Xing: Fault Tolerance in Iterative-Convergent Machine Learn
     x_{k+1} = f(x_k),   ||f(x) - x*|| <= c ||x - x*||,   0 < c < 1                                   (3), (5)
     y_{k+1} = f(y_k + delta_k),   y_0 = x_0
 
-A recovery after a fault is such a perturbation, as is undetected corruption. All statements are about upper bounds on
-iterations: kappa(x, eps) = log(||x_0 - x*|| / eps) / log(1/c) iterations suffice for an error below eps
-without perturbations, and kappa(y, eps) with them. The *iteration cost* is the difference of these bounds, not of the
-measured iterations: a run that starts in a direction in which f converges faster than c needs fewer than kappa
-iterations, and a perturbation in a slow direction can then cost more than the bound.
+Recovery after a fault and undetected corruption are such perturbations. All statements concern upper bounds on the
+number of iterations: kappa(x, eps) = log(||x_0 - x*|| / eps) / log(1/c) iterations suffice for an error below eps
+without perturbations, and kappa(y, eps) iterations suffice with them. The *iteration cost* is the difference between
+these bounds, not between measured numbers of iterations: a run that starts in a direction in which f converges faster
+than c needs fewer than kappa iterations, and a perturbation in a slow direction can then cost more than the bound.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ class Convergence(NamedTuple):
     distance: float
 
     def cost(self, size: float) -> float:
-        """Returns the number of iterations that a perturbation of this size costs now: equation (6), from the last
+        """Returns the number of iterations that a perturbation of this size costs now, by equation (6) from the last
         iterate.
 
         log(1 + ||delta|| / ||x_T - x*||) / log(1/c), which is (6) with ||x_T - x*|| = c^T ||x_0 - x*||.
@@ -90,18 +90,19 @@ class Intervals(NamedTuple):
 def fit_convergence(movements: Sequence[float]) -> Convergence | None:
     """Estimates c and the distance to the optimum while an iteration runs, from ||x_{k+1} - x_k||.
 
-    The paper's section 7 calls this future work. If the error is c^k v for one direction v, which holds asymptotically,
-    the iterates move by (1 - c) c^k ||v||: the logarithms are on a line with slope log c, and the distance to the
-    optimum is 1 / (1 - c) times the last movement, minus that movement.
+    The paper's section 7 calls such an estimate future work. If the error is c^k v for one direction v, which holds
+    asymptotically, the iterates move by (1 - c) c^k ||v||: the logarithms of the movements lie on a line with slope log
+    c, and the distance to the optimum is 1 / (1 - c) times the last movement, minus that movement.
 
     Args:
-        movements: lengths of successive movements, the newest last: at least `LEAST`, all finite and at least 0.
+        movements: lengths of at least `LEAST` successive movements, newest last, all finite and at least 0.
 
     Returns:
-        The estimate; None without evidence of linear convergence: the interval of c includes 1, or nothing moves.
+        The estimate, or None without evidence of linear convergence, that is, if the interval of c includes 1 or
+        nothing moves.
 
     Raises:
-        ValueError: there are too few movements, or one is not a valid length.
+        ValueError: there are too few movements, or one of them is not a valid length.
 
     Example:
         >>> from sdc.analysis import fit_convergence
@@ -113,7 +114,7 @@ def fit_convergence(movements: Sequence[float]) -> Convergence | None:
     """
     lengths = np.asarray(movements, float)
     if lengths.ndim != 1 or lengths.size < LEAST or not (np.isfinite(lengths) & (lengths >= 0)).all():
-        raise ValueError(f"movements={movements}: expected at least {LEAST} lengths, finite and at least 0")
+        raise ValueError(f"movements={movements}: expected at least {LEAST} finite lengths of at least 0")
     if not lengths.all():
         return None
     # Implemented here since scipy.stats takes a second to import and a millisecond for this, while training waits.
@@ -131,10 +132,11 @@ def fit_convergence(movements: Sequence[float]) -> Convergence | None:
 def fit_intervals(moved: Intervals) -> tuple[float, tuple[float, float]] | None:
     """Estimates c from movements of blocks in intervals of any length, by least squares on their logarithms.
 
-    A block whose error is c^k v moves from step s to step s + a by (c^s - c^(s + a)) ||v||. c is per step and common to
-    all blocks; each block has its own ||v||. Deviations are noise that is independent in each interval, or common to
-    all intervals that end at the same step; the larger of the two standard errors is used. Returns c and its 95 %
-    interval; None without evidence that c is below 1, or with too few ends or degrees of freedom.
+    A block whose error is c^k v moves from step s to step s + a by (c^s - c^(s + a)) ||v||. The factor c applies to one
+    step and to all blocks; each block has its own ||v||. Deviations are regarded as noise that is either independent in
+    each interval or common to all intervals that end at the same step, and the larger of the two standard errors is
+    used. Returns c and its 95 % interval, or None without evidence that c is below 1 or with too few ends or degrees of
+    freedom.
     """
     _, block, counts = np.unique(moved.blocks, return_inverse=True, return_counts=True)
     ends, end = np.unique(moved.begins + moved.spans, return_inverse=True)
@@ -171,7 +173,7 @@ def fit_intervals(moved: Intervals) -> tuple[float, tuple[float, float]] | None:
 
 
 def _factor(slope: float, error: float, freedom: int) -> tuple[float, tuple[float, float]] | None:
-    """Returns c and its 95 % interval, from its logarithm; None if the interval includes 1."""
+    """Returns c and its 95 % interval, computed from the logarithm of c, or None if the interval includes 1."""
     reach = float(stdtrit(freedom, 0.975)) * error
     c, low, high = (math.exp(one) for one in (slope, slope - reach, slope + reach))
     return (c, (low, high)) if c > 0 and high < 1 else None
@@ -180,12 +182,12 @@ def _factor(slope: float, error: float, freedom: int) -> tuple[float, tuple[floa
 def iterations_bound(
     distance: float, c: float, epsilon: float, perturbations: Mapping[int, float] | None = None
 ) -> float:
-    """Returns the number of iterations after which the expected error is below `epsilon`: kappa, proof of theorem 3.2,
-    equations (11), (12).
+    """Returns the number of iterations after which the expected error is below `epsilon`: kappa in the proof of theorem
+    3.2, equations (11) and (12).
 
-    The number is valid after the last perturbation, and negative if the start is closer than `epsilon`. `distance` is
-    ||x_0 - x*||, c is an upper bound on the factor by which the error shrinks per iteration, and `perturbations` maps
-    the iteration k, from 0, before which a perturbation happens, to E||delta_k||.
+    The number is valid after the last perturbation, and negative if the start is closer to x* than `epsilon`.
+    `distance` is ||x_0 - x*||, c is an upper bound on the factor by which the error shrinks per iteration, and
+    `perturbations` maps each iteration k (from 0) before which a perturbation happens to E||delta_k||.
     """
     _check(distance, c)
     if not 0 < epsilon < math.inf:
@@ -204,7 +206,7 @@ def iteration_cost_bound(distance: float, c: float, perturbations: Mapping[int, 
     Args:
         distance: ||x_0 - x*||, above 0.
         c: upper bound on the factor by which the error shrinks per iteration; between 0 and 1.
-        perturbations: E||delta_k|| by the iteration k, from 0, before which the perturbation happens.
+        perturbations: E||delta_k|| for each iteration k (from 0) before which a perturbation happens.
 
     Raises:
         ValueError: a number is out of range.
@@ -247,7 +249,7 @@ def _log_error(distance: float, c: float, perturbations: Mapping[int, float] | N
     for at, size in (perturbations or {}).items():
         if at < 0 or at != int(at) or not 0 <= size < math.inf:
             given = f"a perturbation of {size} at iteration {at}"
-            raise ValueError(f"{given}: expected finite sizes, and integer iterations from 0")
+            raise ValueError(f"{given}: expected a finite size and an integer iteration, both at least 0")
         if size:
             terms.append(math.log(size) - at * math.log(c))
     largest = max(terms)
@@ -271,7 +273,8 @@ def choose(
     """Chooses blocks within a budget of bytes, and at least one block unless the budget is zero.
 
     Args:
-        policy: `priority`: largest `moved` per byte first; `round-robin`: from the cursor on; `random`: at random.
+        policy: order of selection: `priority` (largest `moved` per byte first), `round-robin` (from the cursor) or
+            `random`.
         budget: maximum bytes to write.
         sizes: bytes of the blocks.
         moved: movement of each block; infinity for blocks that were never saved, which are chosen first.
@@ -330,7 +333,7 @@ class Outlook:
     Attributes:
         step: steps done.
         ages: steps since the saved version of each block.
-        squares: squared distance of each block from its saved version; estimated from its speed if unknown.
+        squares: squared distance of each block from its saved version, estimated from the block's speed if unknown.
         speeds: squared movement of each block per step, in its last interval.
         sizes: bytes of each block.
         convergence: factor per step and distance to the optimum; None without evidence of linear convergence, or after
@@ -358,8 +361,8 @@ class Outlook:
         return Loss(fraction, fraction * self.behind(np.arange(len(self.ages))), self.bound(norm), norm)
 
     def bound(self, perturbation: float) -> float | None:
-        """Returns the upper bound, by theorem 3.2, on the number of steps that a perturbation of this L2 norm costs;
-        None if unknown."""
+        """Returns the upper bound, by theorem 3.2, on the number of steps that a perturbation of this L2 norm costs, or
+        None if the bound is unknown."""
         if self.convergence is None or not math.isfinite(perturbation):
             return None
         return self.convergence.cost(perturbation)
@@ -382,7 +385,7 @@ class Outlook:
         return dataclasses.replace(self, step=step, ages=ages, squares=self.speeds * ages**2)
 
     def profile(self, parts: int = PARTS) -> list[float]:
-        """Returns the speeds of parts of equal size, the fastest first; their number is independent of that of the
+        """Returns the speeds of parts of equal size, fastest first; the number of parts is independent of that of the
         blocks."""
         sizes = np.maximum(np.asarray(self.sizes, float), 1)
         order = np.argsort(-self.speeds / sizes, kind="stable")
@@ -391,7 +394,8 @@ class Outlook:
 
     @staticmethod
     def of_profile(profile: Sequence[float], size: int, step: int) -> "Outlook":
-        """Makes an outlook for `advise` from a record: speeds of equal parts, their total bytes, and steps done."""
+        """Creates an outlook for `advise` from a record's speeds of equal parts, their total bytes, and the steps
+        done."""
         count = len(profile)
         nothing = np.zeros(count, int)
         return Outlook(step, nothing, np.zeros(count), np.asarray(profile, float), [size // count] * count, None, 1)
@@ -410,7 +414,7 @@ class Watch:
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """Starts with the size in bytes of each block."""
+        """Starts watching blocks of the given sizes in bytes."""
         self._sizes = list(sizes)
         count = len(self._sizes)
         self._speeds = np.full(count, np.nan)
@@ -428,12 +432,12 @@ class Watch:
 
         Args:
             step: steps done.
-            steps: step at which each block was last saved, or of the version to which it was restored.
+            steps: step at which each block was last saved, or step of the version to which the block was restored.
             squares: squared distances from these versions; infinite if unknown.
 
         Returns:
-            None while the movement of some block has never been known, if a square is NaN, or if a block was saved
-            after this step.
+            The outlook, or None if the movement of some block has never been known, if a squared distance is NaN, or if
+            a block was saved after this step.
         """
         ages = _ages(step, steps)
         if self._before is not None and step < self._before:  # from here on, the state follows a different path
@@ -462,8 +466,7 @@ class Watch:
         self._done = [Intervals(*(part[others[one.blocks]] for part in one)) for one in self._done]
 
     def _end_intervals(self, since: Int[np.ndarray, "blocks"]) -> None:
-        """Stores the movements of the blocks that were saved since the last measurement, from their state at that
-        measurement."""
+        """Stores the movement, as of the last measurement, of each block that was saved since that measurement."""
         anew, known = since != self._since, since == self._begins + self._spans
         if len(back := np.flatnonzero(anew & ~known)):
             self._forget(back)
@@ -478,7 +481,7 @@ class Watch:
             self._done = [*self._done, Intervals(kept, self._begins[kept], spans, lengths)][-KEPT:]
 
     def _convergence(self, step: int) -> Convergence | None:
-        """Fits the convergence to the blocks that move most, from save to save since a restore."""
+        """Fits the convergence to the movements of the fastest blocks between saves since their last restore."""
         if not self._done:
             return None
         blocks = np.concatenate([one.blocks for one in self._done])
@@ -508,12 +511,12 @@ class Advice(NamedTuple):
     """Recommended settings for saving.
 
     Attributes:
-        fraction: fraction of the bytes in each save.
+        fraction: fraction of the bytes that each save writes.
         every: number of steps between saves.
         waste: fraction of time blocked by saves or spent on lost steps; 1 means that no time is left for training,
-            since failures occur, or saves are due, faster than their cost can be recovered.
+            because failures occur, or saves are due, faster than their cost can be recovered.
         steps: expected cost of a failure, in steps.
-        capped: whether a longer interval would be better, but the run was not longer than this.
+        capped: whether a longer interval would be better, but the length of the run limits the interval.
     """
 
     fraction: float
@@ -540,24 +543,24 @@ def advise(
                 + steps(fraction, every) * step_seconds / failure_every
         steps = lost * (behind(fraction) * every + fraction * bytes / bandwidth / step_seconds)
 
-    A simulation, in which blocks keep their current speeds and are saved by priority, determines by how many saves
+    A simulation, in which blocks keep their current speeds and are saved by priority, determines by how many saves the
     blocks are behind. A save counts once it is written, which may take until the next save. Until then, its blocks keep
     their ages, which adds `every` steps per cycle (in equilibrium, saves reduce ages by as much as steps increase
-    them); the second part of the cost is therefore the same for every interval. The chosen interval is never longer
-    than the run, which provides no data about longer intervals; a given interval may be longer.
+    them); the second term of `steps` is therefore the same for every interval. The chosen interval is never longer than
+    the run, which provides no data about longer intervals; a given interval may be longer.
 
     Args:
-        outlook: movement of blocks; its step is that of the run.
+        outlook: movement of blocks at the last step of the run.
         step_seconds: duration of a step.
         save_seconds: seconds for which any save blocks training, and the additional seconds of a full save.
         bandwidth: bytes per second written to storage.
         failure_every: mean seconds between failures.
         lost: fraction of the state that a failure loses.
-        fraction, every: values to use instead of choosing them; a save that is due before the previous one is written
-            waits for it.
+        fraction, every: fixed values, which are otherwise chosen; a save that is due before the previous save is
+            written waits for that save.
 
     Raises:
-        ValueError: a number is out of range, or nothing moves.
+        ValueError: a number is out of range, or no block moves.
     """
     for name, value in {
         "step_seconds": step_seconds, "bandwidth": bandwidth, "failure_every": failure_every, "lost": lost,
@@ -567,9 +570,9 @@ def advise(
             raise ValueError(f"{name}={value}: expected a finite number above 0")
     if max(lost, 0 if fraction is None else fraction) > 1 or not all(0 <= one < math.inf for one in save_seconds):
         given = f"lost={lost}, fraction={fraction}, save_seconds={save_seconds}"
-        raise ValueError(f"{given}: expected at most 1, and times of at least 0")
+        raise ValueError(f"{given}: expected fractions of at most 1, and times of at least 0")
     if not 0 < float(outlook.speeds.sum()) < math.inf:
-        raise ValueError("nothing moves: expected an outlook of a state that changes")
+        raise ValueError("no block moves; expected an outlook of a state that changes")
     if every is None and outlook.step < 1:
         raise ValueError(f"outlook.step={outlook.step}: expected a run of at least one step, unless `every` is given")
     held, whole = save_seconds
@@ -608,7 +611,7 @@ def _behind(outlook: Outlook, fraction: float) -> float:
 
 
 def daly_interval(save_seconds: float, failure_every: float) -> float:
-    """Returns the interval in seconds between full checkpoints with the least waste.
+    """Returns the interval between full checkpoints with the least waste, in seconds.
 
     Daly, Future Generation Computer Systems 22 (2006), equation 37: for d < 2 M
 
@@ -627,7 +630,7 @@ def daly_interval(save_seconds: float, failure_every: float) -> float:
         53
     """
     if not (0 < save_seconds < math.inf and 0 < failure_every < math.inf):
-        raise ValueError(f"save_seconds={save_seconds}, failure_every={failure_every}: expected numbers above 0")
+        raise ValueError(f"save_seconds={save_seconds}, failure_every={failure_every}: expected finite numbers above 0")
     if save_seconds >= 2 * failure_every:
         return failure_every
     ratio = save_seconds / (2 * failure_every)
@@ -647,8 +650,8 @@ class SaveClock:
         self._held, self._whole, self._bandwidth = (deque[float](maxlen=TIMED) for _ in range(3))
 
     def held(self, fixed: float, copying: float, *, share: float) -> None:
-        """Records the seconds for which a save of a share of the bytes blocked its caller: a fixed time, and the time
-        of copying."""
+        """Records for how many seconds a save of a share of the bytes blocked its caller: a fixed time, and the time
+        for copying."""
         if share > 0:
             self._held.append(fixed)
             self._whole.append(copying / share)
@@ -660,6 +663,6 @@ class SaveClock:
 
     @property
     def timings(self) -> Timings | None:
-        """Returns the medians; None after too few saves."""
+        """Medians of the recorded times; None after too few saves."""
         kept = (self._held, self._whole, self._bandwidth)
         return Timings(*map(statistics.median, kept)) if min(map(len, kept)) >= WARM else None

@@ -1,8 +1,8 @@
-"""The division of a state into blocks, from which a running checkpoint chooses those to save.
+"""The division of a state into blocks, from which a running checkpoint chooses the blocks to save.
 
 A block is a range of rows (indices of the first axis) of one array, or of several arrays that belong together.
-Optimizer arrays (such as Adam's moments) whose shape is that of a parameter, and whose path ends with the path of that
-parameter, belong to the blocks of the parameter. All other arrays, such as counters and keys, form the last block,
+An optimizer array (such as a moment of Adam) belongs to the blocks of a parameter if it has the shape of the parameter
+and its path ends with the path of the parameter. All other arrays, such as counters and keys, form the last block,
 which every save includes.
 
 The parts of blocks that a process holds (`Fragment`) are converted from device arrays to bytes, and back.
@@ -48,7 +48,7 @@ class Partition:
 
     Attributes:
         types: type and shape of each array, by name; a scalar has one row.
-        blocks: pieces of each block. Every save includes the last one.
+        blocks: pieces of each block. Every save includes the last block.
         moving: names of the arrays whose movement counts: the parameters.
         sizes: bytes of each block.
     """
@@ -65,7 +65,7 @@ class Partition:
 
     @property
     def schema(self) -> str:
-        """SHA-256 digest of the partition, by which stores are distinguished."""
+        """SHA-256 digest of the partition, which distinguishes stores."""
         text = json.dumps([sorted(self.types.items()), self.blocks])
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -93,7 +93,7 @@ class Partition:
             }
             if not hit:
                 some = ", ".join(list(self.types)[:8])
-                raise SettingError("names", wanted, f"not found in the state; it has {some}")
+                raise SettingError("names", wanted, f"not found in the state; its arrays include {some}")
             found |= hit
         return sorted(found)
 
@@ -103,14 +103,15 @@ def path_name(path: Any) -> str:
 
 
 def named_leaves(state: Any) -> dict[str, jax.Array]:
-    """Returns the arrays of a state by path; raises SettingError for other leaves, or if two have the same path."""
+    """Returns the arrays of a state by path; raises SettingError if a leaf is no array or if two leaves have the same
+    path."""
     found: dict[str, jax.Array] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         name = path_name(path)
         if not isinstance(leaf, jax.Array):
-            raise SettingError("state", name, f"is {type(leaf).__name__}; a running checkpoint takes only JAX arrays")
+            raise SettingError("state", name, f"is {type(leaf).__name__}; a running checkpoint needs JAX arrays")
         if name in found:
-            raise SettingError("state", name, "is the path of two leaves; rename one")
+            raise SettingError("state", name, "is the path of two leaves; rename one of them")
         found[name] = leaf
     return found
 
@@ -124,11 +125,13 @@ def partition(
         state: a tree of JAX arrays.
         moving: the parameters: a path such as `params`, or a predicate on the paths of arrays (default: all
             floating-point arrays).
-        by: `rows`: a number of rows of each array; `shards`: the rows that a device holds; `arrays`: whole arrays;
-            `layers`: all arrays with the same parent, such as a weight and its bias; `experts`: for arrays with the
-            same parent and first axis, one of which has at least three axes, all slices with the same index, such as
-            the weights and biases of an expert, or of a layer of a stacked model; other arrays are whole blocks.
-        rows: rows per block, for `rows` (default: enough for 64 KiB per block, and for at most 64 blocks per array).
+        by: content of a block: `rows` (a number of rows of an array), `shards` (the rows that a device holds), `arrays`
+            (a whole array), `layers` (all arrays with the same parent, such as a weight and its bias) or `experts` (all
+            slices with the same index from arrays with the same parent and first axis, one of which has at least three
+            axes, such as the weights and biases of an expert, or of a layer of a stacked model; other arrays are whole
+            blocks).
+        rows: number of rows per block with `by="rows"` (default: enough for 64 KiB per block and at most 64 blocks per
+            array).
 
     Raises:
         SettingError: a parameter does not exist, or a leaf is not an array.
@@ -144,7 +147,7 @@ def partition(
     if by not in get_args(By):
         raise SettingError("by", by, f"expected one of {', '.join(get_args(By))}")
     if rows is not None and (rows < 1 or by != "rows"):
-        raise SettingError("rows", rows, "expected at least 1, with by='rows'")
+        raise SettingError("rows", rows, "expected at least 1, and only with by='rows'")
     leaves = named_leaves(state)
 
     def hit(name: str) -> bool:
@@ -192,8 +195,8 @@ def partition(
 def _companions(
     leaves: Mapping[str, jax.Array], chosen: Sequence[str], moving: str | Callable[[str], bool]
 ) -> dict[str, list[str]]:
-    """Returns the companion arrays of each parameter. An array that matches several parameters belongs to the one with
-    the longest path."""
+    """Returns the companion arrays of each parameter. An array that matches several parameters belongs to the parameter
+    with the longest path."""
     tails = {name: name.removeprefix(f"{moving}/") if isinstance(moving, str) else name for name in chosen}
     found: dict[str, list[str]] = {name: [] for name in chosen}
     for other, leaf in leaves.items():
@@ -247,7 +250,8 @@ def fetch(
     """Starts copying parts of blocks to the host, with digests computed on the devices beforehand.
 
     The arrays may be donated as soon as this function returns. The returned function, which any thread may call, waits
-    for the bytes and digests, by block. Raises StoreError if the sharding of an array does not match the parts.
+    for the bytes and digests and returns them by block. Raises StoreError if the sharding of an array does not match
+    the parts.
     """
     names = {one.name for parts in held.values() for one in parts}
     shards = {name: [(box, data) for box, data, first in _shards(leaves[name]) if first] for name in names}
@@ -257,7 +261,7 @@ def fetch(
             if overlap(box, one.box) == one.box:
                 rows = one.box[0]
                 return _slice(data, np.int32(rows[0] - box[0][0]), rows[1] - rows[0])
-        raise StoreError(f"{one.name} is sharded differently than at the start; begin a new running checkpoint")
+        raise StoreError(f"{one.name} is sharded differently than at the start; create a new running checkpoint")
 
     started = {block: [cut(one) for one in parts] for block, parts in held.items()}
     for parts in started.values():

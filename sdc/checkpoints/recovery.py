@@ -1,11 +1,11 @@
 """Recovery of a state with lost parts: from the remaining parts, a running checkpoint, or a replica.
 
-Qiao et al. (ICML 2019, section 4.1): a partial recovery restores only the lost blocks, and perturbs the state less than
-a full recovery: for a uniformly random fraction p, E ||delta'||^2 = p ||delta||^2. A replica, which a parameter server
-does not have, causes no perturbation.
+According to Qiao et al. (ICML 2019, section 4.1), a partial recovery, which restores only the lost blocks, perturbs the
+state less than a full recovery: E ||delta'||^2 = p ||delta||^2 if a uniformly random fraction p of the blocks is lost.
+Recovery from a replica, which a parameter server does not have, causes no perturbation.
 
-`repair` replaces only wrong blocks, which are found by the digests of a certificate or of two states that should be
-equal; the other blocks remain current.
+`repair` replaces only wrong blocks, which are identified by the digests of a certificate or of two states that should
+be equal; all other blocks remain current.
 """
 
 import dataclasses
@@ -61,11 +61,11 @@ class Recovered(Generic[State]):
 
 
 class Reader:
-    """Reads a running checkpoint in any process: the parts of all processes, as of the last sealed save."""
+    """Reads a running checkpoint, as of the last sealed save. Any process can read the parts of all processes."""
 
     def __init__(self, folder: epath.Path, cut: Partition, initial: Callable[[], Any]) -> None:
         """Opens a running checkpoint; raises StoreError if it does not exist or belongs to another state.
-        `RunningCheckpoint` makes readers."""
+        `RunningCheckpoint` creates readers."""
         self.cut = cut
         self._folder, self._initial = folder, initial
         self.older: set[int] = set()
@@ -100,10 +100,10 @@ class Reader:
             try:
                 return store.manifest(save).blocks
             except StoreError as error:
-                LOG.warning("%s; using the previous one", error)
+                LOG.warning("%s; using the previous manifest", error)
                 self._behind.add(store.process)
         if self.save:
-            raise StoreError(f"{store.place} has no readable manifest of save {self.save} or an earlier one")
+            raise StoreError(f"{store.place} has no readable manifest of save {self.save} or an earlier save")
         return {}
 
     def block(self, number: int) -> tuple[list[Part], int | None]:
@@ -137,7 +137,9 @@ class Reader:
             if (arrays := parts_of(content, held, version.digests)) is not None:
                 if place:
                     self.older.add(number)
-                    LOG.warning("block %d: its newest version is damaged; using that of step %d", number, version.step)
+                    LOG.warning(
+                        "the newest version of block %d is damaged; using that of step %d", number, version.step
+                    )
                 return arrays, version
         raise StoreError(f"block {number} of {store.place} has no undamaged version; restore a full checkpoint")
 
@@ -155,11 +157,11 @@ class Reader:
         Args:
             lost: numbers of blocks, or names or parent paths of arrays.
             state: the remaining state, with arbitrary values in lost blocks.
-            policy: `partial`: reads only lost blocks; `full`: reads all blocks; `replica`: copies lost blocks from
+            policy: `partial` reads only lost blocks, `full` reads all blocks, and `replica` copies lost blocks from
                 devices with the same data.
             devices: with `replica`, the devices that lost their data.
-            zeroed: whether optimizer arrays of blocks that are read are set to zero instead of the saved values; not
-                with `replica`.
+            zeroed: whether optimizer arrays in the blocks that are read are set to zero instead of their saved values;
+                cannot be combined with `replica`.
 
         Raises:
             StoreError: a block has no undamaged version, or no replica.
@@ -172,13 +174,13 @@ class Reader:
             whole = isinstance(one, int | np.integer) and not isinstance(one, bool)
             if not isinstance(one, str) and not (whole and 0 <= one < len(self.cut.blocks)):
                 blocks = len(self.cut.blocks)
-                raise SettingError("lost", one, f"expected a name, or a number of one of the {blocks} blocks")
+                raise SettingError("lost", one, f"expected the name of an array, or a block number below {blocks}")
             numbers |= set() if isinstance(one, str) else {int(one)}
         leaves = named_leaves(state)
         self.cut.check(leaves)
         if policy == "replica":
             if zeroed:
-                raise SettingError("zeroed", zeroed, "a replica keeps the optimizer's arrays; leave zeroed out")
+                raise SettingError("zeroed", zeroed, "a replica keeps the optimizer arrays; do not give zeroed")
             return _from_replicas(self.cut, sorted(numbers), state, leaves, devices)
         every = range(len(self.cut.blocks)) if policy == "full" else sorted(numbers)
         wanted = [number for number in every if self.cut.sizes[number]]
@@ -210,7 +212,7 @@ class Reader:
                 zero = zeroed and number < self.cut.choices and name not in moving
                 parts.append((name, box, np.zeros_like(array) if zero else array))
         if initial:
-            LOG.warning("blocks %s were never saved: they have their initial values", initial[:8])
+            LOG.warning("blocks %s were never saved, so they have their initial values", initial[:8])
         return Recovered(put_back(state, parts), steps, initial, sorted(self.older), [], self.bytes)
 
     def _first(self, number: int) -> list[Part]:
@@ -219,7 +221,7 @@ class Reader:
         initial = named_leaves(self._initial())
         for piece in self.cut.blocks[number]:
             if initial[piece.name].is_deleted():
-                raise StoreError(f"block {number} was never saved, and the initial state was donated; give again=")
+                raise StoreError(f"block {number} was never saved, but the initial state was donated; give again=")
             array = rows_of(initial[piece.name])
             for shard in array.addressable_shards:  # all processes of a run have the same sharding
                 box = box_of(shard.index, array.shape)
@@ -230,7 +232,7 @@ class Reader:
 
 
 def put_back(state: State, parts: Iterable[Part]) -> State:
-    """Returns a state in which parts of the arrays are replaced, and the shardings unchanged."""
+    """Returns the state with parts of its arrays replaced and its shardings unchanged."""
     of: dict[str, list[Part]] = {}
     for part in parts:
         of.setdefault(part[0], []).append(part)
@@ -278,9 +280,7 @@ def _from_replicas(
             if shard.device not in gone:
                 continue
             if box not in living:
-                raise StoreError(
-                    f"{name}: no other device holds the data of {shard.device}; recover it with policy='partial'"
-                )
+                raise StoreError(f"{name}: no other device holds the data of {shard.device}; use policy='partial'")
             parts.append((name, box, np.asarray(living[box])))
     return Recovered(put_back(state, parts), {}, [], [], list(numbers), 0)
 
@@ -290,7 +290,7 @@ class RowSource(Protocol):
 
     def rows(self, name: str, start: int, stop: int) -> tuple[Sequence[Part], int]:
         """Returns parts of an array that cover these rows, and their step; raises CertificateError if the source has no
-        correct ones."""
+        correct rows."""
 
     def __str__(self) -> str: ...
 
@@ -322,7 +322,7 @@ class Repaired(Generic[State]):
     Attributes:
         state: the state, with its original shardings.
         repairs: repaired rows and their sources.
-        left: wrong blocks that no source had.
+        left: wrong blocks that no source could provide.
     """
 
     state: State
@@ -332,7 +332,7 @@ class Repaired(Generic[State]):
 
 @dataclasses.dataclass(frozen=True)
 class FromState:
-    """A state that is known to be correct, on the same processes, such as that of a twin or of other replicas.
+    """A state on the same processes that is known to be correct, such as the state of a twin or of other replicas.
 
     Attributes:
         state: state with the structure of the repaired state.
@@ -353,7 +353,7 @@ class FromState:
 
 @dataclasses.dataclass(frozen=True)
 class FromCheckpoint:
-    """A certified checkpoint, from which only the wrong arrays are read, and compared with their digests.
+    """A certified checkpoint, from which only the wrong arrays are read and then compared with their digests.
 
     Attributes:
         checkpointer: checkpointer that saved the checkpoint.
@@ -408,8 +408,8 @@ class FromRunning:
 
 
 def differing(state: Any, reference: Any) -> list[Wrong]:
-    """Returns the blocks in which two states differ, by digests that are computed on their devices. Shardings may
-    differ.
+    """Returns the blocks in which two states differ according to digests that are computed on the states' devices.
+    Shardings may differ.
 
     Raises:
         CertificateError: arrays differ in name, shape or type, or are not entirely on this process's devices.
@@ -457,12 +457,12 @@ def repair(state: State, wrong: Sequence[Wrong], sources: Sequence[RowSource]) -
         # Names in certificates begin with the name of the checkpointable.
         name = next((name for name in (one.name, one.name.partition("/")[2]) if name in leaves), None)
         if name is None:
-            raise CertificateError(f"the state has no {one.name}; it has {', '.join(list(leaves)[:8])}")
+            raise CertificateError(f"the state has no {one.name}; its arrays include {', '.join(list(leaves)[:8])}")
         missing = []
         rows = row_count(leaves[name])
         for start, stop in one.rows or ((0, rows),):
             if not 0 <= start < stop <= rows:
-                raise CertificateError(f"{name} has rows 0:{rows}, but {start}:{stop} are given as wrong")
+                raise CertificateError(f"{name} has only rows 0:{rows}, but rows {start}:{stop} are listed as wrong")
             found = _first(sources, leaves[name], name, start, stop)
             if found is None:
                 missing.append((start, stop))

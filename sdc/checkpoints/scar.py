@@ -44,7 +44,7 @@ Distance: TypeAlias = Callable[[Array, Array], Array]
 
 
 def squared_distance(new: Float[Array, "rows *rest"], old: Float[Array, "rows *rest"]) -> Float32[Array, " rows"]:
-    """Returns ||new - old||_2^2 of each row: the part that its loss contributes to ||delta||^2 of theorem 3.2.
+    """Returns ||new - old||_2^2 of each row: the contribution of the row's loss to ||delta||^2 in theorem 3.2.
 
     Qiao, Aragam, Zhang, Xing: Fault Tolerance in Iterative-Convergent Machine Learning, ICML 2019, section 4.2.
     """
@@ -54,8 +54,8 @@ def squared_distance(new: Float[Array, "rows *rest"], old: Float[Array, "rows *r
 
 
 def total_variation(lengths: Float[Array, " rows"] | None = None) -> Distance:
-    """Returns a distance: the total variation between the distributions of each row, times the length of the document,
-    as in the paper for topic models::
+    """Returns the paper's distance for topic models: the total variation between the old and new distribution of each
+    row, times the length of the document::
 
         length_d * 1/2 * sum_k |new_dk / sum_k new_dk - old_dk / sum_k old_dk|
 
@@ -76,19 +76,20 @@ def total_variation(lengths: Float[Array, " rows"] | None = None) -> Distance:
 
 
 class RunningCheckpoint:
-    """A checkpoint that always exists, and whose blocks are from different steps: each has the values of its last save.
+    """A checkpoint that always exists and whose blocks come from different steps: each block has the values of its last
+    save.
 
-    In a run with several processes, all processes create it in the same shared folder, and make the same calls to
-    `save`.
+    In a run with several processes, all processes create the running checkpoint in the same shared folder and make the
+    same calls to `save`.
 
     Attributes:
         partition: the blocks.
         steps: step at which each block was last saved; -1 for a block that was never saved, which has its initial
             values.
         copy: the parameters in the checkpoint, by name, on the devices.
-        outlook: the cost of a loss just before the last save; the same in all processes. None with a custom distance,
-            while the movement of some block is unknown, for a state that is not finite, and at a step before that of an
-            earlier save.
+        outlook: the cost of a loss just before the last save; the same in all processes. The outlook is None with a
+            custom distance, while the movement of some block is unknown, for a state that is not finite, and at a step
+            before that of an earlier save.
 
     Example:
         >>> import tempfile
@@ -134,7 +135,7 @@ class RunningCheckpoint:
                 state is kept).
 
         Raises:
-            SettingError: an option is wrong.
+            SettingError: an option is invalid.
             StoreError: the folder contains the running checkpoint of another state.
             RecordBusy: another process is writing in the folder.
         """
@@ -200,7 +201,7 @@ class RunningCheckpoint:
         """Saves the due blocks in the background; the state may be donated at once.
 
         Args:
-            state: state with the structure, shapes, types and shardings of the initial one.
+            state: state with the structure, shapes, types and shardings of the initial state.
             step: steps done.
             note: JSON-serializable note stored with the save, such as the position of the data iterator.
 
@@ -238,10 +239,11 @@ class RunningCheckpoint:
         return chosen
 
     def look(self, state: Any, step: int) -> Outlook | None:
-        """Returns the current cost of a loss: see `outlook`. A following save of the same state does not measure again.
+        """Returns the current cost of a loss: see `outlook`. A subsequent save of the same state does not repeat the
+        measurement.
 
         Args:
-            state, step: as in `save`, before which this method is to be called.
+            state, step: as in `save`; call this method before `save`.
 
         Raises:
             StoreError: the state has another structure.
@@ -255,18 +257,18 @@ class RunningCheckpoint:
         self._watch.went_back([block for block in blocks if block < self.partition.choices], step)
 
     def saved(self) -> np.ndarray:
-        """Step of the saved version of each block that can be chosen; -1 for the initial version."""
+        """Returns the step of the saved version of each block that can be chosen, or -1 for the initial version."""
         self.wait()
         return np.maximum(self.steps, self._since)[:-1]
 
     @property
     def timings(self) -> Timings | None:
-        """Returns the durations of saves; None after too few saves."""
+        """Durations of saves; None after too few saves."""
         return self._clock.timings
 
     def wait(self) -> bool:
-        """Waits until the pending save is written and sealed, and returns whether this succeeded. If not, its blocks
-        are saved again."""
+        """Waits until the pending save is written and sealed, and returns whether this succeeded. The blocks of a save
+        that failed are saved again."""
         writing, self._writing = self._writing, None
         if writing is None:
             return True
@@ -307,7 +309,8 @@ class RunningCheckpoint:
         return Reader(path_of(folder), partition(initial, moving=moving, by=by, rows=rows), lambda: initial)
 
     def distance(self, state: Any, other: Any) -> float:
-        """Returns the L2 norm of the difference of two states' parameters: the perturbation of a recovery."""
+        """Returns the L2 norm of the difference between two states' parameters, which is the perturbation of a
+        recovery."""
         parts = [list(auto(self._moving(named_leaves(one))).values()) for one in (state, other)]
         return float(difference(*parts))
 
@@ -329,7 +332,7 @@ class RunningCheckpoint:
         return {name: leaves[name] for name in self.partition.moving}
 
     def close(self) -> None:
-        """Waits for pending saves, and releases the folder."""
+        """Waits for pending saves and releases the folder."""
         self.wait()
         self._pool.shutdown()
         self._lock.release()
@@ -360,7 +363,7 @@ class RunningCheckpoint:
         return written
 
     def _agree(self, save: int, part: str, failure: str) -> None:
-        """Agrees with all processes that this part of a save is done; otherwise, all processes choose the same blocks
+        """Waits until all processes have done this part of a save; if one process fails, all choose the same blocks
         again.
 
         Raises StoreError with the failure of another process.
@@ -432,7 +435,8 @@ def measuring(cut: Partition, leaves: Mapping[str, jax.Array], distance: Distanc
 def _measures(
     rows_of: tuple[tuple[str, bytes], ...], shardings: tuple[Any, ...], choices: int, distance: Distance
 ) -> Measure:
-    """Compiles the programs, given for each array the block of each row, as 32-bit integers, and its sharding."""
+    """Compiles the programs from the block of each row of each array, as 32-bit integers, and from the arrays'
+    shardings."""
     ids = {name: np.frombuffer(block, np.int32) for name, block in rows_of}
 
     def rows(x: jax.Array) -> jax.Array:

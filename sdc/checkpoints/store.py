@@ -1,4 +1,4 @@
-"""The files of a running checkpoint: versions of blocks, and manifests of the valid ones.
+"""The files of a running checkpoint: versions of blocks, and manifests that list the valid versions.
 
     FOLDER/process-N/layout.json         the composition of this process's blocks
     FOLDER/process-N/blocks/B.S          block B as written by save S: its concatenated pieces
@@ -7,8 +7,8 @@
 
 A save writes new versions next to the old ones, then the manifest, then the seal; until the seal is written, the
 previous save is valid. The last two versions of each block and the last two manifests are kept, so that a damaged file
-has a predecessor. All other files are deleted: a store contains two versions of each block, and those that are being
-written. TensorStore reads and writes the blocks, on local disks and object stores.
+has a predecessor. All other files are deleted, so a store contains two versions of each block and the versions that are
+being written. TensorStore reads and writes the blocks, on local disks and object stores.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ class Seal(Header, kw_only=True, tag="jax-sdc seal of a running checkpoint"):
     processes: int
 
 
-REMEDY = "restore it, or delete the running checkpoint"
+REMEDY = "restore the file, or delete the running checkpoint"
 LAYOUTS = Format(type=StoreLayout, noun="layout of a running checkpoint", remedy=REMEDY)
 MANIFESTS = Format(type=StoreManifest, noun="manifest of a running checkpoint", remedy=REMEDY)
 SEALS = Format(type=Seal, noun="seal of a running checkpoint", remedy=REMEDY)
@@ -91,7 +91,8 @@ class Store:
         self.versions: Versions = {}  # of each block that was ever saved, from the last manifest
 
     def create(self, layout: StoreLayout) -> None:
-        """Writes the composition of blocks, or compares it with the existing one; raises StoreError if they differ."""
+        """Writes the layout of the blocks, or compares it with the existing layout; raises StoreError if the layouts
+        differ."""
         path = self.place / LAYOUT
         if not path.exists():
             self.place.mkdir(parents=True, exist_ok=True)
@@ -111,7 +112,7 @@ class Store:
             if getattr(there, field) != getattr(layout, field):
                 raise StoreError(
                     f"{self.place} is a running checkpoint of another state ({field} differs); give another folder, or "
-                    "delete it"
+                    "delete this one"
                 )
 
     def layout(self) -> StoreLayout:
@@ -209,7 +210,7 @@ class Store:
 
 
 def read_seal(folder: epath.Path) -> Seal | None:
-    """Returns the seal of a store; None if it is missing or unreadable."""
+    """Returns the seal of a store, or None if the seal is missing or unreadable."""
     try:
         return SEALS.read(folder / SEAL)
     except RecordError:

@@ -216,11 +216,11 @@ def test_a_part_alone_is_compared_and_vouches_for_nothing(checkpointer: Certifie
     ("spoil", "words"),
     [
         (lambda body: body | {"schema": 2}, "has layout 2, but this version of jax-sdc reads 1"),
-        (lambda body: body | {"algorithm": "sum"}, "has digests of 'sum', expected 'sum-and-squares'"),
+        (lambda body: body | {"algorithm": "sum"}, "has digests of 'sum'; expected 'sum-and-squares'"),
         (lambda body: body | {"step": 7}, "belongs to step 7, process 0"),
         (lambda body: body | {"processes": 2}, "the certificate lacks the part of process 1"),
         (lambda body: body | {"arrays": {"state/key": {}}}, "has different fields"),
-        (lambda body: body | {"arrays": {}}, "is not that of checkpoint 1: it has state/key, which was not saved"),
+        (lambda body: body | {"arrays": {}}, "does not match checkpoint 1: it has state/key, which was not saved"),
         (lambda body: body | {"apart": ["state/key at 0:2"]}, "state/key differed between devices when it was saved"),
     ],
 )
@@ -337,7 +337,7 @@ def test_a_status_that_cannot_be_written_keeps_nobody_from_restoring(
 
     monkeypatch.setattr(type(certificate.KNOWN), "write", full)
     assert same(checkpointer.load(1, abstract(state(1))), state(1))
-    assert "cannot update the status in" in caplog.text
+    assert "cannot update the status of checkpoint" in caplog.text
     with pytest.raises(CertificateError, match=r"cannot write to .*No space left"):
         checkpointer.vouch(1, "twins")
 

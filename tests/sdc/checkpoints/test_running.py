@@ -77,9 +77,9 @@ def test_what_belongs_to_lost_parameters_comes_back_as_it_was_or_is_zero(running
     never = running.recover(["params"], nothing(state))
     assert never.initial
     assert never.age(5) == 5  # what was never saved is as old as the run
-    with pytest.raises(SettingError, match="expected a name, or a number"):
+    with pytest.raises(SettingError, match="expected the name of an array, or a block number"):
         running.recover([True], state)
-    with pytest.raises(SettingError, match="a replica keeps the optimizer's arrays"):
+    with pytest.raises(SettingError, match="a replica keeps the optimizer arrays"):
         running.recover(["params"], state, policy="replica", devices=jax.devices()[:1], zeroed=True)
 
 
