@@ -1,9 +1,10 @@
-"""Algorithm-based fault tolerance: checksums for matrix products, in narrow types too, in the forward and the backward
-pass.
+"""Algorithm-based fault tolerance: checksums for matrix products, also of narrow types, in forward and backward passes.
 
-- `transform`: checks the matrix products of a whole step; `layers`: checks those of single layers.
+- `transform`: checks the matrix products of a whole step.
+- `layers`: checks the matrix products of single layers.
 - `_check`: checks one product by a scheme of `schemes`, and recomputes the product if it looks wrong.
-- `products`: matrix products as linear maps; `fused_products`: kernels that multiply and sum rows at the same time.
+- `products`: matrix products as linear maps.
+- `fused_products`: kernels that multiply and sum rows at the same time.
 - `roundoff`: settings, roundoff of types and devices, and measured profiles of devices.
 """
 

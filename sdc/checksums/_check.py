@@ -1,4 +1,4 @@
-"""The check of one matrix product: checks its rows, recomputes the product if rows look wrong, and returns flags."""
+"""Checks the rows of one matrix product, recomputes the product if rows look wrong, and returns flags."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ class WrongElements(NamedTuple):
     """The first wrong elements of a product; rows beyond `found` are zero.
 
     Attributes:
-        found: number of wrong elements, each in a flagged row and a flagged column, without those that recomputation
+        found: number of wrong elements, each in a flagged row and a flagged column, except those that recomputation
             reproduced; for complex products, real and imaginary parts count separately.
         element: flat index in the product, row-major.
         error: difference from the recomputed element; 0 if recomputation gave the same value.
@@ -41,15 +41,15 @@ class Flags(NamedTuple):
     """The results of checking a product. All zeros mean that nothing was checked.
 
     Attributes:
-        checked: rows that were checked.
-        examined: rows that the first tier passed on to the second tier or to recomputation.
-        flagged: rows that the scheme finds wrong, without those whose recomputation is identical and whose error is no
-            larger than the loss of long sums.
-        confirmed: flagged rows whose recomputation is right: the hardware erred, not the bound. Rows that are flagged
-            but not confirmed are wrong in the recomputation too; the cause is a permanent fault or a false alarm, which
-            only another device can decide.
-        corrected: rows replaced by the recomputed ones.
-        nonfinite: rows with infinite or undefined *inputs*, which cannot be checked; `checked` excludes them.
+        checked: number of rows that were checked.
+        examined: number of rows that the first tier passed on to the second tier or to recomputation.
+        flagged: number of rows that the scheme flags as wrong, except rows whose recomputation is identical and whose
+            error is no larger than the loss of long sums.
+        confirmed: number of flagged rows whose recomputation is correct, so the error is in the hardware, not in the
+            bound. Rows that are flagged but not confirmed are wrong in the recomputation too; only another device can
+            show whether the cause is a permanent fault or a false alarm.
+        corrected: number of rows replaced by recomputed rows.
+        nonfinite: number of rows with infinite or undefined *inputs*, which cannot be checked; `checked` excludes them.
         margin: largest `|r| / bound` in the last tier, which determines whether a row is flagged; infinite if a sum
             overflowed, 0 if no row reached this tier.
         first_margin: largest `|r| / bound` in the first of two tiers, which passes on rows with a margin above 1.
@@ -106,7 +106,7 @@ def no_flags(settings: Settings, kept: tuple[int, ...] = ()) -> Flags:
 
 
 def merge_flags(total: Flags, new: Flags) -> Flags:
-    """Merges the flags of two checks; zeros are neutral."""
+    """Merges the flags of two checks; zeros change nothing."""
     places = total.wrong
     if places is not None and new.wrong is not None:
         at = jnp.minimum(places.found, LISTED).astype(jnp.int32) + jnp.arange(LISTED, dtype=jnp.int32)
@@ -235,7 +235,7 @@ def _recompute(
 
 
 def expect(product: Product, settings: Settings, given: Operands, tier: int) -> Expected:
-    """Returns the expected sums of the rows for a tier of the scheme; one-tier schemes accept tier 2 too."""
+    """Returns the expected sums of the rows for a tier of the scheme; one-tier schemes also accept tier 2."""
     return make_scheme(product, settings, given).expect(given.wide(), tier)
 
 
@@ -251,9 +251,9 @@ def rounded_off(product: Product, b: Any, full: Float[Array, "*c"], rounded: Sha
 
 
 def _wrong_columns(product: Product, settings: Settings, given: Operands) -> Bool[Array, "*#c"]:
-    """Returns the columns that the first tier finds wrong, in the axes of the product; all columns if it finds none.
+    """Returns the columns that the first tier flags, in the axes of the product, or all columns if it flags none.
 
-    Where terms cancel, the first tier finds too many columns.
+    If terms cancel, the first tier flags too many columns.
     """
     if not isinstance(product, Dot):
         return jnp.ones([1] * given.c.ndim, jnp.bool_)
@@ -271,8 +271,8 @@ def _wrong_elements(
     """Returns the first wrong elements, for each index of the leading `axes`."""
     if c.size >= LARGEST:
         raise ValueError(
-            f"a product of {c.size:,} elements on one device is too large to locate elements (expected fewer than "
-            f"{LARGEST:,}); choose mode='detect', or shard it"
+            f"a product of {c.size:,} elements on one device is too large to locate wrong elements (expected fewer "
+            f"than {LARGEST:,}); choose mode='detect', or shard the product"
         )
 
     kept, number = c.shape[:axes], math.prod(c.shape[axes:])

@@ -1,12 +1,12 @@
 """Fused products: a kernel computes a matrix product, and sums the rows of the product while they are in registers.
 
-When XLA sums the rows of a product, it reads the product from memory again. Here every tile is summed before it is
-written, so that the memory traffic of a check is two numbers per row and tile of columns. On GPUs, the kernel uses
-Triton; on a CPU, Pallas interprets the kernel, for tests.
+When XLA sums the rows of a product, it reads the product from memory again. Here, every tile is summed before it is
+written, so the memory traffic of a check is only two numbers per row and tile of columns. On GPUs, the kernel uses
+Triton. On CPUs, which only tests use, Pallas interprets the kernel.
 
-On a TPU, a tile is summed while the matrix unit computes the next one. The code of a tile, one product over all of its
-terms and the sums of its rows, contains no loop, so that the sums fill otherwise empty instruction slots
-(BENCHMARKS.md). With a loop over the terms, the kernel takes 1.2 times as long.
+On a TPU, a tile is summed while the matrix unit computes the next one. The code of a tile (one product over all of its
+terms, and the sums of its rows) contains no loop, so the sums fill otherwise empty instruction slots (BENCHMARKS.md).
+With a loop over the terms, the kernel takes 1.2 times as long.
 """
 
 import functools
@@ -31,8 +31,8 @@ ROWS, COLUMNS, TERMS = 128, 128, 64  # tile of the product, and terms per iterat
 
 
 def triton_fits(product: Dot, a: Any, b: Any) -> bool:
-    """Returns whether the kernel can compute this product: rows times a matrix, in whole tiles, in bfloat16 or
-    float16."""
+    """Returns whether the kernel can compute this product, which must be rows times a matrix, in whole tiles, in
+    bfloat16 or float16."""
     (a_contracted, b_contracted), batch = product.dimensions
     if tuple(map(tuple, batch)) != ((), ()) or tuple(a_contracted) != (a.ndim - 1,) or tuple(b_contracted) != (0,):
         return False
@@ -43,8 +43,8 @@ def triton_fits(product: Dot, a: Any, b: Any) -> bool:
 
 
 def multiply(product: Product, settings: Settings, a: Any, b: Any) -> Operands:
-    """Computes a product, by the fused kernel if that is enabled and fits; returns the product with the factors that
-    were multiplied.
+    """Computes a product, using the fused kernel if the kernel is enabled and fits; returns the product with the
+    factors that were multiplied.
 
     XLA may compute an input twice, once for each fusion that uses it, and omit a rounding to bfloat16 in one of them.
     The barriers ensure that the values that are checked, multiplied and used by the step are the same.
@@ -58,7 +58,7 @@ def multiply(product: Product, settings: Settings, a: Any, b: Any) -> Operands:
 
 
 def _fused(product: Any, a: Any, b: Any) -> Any:
-    """Computes a product and the sums of its rows by the kernel for the devices; returns None if the kernel does not
+    """Computes a product and the sums of its rows with the kernel for the devices; returns None if the kernel does not
     fit."""
     if (platform := compiled_for().platform) == "tpu":
         return tpu_product(product, a, b) if tpu_fits(product, a, b) else None
@@ -126,15 +126,15 @@ class _Tiles(NamedTuple):
 
     @property
     def memory(self) -> int:
-        """Bytes of VMEM: double buffers for inputs and outputs, the tile, and a transposed factor."""
+        """Bytes of VMEM for double buffers of inputs and outputs, the tile, and a transposed factor."""
         rows, columns = self.sides
         factors, product, sums = 2 * self.terms * (rows + columns), 4 * rows * columns, 2 * 4 * rows * LANES
         return 2 * (factors + product + sums) + product + 2 * self.terms * rows
 
 
 def tpu_fits(product: Dot, a: Any, b: Any) -> bool:
-    """Returns whether the kernel can compute this product: unsharded bfloat16 matrices with any order of axes, in whole
-    tiles."""
+    """Returns whether the kernel can compute this product, whose factors must be unsharded bfloat16 matrices with any
+    order of axes, in whole tiles."""
     return (device := compiled_for()).kind in TPU_KINDS and device.whole and _tiles(product, a, b) is not None
 
 
@@ -157,8 +157,7 @@ def _tiles(product: Dot, a: Any, b: Any) -> _Tiles | None:
 
 
 def _joins(x: Any, axis: int) -> bool:
-    """Returns whether a factor is a matrix once its leading axes are flattened, which moves no data if they fill
-    registers."""
+    """Returns whether a factor is a matrix, or becomes one without moving data when its leading axes are flattened."""
     return x.ndim == 2 or (x.ndim > 2 and axis == x.ndim - 1 and x.shape[-2] % PACKED == 0)
 
 
@@ -201,7 +200,7 @@ def tpu_product(
 
 
 def _block(over: int, side: int, terms: int, place: Callable[[Any, Any], Any]) -> Any:
-    """Returns the block of a factor for a tile: all terms of some of its rows or columns."""
+    """Returns the block of a factor for a tile: all terms of some rows or columns of the factor."""
     if over:
         return pl.BlockSpec((side, terms), lambda i, j: (place(i, j), 0))
     return pl.BlockSpec((terms, side), lambda i, j: (0, place(i, j)))
@@ -219,9 +218,10 @@ def _tpu_kernel(a: Any, b: Any, weights: Any, c: Any, weighted: Any, squares: An
 
 
 def time_both(size: int = 4096, times: int = 20) -> dict[str, float] | None:
-    """Times a bfloat16 product of this size: with its sums in the fused kernel, with its sums by XLA, and alone by XLA.
+    """Measures the time of a bfloat16 product of this size: with sums by the fused kernel, with sums by XLA, and
+    without sums.
 
-    Returns seconds; None if there is no kernel for the default device.
+    Returns times in seconds, or None if there is no kernel for the default device.
     """
     key = jax.random.key(0)
     a, b = (jax.random.normal(jax.random.fold_in(key, i), (size, size), jnp.bfloat16) for i in range(2))

@@ -29,7 +29,7 @@ mlir.register_lowering(checked_product_p, lambda ctx, out, *flags, structure: [o
 
 
 def _batch(values: Any, axes: Any, *, structure: Any) -> Any:
-    """Merges flags over the axis that `vmap` maps, since the mapped product counts as one product."""
+    """Merges flags over the axis that `vmap` maps, because the mapped product counts as one product."""
     out, *flags = values
     if any(axis is not None for axis in axes[1:]):
         size = next(x.shape[axis] for x, axis in zip(values, axes, strict=True) if axis is not None)
@@ -77,10 +77,10 @@ def dot_general(
 ) -> Shaped[Array, "*out"]:
     """Computes a checked `lax.dot_general`, and also checks the two matrix products of its backward pass.
 
-    This function can be passed wherever Flax takes a `dot_general`, as in
+    This function can be passed wherever Flax accepts a `dot_general`, as in
     `nnx.Linear(4, 8, dot_general=sdc.checksums.dot_general, rngs=rngs)`; bind other settings with `functools.partial`.
-    With `sdc.checksums.collect`, the step returns the flags; without it, products are corrected (`mode="correct"`)
-    without a report.
+    With `sdc.checksums.collect`, the step returns the flags; without `collect`, `mode="correct"` corrects products
+    without reporting flags.
 
     Args:
         lhs: first factor.
@@ -94,7 +94,7 @@ def dot_general(
         The product, which can be differentiated in reverse mode.
 
     Raises:
-        ValueError: see `sdc.abft`; or `checksum` does not fit `rhs`.
+        ValueError: see `sdc.abft`; also raised if `checksum` does not fit `rhs`.
     """
     check_choice("output", output, get_args(Output))
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
@@ -107,9 +107,9 @@ def dot_general(
         wanted = jax.eval_shape(lambda rhs: _checksum(rhs, dimensions, scheme=scheme), rhs)
         if (checksum.shape, checksum.dtype) != (wanted.shape, wanted.dtype):
             raise ValueError(
-                f"checksum of shape {checksum.shape} and dtype {checksum.dtype}, but rhs {rhs.shape} needs "
-                f"{wanted.shape} and {wanted.dtype}; compute it with sdc.checksums.checksum(rhs, dimension_numbers, "
-                f"scheme={scheme!r})"
+                f"checksum has shape {checksum.shape} and dtype {checksum.dtype}, but rhs of shape {rhs.shape} needs "
+                f"{wanted.shape} and {wanted.dtype}; compute the checksum with sdc.checksums.checksum(rhs, "
+                f"dimension_numbers, scheme={scheme!r})"
             )
     settings = profile.settings(Settings(mode, scheme), "")
     return _product(_Layer(product, settings, output, profile), lhs, rhs, checksum)
@@ -118,7 +118,7 @@ def dot_general(
 def checksum(
     rhs: Shaped[Array, "*rhs"], dimension_numbers: Dimensions, *, scheme: SchemeName = "two-tier"
 ) -> Float[Array, "*folded"]:
-    """Computes the checksum of a second factor, once for many products with this factor."""
+    """Computes the checksum of a second factor, which can be used in many products with this factor."""
     (lhs_contracted, _), (lhs_batch, _) = dimension_numbers
     product = Dot(dimension_numbers, (len(lhs_contracted) + len(lhs_batch), rhs.ndim))
     check_choice("scheme", scheme, get_args(SchemeName))
@@ -129,7 +129,7 @@ _checksum = checksum  # `dot_general` has an argument of that name
 
 
 def einsum(subscripts: str, *operands: Shaped[Array, "..."], **settings: Any) -> Shaped[Array, "..."]:
-    """Computes `jnp.einsum` with checked products; also takes `mode`, `output`, `scheme` and `profile` of
+    """Computes `jnp.einsum` with checked products; also accepts `mode`, `output`, `scheme` and `profile` of
     `dot_general`."""
     own = {name: settings.pop(name) for name in ("mode", "output", "scheme", "profile") if name in settings}
     product = functools.partial(dot_general, **own)
@@ -138,13 +138,15 @@ def einsum(subscripts: str, *operands: Shaped[Array, "..."], **settings: Any) ->
 
 
 def collect(step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports]]:
-    """Transforms a step whose layers check their own products so that it also returns their flags.
+    """Transforms a step whose layers check their own products so that the step also returns the flags of these
+    products.
 
     Args:
         step: any function that JAX can trace, typically one that differentiates a model.
 
     Returns:
-        A function that returns `(out, flags)`, with `Flags` for each product, `fwd`, `remat` or `bwd`.
+        A function that returns `(out, flags)`, with `Flags` for each product in the directions `fwd`, `remat` and
+        `bwd`.
 
     Raises:
         ValueError: the step has no checked product.

@@ -1,9 +1,10 @@
 """Matrix products as linear maps of their first factor, with the row sums that a check compares.
 
-Let `C = A B` with A m×k and B k×n, and w a vector of n weights. Then `C w = A (B w)`: the weighted sum of a *row* of C
-also follows from A and the *checksum* `B w`, at the cost of two matrix-vector products. Batches, several contracted
-axes and convolutions work the same way; a row is the set of elements that one sum over all columns includes. Columns
-may be split into blocks with separate sums, which form the last axis of the results in this module.
+Let `C = A B`, where A is m×k and B is k×n, and let w be a vector of n weights. Then `C w = A (B w)`: the weighted sum
+of a *row* of C also follows from A and the *checksum* `B w`, at the cost of two matrix-vector products. Batches,
+several contracted axes and convolutions work the same way; a row is then the set of elements that one sum over all
+columns includes. Columns may be split into blocks with separate sums, which form the last axis of the results in this
+module.
 """
 
 import abc
@@ -29,7 +30,7 @@ Sums: TypeAlias = Float[Array, "*rows blocks"]
 
 
 class Powers(NamedTuple):
-    """Powers of two by which factors are scaled, in the axes of each factor, and by row of the product."""
+    """Powers of two by which factors are scaled, in the axes of each factor, and for each row of the product."""
 
     a: Float[Array, "*#a"]  # powers for the first factor
     b: Float[Array, "*#b"]  # powers for the second factor
@@ -49,12 +50,12 @@ def _power(x: Float[Array, "*shape"], axes: Sequence[int]) -> Float[Array, "*#sh
 
 
 def _marked(x: Shaped[Array, "*shape"]) -> Float32[Array, "*shape"]:
-    """Returns 1 where a number is finite, else NaN."""
+    """Returns 1 for each finite number, and NaN for each other number."""
     return jnp.where(jnp.isfinite(x), jnp.float32(1), jnp.float32(jnp.nan))
 
 
 def _sum(x: Float[Array, "*shape"], axes: Sequence[int], careful: bool) -> Float[Array, "*rest"]:
-    """Sums over axes; with `careful`, in two stages with about equal numbers of terms, so that errors grow with the
+    """Sums over axes; if `careful`, sums in two stages with about equal numbers of terms, so errors grow only with the
     square root of the number of terms.
 
     A sequential sum loses terms that are each too small to change the sum, up to thousands of times and always in the
@@ -111,11 +112,11 @@ class Product(abc.ABC):
 
     @abc.abstractmethod
     def fold(self, b: Float[Array, "*b"], weights: Weights, blocks: int, *, careful: bool = False) -> Folded:
-        """Computes the checksum of the second factor: the weighted sum of its columns; for `careful` see `_sum`."""
+        """Computes the checksum of the second factor: the weighted sum of its columns; for `careful`, see `_sum`."""
 
     @abc.abstractmethod
     def apply(self, a: Float[Array, "*a"], folded: Folded, *, careful: bool = False) -> Sums:
-        """Computes the expected row sums from the first factor and the checksum of the second."""
+        """Computes the expected row sums from the first factor and the checksum of the second factor."""
 
     @abc.abstractmethod
     def total(self, c: Float[Array, "*c"], weights: Weights, blocks: int, *, careful: bool = False) -> Sums:
@@ -130,15 +131,16 @@ class Product(abc.ABC):
         return rows.reshape(*rows.shape, *[1] * (c.ndim - rows.ndim))
 
     def powers(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Powers:
-        """Returns powers of two that scale both factors below 1, by row if the product allows it; in this base class,
-        one per factor."""
+        """Returns powers of two that scale both factors below 1, by row if the product allows it; this base class
+        returns one power per factor."""
         by_a, by_b = (_power(x, range(x.ndim)) for x in (a, b))
         return Powers(by_a, by_b, (by_a.reshape(()), by_b.reshape(())))
 
     def finite(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Bool[Array, "*#rows"]:
-        """Returns whether the inputs of each row are all finite; in this base class, those of all rows together.
+        """Returns whether the inputs of each row are all finite; this base class tests all rows together.
 
-        Products may be computed with zeros in place of absent terms; zero times infinity then spreads to other rows.
+        Products may be computed with zeros in place of absent terms; the NaN of zero times infinity then spreads to
+        other rows.
         """
         return (jnp.all(jnp.isfinite(a)) & jnp.all(jnp.isfinite(b))).reshape([1] * self.rank(a, b))
 
@@ -147,7 +149,7 @@ class Product(abc.ABC):
         return ~jnp.isnan(self.apply(_marked(a), self.fold(_marked(b), ones, 1))[..., 0])
 
     def norms(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Float[Array, "*#rows"]:
-        """Returns `||A||_inf ||B||_inf`, from the largest absolute row sums; in this base class, one bound for all
+        """Returns `||A||_inf ||B||_inf`, from the largest absolute row sums; this base class returns one bound for all
         rows."""
         ones = jnp.ones(self.width(a, b), b.dtype)
         of_b = jnp.max(self.fold(jnp.abs(b), ones, 1), initial=0.0)
@@ -255,7 +257,7 @@ class Dot(Product):
         return both.reshape(*both.shape, *[1] * len(self._free(0)))
 
     def columns(self) -> "Dot":
-        """Returns the product whose rows are the columns of this one, `C' = B' A'`."""
+        """Returns the product whose rows are the columns of this product, `C' = B' A'`."""
         contracted, batch = self.dimensions
         return Dot((contracted[::-1], batch[::-1]), self.axes[::-1], self.precision, self.dtype)
 
@@ -361,7 +363,7 @@ class Indexed(Product):
 
     @property
     def _columns(self) -> int:
-        """Number of axes of the columns."""
+        """Number of axes that form the columns."""
         (_, contracted), (_, batch) = self.dimensions
         return self.axes[1] - len(contracted) - len(batch) - len(self.groups)
 
@@ -412,9 +414,9 @@ def _multiplies(dimensions: Dimensions, a: Any, b: Any) -> bool:
 
     XLA's CPU backend multiplies bfloat16 natively where it has a kernel, and has no other path to a float32 result:
     products with other orders of axes fail at run time ("Unsupported element type for DotThunk::Execute: BF16 x BF16 =
-    F32"). Of 967 products with random dimensions that pass this test, and 300 that are transposed first, none failed
-    (jax 0.10.2, a CPU with avx512_bf16). Most of the latter do not need the transposition, but it takes less time than
-    widening the factors.
+    F32"). None of 967 products with random dimensions that pass this test failed, nor did any of 300 products that are
+    transposed first (jax 0.10.2, a CPU with avx512_bf16). Most of the 300 do not need the transposition, but
+    transposing takes less time than widening the factors.
     """
     if compiled_for().platform != "cpu" or not a.dtype == b.dtype == jnp.bfloat16:
         return True
@@ -433,7 +435,7 @@ def _multiplies(dimensions: Dimensions, a: Any, b: Any) -> bool:
 def arranged(dimensions: Dimensions, a: Any, b: Any) -> tuple[Dimensions, Any, Any]:
     """Transposes the factors of a product, if necessary, so that the backend can return float32 sums.
 
-    Batch axes then come first, and contracted axes between the rows of `a` and the columns of `b`.
+    Batch axes then come first; contracted axes follow the rows in `a` and precede the columns in `b`.
     """
     if _multiplies(dimensions, a, b):
         return dimensions, a, b

@@ -71,8 +71,8 @@ def work_type(*dtypes: Any) -> Any:
 def _info(dtype: Any) -> Any:
     if not known(dtype):
         raise ValueError(
-            f"a product of {jnp.dtype(dtype).name} cannot be checked, since its roundoff is unknown; expected float64, "
-            "float32, bfloat16, float16 or a float8 (exclude the product with where=)"
+            f"a product of {jnp.dtype(dtype).name} cannot be checked, because its roundoff is unknown; use float64, "
+            "float32, bfloat16, float16 or a float8 type, or exclude the product with where="
         )
     return jnp.finfo(dtype)
 
@@ -82,10 +82,10 @@ class Rounding:
     """The rounding of a device's multiplications and additions.
 
     Attributes:
-        kappa: rounding errors of long truncated sums grow as `k / kappa`; infinite if sums round to nearest. For tensor
-            cores, which truncate, about 16.
+        kappa: constant of truncated sums, whose rounding errors grow as `k / kappa`: infinite if sums round to nearest,
+            and about 16 for tensor cores, which truncate.
         inputs: largest relative error of rounding float32 inputs before they are multiplied: 0 if products are exact,
-            2^-11 for TF32, 2^-8 if they are rounded to bfloat16.
+            2^-11 for TF32, and 2^-8 if inputs are rounded to bfloat16.
     """
 
     kappa: float = math.inf
@@ -95,7 +95,7 @@ class Rounding:
         if not self.kappa >= 1 or not 0 <= self.inputs <= 2.0**-4:
             raise ValueError(
                 f"kappa={self.kappa}, inputs={self.inputs}: expected kappa of at least 1, and a relative error of "
-                "inputs from 0 to 1/16; other values would detect nothing"
+                "inputs from 0 to 1/16; with other values, checks would detect nothing"
             )
 
 
@@ -110,7 +110,7 @@ PLATFORMS = {
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-    """Relative and absolute errors of one product, from its types and the device."""
+    """Relative and absolute errors of one product, which follow from its types and the device."""
 
     sum: float  # unit roundoff of the sums
     inputs: float  # relative error of rounding the inputs before they are multiplied
@@ -134,16 +134,17 @@ class Units:
         )
 
     def relative(self, depth: int, width: int) -> float:
-        """Returns lambda, the relative error of a row's check: `u (2.25 sqrt(k + n) + k / kappa)` plus inputs."""
+        """Returns lambda, the relative error of a row's check: `u (2.25 sqrt(k + n) + k / kappa)`, plus that of
+        inputs."""
         return self.sum * (SPREAD * math.sqrt(depth + width) + depth / self.kappa) + SIGMAS * self.inputs
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Settings of the check of products.
+    """Settings of the check of matrix products.
 
     Attributes:
-        mode: `detect` flags rows, `locate` also locates wrong elements, `correct` also replaces wrong rows.
+        mode: `detect` flags rows, `locate` also locates wrong elements, and `correct` also replaces wrong rows.
         scheme: see `schemes`.
         rounding: rounding of the device.
         tier: the tier with which checks begin.
@@ -182,8 +183,8 @@ class Profile(Header, tag="jax-sdc abft profile"):
 
     Attributes:
         rounding: rounding of the device.
-        second_tier: sites whose checks begin with the second tier, since the first would pass on too many rows.
-        fused: whether the fused kernel is faster than the product and the sums by XLA.
+        second_tier: sites whose checks begin with the second tier, because the first tier would pass on too many rows.
+        fused: whether the fused kernel is faster than XLA's product and sums.
         measured_on: device and library versions; None if nothing was measured.
         measurements: the measurements, as `sdc abft calibrate` prints them.
     """
@@ -196,7 +197,7 @@ class Profile(Header, tag="jax-sdc abft profile"):
 
     @classmethod
     def assumed(cls) -> Profile:
-        """Returns the profile assumed for the current devices without a measurement."""
+        """Returns the profile that is assumed for the current devices if nothing was measured."""
         return cls(PLATFORMS.get(compiled_for().platform, PLATFORMS["gpu"]))
 
     @classmethod

@@ -1,28 +1,29 @@
-"""Schemes: criteria for when the two sums of a row differ by more than rounding.
+"""Schemes: criteria that decide whether the two sums of a row differ by more than rounding errors.
 
-Let `C = A B` with A m×k and B k×n, C_i the rows of C, and w_j weights. In the type of the sums (float32, u = 2^-24):
+Let `C = A B`, where A is m×k and B is k×n; C_i are the rows of C, and w_j are weights. In the type of the sums
+(float32, u = 2^-24):
 
     s = sum_j B_ij w_j;   cs_i = sum_j A_ij s_j;   cw_i = sum_j C_ij w_j;   r = cw - cs
 
-A scheme assigns each row its *margin* |r| / bound; a row is suspicious unless its margin is at most 1, so that infinite
+A scheme assigns each row its *margin* |r| / bound; a row is suspicious unless its margin is at most 1, so infinite
 bounds and NaN sums make a row suspicious. A scheme of two tiers checks suspicious rows again, at a higher cost.
 
 =============  =====================================================================================================
-`two-tier`     the default. Rounding errors with random signs: lambda = u (2.25 sqrt(k + n) + k / kappa). First tier:
-               bound = lambda (|C_i|_2 + |cs|). Where terms cancel, C_i is far smaller than the rounded terms: the
-               second tier replaces |C_i|_2 by q_i = sqrt(sum_k A_ik^2 sum_j B_kj^2) where q_i is larger
+`two-tier`     the default. If rounding errors have random signs, lambda = u (2.25 sqrt(k + n) + k / kappa). In the
+               first tier, bound = lambda (|C_i|_2 + |cs|). If terms cancel, C_i is far smaller than the rounded
+               terms, so the second tier uses q_i = sqrt(sum_k A_ik^2 sum_j B_kj^2) for |C_i|_2 if q_i is larger
 `blocks`       `two-tier` for blocks of 128 columns each: detects smaller errors, at a higher cost
-`residual`     `two-tier` on an output rounded to its type, with the sum of each row's rounding errors carried along:
-               the rounded C can be checked later as precisely as the sums themselves
+`residual`     `two-tier` on an output rounded to its type, with the sum of each row's rounding errors carried along,
+               so the rounded C can be checked later as precisely as the sums themselves
 `deterministic`  no false alarms, whatever the signs: bound = 2 gamma_(k+n) |A| (|B| |w|) (componentwise analysis;
                Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.5)
 `paper`        Ma et al. 2025 (arXiv:2502.12340), equation (6): w = 1, |r|_inf > k u |A|_inf |B|_inf, u the eps of the
                inputs' type as in their code; one verdict for the whole product (docs/abft.md lists what it misses)
 =============  =====================================================================================================
 
-If C was rounded to a narrower type, of unit u', bounds grow by 3.4 u' |C_i|_2 (u' sum_j |C_ij w_j| in `deterministic`).
-Weights are ±(64 .. 127)/128 with a fixed seed: they are exact in bfloat16 and, unlike weights of 1, detect errors that
-cancel, and all but one in 128 swaps of two elements.
+If C was rounded to a narrower type, with unit roundoff u', bounds grow by 3.4 u' |C_i|_2 (u' sum_j |C_ij w_j| in
+`deterministic`). Weights are ±(64 .. 127)/128 with a fixed seed: they are exact in bfloat16 and, unlike weights of 1,
+detect errors that cancel, and all but one in 128 swaps of two elements.
 """
 
 import abc
@@ -122,12 +123,12 @@ class Scheme(abc.ABC):
         """Computes `|r| / bound` of each row of the product."""
 
     def lenience(self, given: Operands) -> float:
-        """Returns the factor by which margins are multiplied if long sums lose terms as for `LOSSY`; 1 if bounds
-        already include such losses."""
+        """Returns the factor by which margins are multiplied if long sums lose terms (see `LOSSY`); the factor is 1 if
+        bounds already include such losses."""
         return 1.0
 
     def should_be(self, given: Operands, *, careful: bool = False) -> Sums:
-        """Computes the sums cs that the rows should have; with `careful`, in parts."""
+        """Computes the sums cs that the rows should have; if `careful`, adds in parts."""
         folded = given.checksum
         if folded is None:
             folded = fold(self.name, self.product, given.b, careful=careful)
@@ -137,7 +138,8 @@ class Scheme(abc.ABC):
         return self.product.apply(given.a, folded, careful=careful)
 
     def residual(self, given: Operands, expected: Expected) -> Sums:
-        """Computes r, the difference between the sums of the rows and the expected sums; in a second tier, in parts."""
+        """Computes r, the difference between the sums of the rows and the expected sums; a second tier adds in
+        parts."""
         if given.totals is None:
             weights = weights_of(self.name, self.width, given.c.dtype)
             found = self.product.total(given.c, weights, self.blocks, careful=expected.second is not None)
@@ -150,7 +152,7 @@ class Scheme(abc.ABC):
     def ratio(
         self, given: Operands, expected: Expected, bound: Float[Array, "*#rows #blocks"]
     ) -> Float[Array, "*rows"]:
-        """Computes `|r| / bound`, which is infinite if either is undefined."""
+        """Computes `|r| / bound`, which is infinite if r or the bound is undefined."""
         ratio = jnp.abs(self.residual(given, expected)) / bound
         return jnp.max(jnp.where(jnp.isfinite(bound) & ~jnp.isnan(ratio), ratio, jnp.inf), axis=-1, initial=0.0)
 

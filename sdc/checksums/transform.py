@@ -31,19 +31,19 @@ def abft(
 
     The check compares weighted sums over the rows of each product with their expected values (Huang and Abraham 1984);
     BENCHMARKS.md lists its cost. Products that look wrong are recomputed in a branch that healthy runs do not take. To
-    simulate faults of the hardware, inject them into the accumulators, before the rounding:
+    simulate hardware faults, inject them into the accumulators, before rounding:
     `sdc.abft(sdc.inject(sdc.checksums.accumulators(step), faults))`.
 
     Args:
         step: any function that JAX can trace; it is transformed after differentiation, so that the backward pass is
             checked too.
-        where: selects the products; by default all matrix products and convolutions, including ragged and sparse ones.
-        mode: `"detect"` flags rows, `"locate"` also locates wrong elements, `"correct"` also replaces wrong rows.
+        where: selects the products; by default, all matrix products and convolutions, including ragged and sparse ones.
+        mode: `"detect"` flags rows, `"locate"` also locates wrong elements, and `"correct"` also replaces wrong rows.
         output: `"float32 accumulator"` makes products of narrow types return their sums unrounded, checks these sums,
             and then rounds them; errors near the roundoff of float32 are thus detected. `"as is"` does not change the
             products; in bfloat16, errors above 0.4 to 0.9 times a row's root mean square are detected.
         scheme: see `schemes`.
-        profile: measured profile of the device; by default the profile assumed for the platform.
+        profile: measured profile of the device; by default, the profile assumed for the platform.
 
     Returns:
         A function that returns `(out, flags)`, with `Flags` for each product. `flags.skipped` lists the selected
@@ -52,7 +52,7 @@ def abft(
         checked share of the operations.
 
     Raises:
-        ValueError: a setting is unknown, nothing is selected, or no selected product can be checked.
+        ValueError: a setting is unknown, no product is selected, or no selected product can be checked.
         TypeError: `profile` is not a `Profile`.
     """
     check_choice("output", output, get_args(Output))
@@ -155,7 +155,7 @@ class _Abft:
 
 
 def carried(product: Dot | Conv | Indexed, settings: Settings, a: Any, b: Any, dtype: Any) -> tuple[Any, Flags]:
-    """Rounds a product to a type and then checks it, with the sum of the rounding errors of each row."""
+    """Rounds a product to a type and then checks it, using the sum of the rounding errors of each row."""
     wide = dataclasses.replace(product, dtype=jnp.dtype(work_type(a.dtype, b.dtype)))
     a, b = lax.optimization_barrier((a, b))
     if isinstance(wide, Dot):
@@ -181,7 +181,7 @@ class ProductTask(NamedTuple):
 
 
 def unchecked(site: program.Site) -> str | None:
-    """Returns why a product cannot be checked; None if it can be checked, or if the site computes no product."""
+    """Returns why a product cannot be checked, or None if it can be checked or the site computes no product."""
     kind = site.primitive
     if not site.is_product:
         if site.products == 0:
@@ -265,18 +265,18 @@ def _complex(params: Mapping[str, Any], a: Any, b: Any) -> ProductTask:
 
 
 def coverage(flags: program.Reports) -> float:
-    """Returns the checked share of the work of a step's products; if the work of a skipped product is unknown, nothing
-    counts as checked.
+    """Returns the checked share of the operations in a step's products.
 
     Args:
         flags: the reports of `sdc.abft`.
 
     Returns:
         A number from 0 to 1. Products that `where` excludes do not count; rows with non-finite factors count as
-        unchecked. The result is 0 if a skipped product has unknown work, such as a call of foreign code.
+        unchecked. The result is 0 if the number of operations of a skipped product is unknown, as in a call of foreign
+        code.
 
     Raises:
-        ValueError: the argument is not the reports of `sdc.abft`, or the call is inside of `jax.jit`.
+        ValueError: the argument is not the reports of `sdc.abft`, or the call is inside `jax.jit`.
     """
     if not isinstance(flags, program.Reports):
         raise ValueError(
@@ -285,7 +285,7 @@ def coverage(flags: program.Reports) -> float:
         )
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(flags)):
         raise ValueError(
-            "the number of checked rows is unknown inside of jax.jit; return the flags, and call coverage outside"
+            "the number of checked rows is unknown inside jax.jit; return the flags, and call coverage outside"
         )
     if any(one.share is None for one in flags.skipped):
         return 0.0
@@ -294,7 +294,7 @@ def coverage(flags: program.Reports) -> float:
     whole = sum(work.values()) + left
 
     def judged(flag: Any) -> float:
-        """Returns the share of a product's rows with finite factors; 1 for a product that did not run."""
+        """Returns the share of a product's rows with finite factors, or 1 for a product that did not run."""
         if isinstance(flag.checked, jax.ShapeDtypeStruct):  # from `jax.eval_shape`
             return 1.0
         checked, nonfinite = (float(np.sum(np.asarray(x), dtype=np.float64)) for x in (flag.checked, flag.nonfinite))

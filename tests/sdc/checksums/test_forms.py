@@ -288,7 +288,7 @@ def test_rows_of_what_is_not_finite_are_not_covered() -> None:
     assert [int(flag.nonfinite) for flag in flags.values()] == [3, 0]
     assert coverage(flags) == pytest.approx(2 / 3)
     assert coverage(step(jnp.full((4, 4), jnp.inf), x)[1]) == 0
-    with pytest.raises(ValueError, match=r"unknown inside of jax\.jit; return the flags"):
+    with pytest.raises(ValueError, match=r"unknown inside jax\.jit; return the flags"):
         jax.jit(lambda w, x: coverage(step(w, x)[1]))(jnp.ones((4, 4)), x)
 
 

@@ -175,7 +175,7 @@ def test_a_cached_checksum_checks_the_same() -> None:
     assert int(stale.examined) == 6
     assert int(stale.flagged) == 0
     for wrong in (jnp.ones((3, 1)), sdc.checksums.checksum(w, dimensions).astype(jnp.bfloat16)):
-        with pytest.raises(ValueError, match=r"compute it with sdc\.checksums\.checksum"):
+        with pytest.raises(ValueError, match=r"compute the checksum with sdc\.checksums\.checksum"):
             run(w, wrong)
 
 
