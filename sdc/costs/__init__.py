@@ -1,7 +1,8 @@
-"""Estimates of the cost of a step on accelerators, from their compilers alone and without access to the hardware.
+"""Estimates of the cost of a step on accelerators, obtained from compilers alone, without access to the hardware.
 
 - `targets`: chips, their compilers and compiler options, and the kernel instructions that a compiler dumps.
-- `_estimate`: the cost of a compiled program, and steps with each tool; `hlo`: collectives and traffic in its text.
+- `_estimate`: the cost of a compiled program, and steps with each tool.
+- `hlo`: collectives and traffic in the text of a program.
 - `cycles`: cycles of a program on a TPU.
 """
 

@@ -1,4 +1,4 @@
-"""Estimates of the cost of a step on other chips, from the program that their compiler generates, for any tool."""
+"""Estimates of the cost of a step with any tool on other chips, based on the program that their compiler generates."""
 
 import contextlib
 import re
@@ -41,8 +41,8 @@ class DoesNotFit(ValueError):
         self.needed, self.there = needed, there
         much, has, over = (size / 2**30 for size in (needed, there, needed - there))
         super().__init__(
-            f"the step needs {much:.1f} GiB on each device of {target}, which has {has:.1f} GiB, {over:.1f} GiB too "
-            f"little; shard its state over at least {-(-needed // there):.0f} times as many devices"
+            f"the step needs {much:.1f} GiB on each device of {target}, which has {has:.1f} GiB ({over:.1f} GiB too "
+            f"little); shard the state over at least {-(-needed // there):.0f} times as many devices"
         )
 
 
@@ -54,14 +54,15 @@ def estimate(
     options: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Estimate:
-    """Compiles a step for other chips, and estimates its cost on them.
+    """Compiles a step for other chips and estimates its cost on these chips.
 
     Call `prepare_compilers` first, in a process that starts no device.
 
     Args:
-        step: any function that JAX can trace, transformed or not. Its arguments may include Flax NNX objects.
+        step: any function that JAX can trace, transformed or not. The step's arguments may include Flax NNX objects.
         *args: arguments of the step: arrays, or their shapes (`jax.ShapeDtypeStruct`). A `NamedSharding` over the
-            target's devices (`devices_of`) is kept; if no argument has one, the step runs on the first device.
+            target's devices (`devices_of`) is kept; if no argument has such a sharding, the step runs on the first
+            device.
         target: name of the target, see `find_target`.
         donate: positions of arguments whose memory the step may reuse for its outputs.
         options: compiler options by name.
@@ -168,12 +169,13 @@ def measure(
 
 
 def _placed(tree: Any, devices: Sequence[Any]) -> Any:
-    """Places shapes on the target's devices: keeps shardings; replicates the rest over the mesh or uses one device."""
+    """Places shapes on the target's devices; arrays without a sharding are replicated over the mesh or, without a mesh,
+    placed on one device."""
     mesh = _mesh_of(tree)
     if mesh is not None and not set(mesh.devices.flat) <= set(devices):
         other = mesh.devices.flat[0]
         raise SettingError(
-            "step", str(other), "its arguments are on a mesh of other devices than the target's; give shapes with "
+            "step", str(other), "its arguments are on a mesh of devices other than the target's; give shapes with "
             "shardings over sdc.costs.devices_of(target), which the function that builds the step receives as devices"
         )  # fmt: skip
     alone: Any = SingleDeviceSharding(devices[0]) if mesh is None else NamedSharding(mesh, P())
@@ -207,20 +209,20 @@ def _mesh(compiled: jax.stages.Compiled) -> tuple[Mapping[str, int], Sequence[An
 
 
 def _sharding_of(one: Any) -> NamedSharding | None:
-    """Returns the sharding of an array over a mesh; None if the array is not on a mesh."""
+    """Returns the sharding of an array over a mesh, or None if the array is not on a mesh."""
     found = getattr(one, "sharding", None)
     return found if isinstance(found, NamedSharding) else None
 
 
 def _mesh_of(tree: Any) -> Mesh | None:
-    """Returns the mesh of the first array that is on one."""
+    """Returns the mesh of the first array that is on a mesh."""
     found = (_sharding_of(leaf) for leaf in jax.tree.leaves(tree))
     return next((each.mesh for each in found if each is not None and isinstance(each.mesh, Mesh)), None)
 
 
 @contextlib.contextmanager
 def _on_mesh(tree: Any) -> Iterator[None]:
-    """Sets the arguments' mesh for tracing if it has explicit axes, as programs do that set their mesh once."""
+    """Sets the arguments' mesh for tracing if this mesh has explicit axes, as programs that set their mesh once do."""
     mesh = _mesh_of(tree)
     if mesh is None or AxisType.Explicit not in mesh.axis_types:
         yield
@@ -257,8 +259,8 @@ def with_tool(
         step: the step.
         args: arguments of the step, or their shapes.
         devices: devices of the target.
-        where: selects sites; by default, probes; for `abft`, all matrix products; for `inject`, matrix products of the
-            backward pass.
+        where: selects sites (default: probes; for `abft`, all matrix products; for `inject`, matrix products of the
+            backward pass).
         twins: number of twins for `lockstep`.
         exchange: when twins exchange digests, see `sdc.lockstep`.
 
@@ -285,7 +287,7 @@ def with_tool(
     types = () if own is None else own.axis_types
     each = int(np.prod([*shape.values()], dtype=int))
     if twins * each > len(devices):
-        needed = f"of {each} devices each need {twins * each}, but the target has {len(devices)}; give a larger one"
+        needed = f"need {twins * each} devices ({each} each), but the target has {len(devices)}; give a larger target"
         raise SettingError("twins", twins, needed)
     grid = np.asarray(devices[: twins * each], dtype=object).reshape(twins, *shape.values())
     mesh = Mesh(grid, (TWIN, *shape), axis_types=(AxisType.Auto, *types))

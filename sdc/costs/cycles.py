@@ -1,16 +1,16 @@
 """Cycles of a program for a TPU, from the compiler's own estimate of each operation.
 
-The text of a compiled program has `estimated_cycles` for most operations. These estimates are summed along the path of
-a step without mismatches. Operations without an estimate are charged by a bound. A kernel is charged by its
-instructions, but at least the time to move its inputs and outputs and, if it computes a matrix product, at least the
-cost of the compiler's own product. A collective is charged by its bytes over a stated bandwidth. Overlap is not
-modelled. The sum is meant for comparing programs for the same chips; it does not predict a time.
+The text of a compiled program states `estimated_cycles` for most operations. These estimates are summed along the path
+that a step without mismatches takes. Operations without an estimate are charged with a bound. A kernel is charged for
+its instructions, but at least for the time to move its inputs and outputs and, if the kernel computes a matrix product,
+for the compiler's own product. A collective is charged for the time to send its bytes at a stated bandwidth. Overlap is
+not modeled. The sum is meant for comparing programs for the same chips; it does not predict a time.
 
 The compiler's estimate of a matrix product exceeds the number of the product's instructions (1.1 to 1.5 times on a
-v5p), whereas for a kernel only the instructions are known, so that checking the products would seem to speed up a step.
-A kernel that computes a product is therefore charged with the compiler's estimate of its own product of the same
-factors, multiplied by the ratio of the kernel's instructions to those of that product. Both the estimate and the
-instructions of the compiler's product come from a separate process, in which the compiler dumps all instructions.
+v5p). For a kernel, only the instructions are known, so checking the products would seem to speed up a step. A kernel
+that computes a product is therefore charged with the compiler's estimate of its own product of the same factors,
+multiplied by the ratio of the kernel's instructions to those of that product. Both the estimate and the instructions of
+the compiler's product come from a separate process, in which the compiler dumps all instructions.
 """
 
 import collections
@@ -49,7 +49,8 @@ class Plain(NamedTuple):
     instructions: int  # number of instructions that the compiler generates for the product
 
     def charged(self, instructions: int) -> int:
-        """Returns the cycles charged for a kernel with this number of instructions, at least those of the product."""
+        """Returns the cycles charged for a kernel with this number of instructions, but at least the cycles of the
+        product."""
         return round(self.estimate * max(1.0, instructions / self.instructions))
 
 
@@ -134,7 +135,8 @@ def _plain(target: str, forms: Sequence[Form]) -> Mapping[Form, Plain]:
 
 
 def write_products(result: str, target: str, forms: str) -> None:
-    """Writes estimates and instructions of the compiler's own matrix products as JSON, in the process of `_plain`.
+    """Writes estimates and instructions of the compiler's own matrix products as JSON, in the process that `_plain`
+    starts.
 
     In this process, the compiler dumps all instructions.
     """

@@ -3,15 +3,15 @@
 Compilers print programs as XLA's high-level operations, one instruction per line.
 
 For each collective, the parser determines the mesh axes, the bytes, and whether the collective crosses hosts or slices.
-The compiler's cost model omits collectives. Here, a collective is charged by the bytes that a ring sends over a stated
+The compiler's cost model omits collectives. Here, a collective is charged for the bytes that a ring sends at a stated
 bandwidth, with n devices per group and s bytes of the largest array that a device holds (Patarasu and Yuan, *Bandwidth
 optimal all-reduce algorithms*, 2009, section 3): 2 (n - 1) / n * s for an all-reduce, (n - 1) / n * s for an
-all-gather, a reduce-scatter and an all-to-all, s for a permutation. A stated latency is added for each collective.
+all-gather, a reduce-scatter and an all-to-all, and s for a permutation. A stated latency is added for each collective.
 
-For GPUs, whose compiler estimates no cycles, the traffic gives a roofline: the kernels of a program, and the bytes that
-they move. Each kernel reads its operands and writes its results at least once. Matrix products are also charged for
-these bytes, but not for their arithmetic: the ratio of two programs with the same products shows the cost of the
-operations around them.
+For GPUs, whose compiler estimates no cycles, a roofline is computed from the traffic: the kernels of a program, and the
+bytes that they move. Each kernel reads its operands and writes its results at least once. Matrix products are also
+charged for these bytes, but not for their arithmetic, so the ratio between two programs with the same products shows
+the cost of the operations around these products.
 """
 
 import collections
@@ -68,7 +68,8 @@ class Instruction:
 
     @property
     def label(self) -> str:
-        """The operation of the step from which the instruction stems, if the compiler states it; else its own name."""
+        """Operation of the step to which the instruction belongs, if the compiler states it; otherwise the
+        instruction's name."""
         found = _NAME.search(self.line)
         return found[1] if found else f"%{re.sub(r'[.][0-9]+$', '', self.name)}"
 
@@ -85,9 +86,9 @@ class Module:
     def way(self, name: str | None = None, times: int = 1) -> Iterator[tuple[Instruction, int]]:
         """Yields the instructions on the path of a step without mismatches, each with its number of runs.
 
-        A loop runs as often as the compiler states, or once. This library's own conditionals take the first branch,
-        which is the false branch of `lax.cond`; conditionals of the step take the branch that produces the most bytes.
-        Instructions inside a fusion are omitted.
+        A loop runs as often as the compiler states, or once if the compiler states nothing. This library's own
+        conditionals take the first branch, which is the false branch of `lax.cond`; conditionals of the step take the
+        branch that produces the most bytes. Instructions inside a fusion are omitted.
         """
         for one in self.computations[self.entry if name is None else name]:
             yield one, times
@@ -105,7 +106,7 @@ class Module:
                 yield from self.way(called[1], times)
 
     def trips(self, loop: Instruction) -> int:
-        """Returns the trip count of a loop: as stated by the compiler, or the constant bound in the condition, or 1.
+        """Returns the trip count of a loop: the compiler's count, else the constant bound in the condition, else 1.
 
         Loops that run only after a mismatch have a trip count of 0.
         """
@@ -135,7 +136,7 @@ class Module:
 
     @functools.cached_property
     def shapes(self) -> dict[str, str]:
-        """Shapes by name of the instruction; names are unique in a compiled program."""
+        """Shapes of results by instruction name; names are unique in a compiled program."""
         return {one.name: one.shape for lines in self.computations.values() for one in lines}
 
     def read(self, one: Instruction) -> int:
@@ -165,7 +166,7 @@ def parse_module(text: str) -> Module:
         elif found := _instruction(line):
             current.append(found)
     if not entry:
-        raise ValueError("the compiler's text has no entry; this version of the compiler prints another format")
+        raise ValueError("the compiler's text has no entry; this version of the compiler uses another format")
     return Module(computations, entry)
 
 
@@ -196,7 +197,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _closing(text: str) -> int:
-    """Returns the index after the parenthesis that closes the first one."""
+    """Returns the index after the parenthesis that closes the first opening parenthesis."""
     depth = 0
     for found in re.finditer(r"[()]", text):
         depth += 1 if found[0] == "(" else -1
@@ -212,7 +213,8 @@ def _named(line: str, key: str) -> str:
 
 
 def groups_of(line: str) -> tuple[tuple[int, ...], ...]:
-    """Returns groups of communicating devices, by position in the device assignment; empty for one group of all."""
+    """Returns groups of communicating devices, by position in the device assignment; no groups means that all devices
+    form one group."""
     match = _GROUPS.search(line)
     if match is None:
         return ()
@@ -248,9 +250,9 @@ class _Begun:
 
 
 def kind_of(one: Instruction) -> str | None:
-    """Returns the kind of collective that an instruction performs or starts; None for other instructions.
+    """Returns the kind of collective that an instruction performs or starts, or None for other instructions.
 
-    Hosts send data between TPU slices; an attribute of the send identifies the collective to which it belongs.
+    Hosts send data between TPU slices; an attribute of the send identifies the collective to which the send belongs.
     """
     if one.opcode == "send" and (between := _BETWEEN.search(one.line)):
         return between[1].lower().replace("_", "-")
@@ -348,7 +350,8 @@ def _axes(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> list[str]
 
 
 def _crosses(groups: Sequence[Sequence[int]], devices: Sequence[Any], chip: Chip) -> tuple[str, bool]:
-    """Returns the boundary that a collective crosses, if any, and whether it uses the data-center network."""
+    """Returns the boundary that a collective crosses, if any, and whether the collective uses the data-center
+    network."""
     for place, what in (("slice_index", "slices"), ("process_index", "hosts")):
         if any(len({getattr(devices[one], place, None) for one in group}) > 1 for group in groups):
             return what, what == "slices" or chip.platform == "gpu"

@@ -1,7 +1,7 @@
-"""Targets of compilation: published figures of chips, compilers on machines without the chips, compiler options.
+"""Targets of compilation: published figures of chips, compilers that run without the chips, and compiler options.
 
-TPU kernels are charged by their own instructions, since the compiler does not estimate the cost of a Pallas kernel. The
-compiler can dump the instructions of every kernel, bundle by bundle, and a bundle takes one cycle.
+TPU kernels are charged for their own instructions, because the compiler does not estimate the cost of a Pallas kernel.
+The compiler can dump the instructions of every kernel, bundle by bundle, and a bundle takes one cycle.
 
 `v5p:2x2x4` is one TPU slice with 16 chips, and `2xv5p:2x2x4` is two such slices; `h100x8` is one host with eight GPUs,
 and `2xh100x8` is two such hosts.
@@ -77,7 +77,7 @@ CHIPS = {
     "h100": Chip("gpu", "h100", 85_899_345_920, 3352 * GB, 1.98e9, 450 * GB, 50 * GB, (5e-6, 3e-5), (8,)),
 }
 """Chips by name. A ring along one axis of a slice uses the two links of that axis: a third of all links of a 3D torus,
-or half of those of a 2D torus. For the network of v4, no figure is published, so that of v5p is used instead."""
+or half of those of a 2D torus. No figure is published for the network of v4, so the figure for v5p is used instead."""
 _NAME = re.compile(
     r"(?:(?P<slices>\d{1,4})x)?(?P<chip>[a-z0-9]+?)(?::(?P<shape>\d{1,4}(?:x\d{1,4}){1,2})|x(?P<count>\d{1,4}))"
 )
@@ -109,7 +109,7 @@ def find_target(name: str) -> Target:
     """Returns the target with the given name.
 
     Raises:
-        SettingError: there is no target of this name.
+        SettingError: there is no target with this name.
 
     Example:
         >>> from sdc.costs import find_target
@@ -120,12 +120,12 @@ def find_target(name: str) -> Target:
     if found is None or found["chip"] not in CHIPS:
         known = ", ".join(f"{chip}{':...' if CHIPS[chip].platform == 'tpu' else 'x...'}" for chip in CHIPS)
         raise SettingError(
-            "target", name, f"expected a target such as v5p:2x2x4, 2xv5e:4x4 or h100x8; known are {known}"
+            "target", name, f"expected a target such as v5p:2x2x4, 2xv5e:4x4 or h100x8; known chips: {known}"
         )
     chip = CHIPS[found["chip"]]
     if (found["shape"] is None) is (chip.platform == "tpu"):
         example = "v5p:2x2x4" if chip.platform == "tpu" else "h100x8"
-        raise SettingError("target", name, f"expected the shape of a slice, as in {example}")
+        raise SettingError("target", name, f"expected a shape, as in {example}")
     shape = tuple(int(side) for side in (found["shape"] or found["count"]).split("x"))
     slices = int(found["slices"] or 1)
     if not all(shape) or not slices:
@@ -163,11 +163,11 @@ _folder: Path | None = None  # folder into which the compiler dumps the instruct
 
 
 def prepare_compilers(schedules: Path | None = None, kernel: str | None = Tags.KERNEL) -> None:
-    """Sets the environment that compilers read when they are loaded; must be called before JAX starts a device.
+    """Sets the environment that compilers read when they are loaded. Call this function before JAX starts a device.
 
     Args:
-        schedules: a folder into which the TPU's compiler dumps the instructions of Pallas kernels, by which kernels are
-            charged. The default is a temporary folder, which is removed when the process ends.
+        schedules: a folder into which the TPU's compiler dumps the instructions of Pallas kernels, for which kernels
+            are charged. The default is a temporary folder, which is removed when the process ends.
         kernel: name of the kernels to dump; by default, the name of this library's kernels. With None, all kernels are
             dumped, and compilation takes up to twice as long.
     """
@@ -195,7 +195,7 @@ def prepare_compilers(schedules: Path | None = None, kernel: str | None = Tags.K
 
 
 class Uncharged(ValueError):
-    """An error for a program with a kernel of unknown cost: a sum without this kernel would be too low."""
+    """A program contains a kernel of unknown cost, so a sum without this kernel would be too low."""
 
 
 def forget_schedules() -> None:
@@ -205,7 +205,7 @@ def forget_schedules() -> None:
 
 
 def schedules() -> Mapping[str, int]:
-    """Returns the cycles of each kernel and fusion in the last program; empty without `prepare_compilers`."""
+    """Returns the cycles of each kernel and fusion in the last program, or nothing without `prepare_compilers`."""
     return {} if _folder is None else read_schedules(_folder)
 
 
@@ -252,7 +252,8 @@ def devices_of(name: str) -> tuple[Any, ...]:
         name: name of the target, see `find_target`.
 
     Raises:
-        SettingError: there is no such target, the compiler is not installed, or it does not support the topology.
+        SettingError: there is no such target, the compiler is not installed, or the compiler does not support the
+            topology.
 
     Example:
         >>> import importlib.util
@@ -270,7 +271,9 @@ def devices_of(name: str) -> tuple[Any, ...]:
     except Exception as error:  # of a type that depends on platform and version
         reason = str(error).partition("\n")[0].removeprefix("INVALID_ARGUMENT: ")
         raise SettingError(
-            "target", name, f"the installed compiler does not support it ({reason}); give another chip or shape"
+            "target",
+            name,
+            f"the installed compiler does not support this target ({reason}); give another chip or shape",
         ) from error
 
 
@@ -317,13 +320,13 @@ def check_options(options: Mapping[str, Value]) -> None:
         first = str(error).partition("\n")[0]
         given = " ".join(f"{name}={value}" for name, value in options.items())
         raise SettingError(
-            "compiler_option", given, f"the compiler rejects it ({first}); give another value"
+            "compiler_option", given, f"the compiler rejects this option ({first}); give another value"
         ) from error
 
 
 def refuse_unknown(error: Exception, target: str) -> None:
-    """Raises SettingError if the error of a compiler says that an option is unknown."""
+    """Raises SettingError if a compiler's error says that an option is unknown."""
     if found := UNKNOWN.search(str(error)):
         raise SettingError(
-            "compiler_option", found[1], f"the compiler of {target} has no such option; check its name"
+            "compiler_option", found[1], f"the compiler of {target} has no such option; check the name"
         ) from error

@@ -73,7 +73,7 @@ def test_a_step_on_devices_of_this_machine_is_refused() -> None:
     mesh = Mesh(np.asarray(jax.devices()[:1]), ("data",))
     x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, P("data")))
     for target in ("v5e:2x2", "h100x2"):
-        with pytest.raises(SettingError, match="other devices than the target's"):
+        with pytest.raises(SettingError, match="devices other than the target's"):
             estimate(lambda x: x @ x, x, target=target)
 
 

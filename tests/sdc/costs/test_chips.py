@@ -29,10 +29,10 @@ def test_names(name: str, slices: int, shape: tuple[int, ...], devices: int) -> 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("v9:2x2", "known are v4:..., v5e:..., v5p:..., v6e:..., 7x:..., h100x..."),
+        ("v9:2x2", "known chips: v4:..., v5e:..., v5p:..., v6e:..., 7x:..., h100x..."),
         ("v5p", "expected a target such as v5p:2x2x4"),
-        ("v5px4", "expected the shape of a slice, as in v5p:2x2x4"),
-        ("h100:2x2", "expected the shape of a slice, as in h100x8"),
+        ("v5px4", "expected a shape, as in v5p:2x2x4"),
+        ("h100:2x2", "expected a shape, as in h100x8"),
         ("v5p:0x1x1", "has no chips"),
         ("0xh100x8", "has no chips"),
         ("v5p:99999x1", "expected a target"),

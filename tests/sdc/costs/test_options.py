@@ -23,7 +23,7 @@ def test_the_compiler_is_asked_first() -> None:
     check_options({SPLIT: 4})
     with pytest.raises(SettingError, match="no such option"):
         check_options({"xla_cpu_nonsense": 1})
-    with pytest.raises(SettingError, match="the compiler rejects it"):
+    with pytest.raises(SettingError, match="the compiler rejects this option"):
         check_options({SPLIT: "abc"})
 
 
