@@ -1,8 +1,8 @@
 """Simulated faults, and training steps into which they are injected.
 
 - `kinds`: how a fault changes an element.
-- `fault`: a kind, the pattern of elements that are corrupted together, a place, a rate and a time; and its text form.
-- `_inject`: a step that faults corrupt at random, at given rates, and the ground truth of what they changed.
+- `fault`: a fault (kind, pattern of elements that are corrupted together, place, rate and time), and its text form.
+- `_inject`: a step that faults corrupt at random at given rates, and the ground truth of their changes.
 - `_strike`: one fault at one place, as data.
 """
 

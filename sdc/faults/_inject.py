@@ -46,7 +46,7 @@ class Hits(NamedTuple):
     Attributes:
         output: number of the operation's output.
         element: flat index of the element, row-major.
-        old: bits of the element before the fault, as two 32-bit words, the lower one first.
+        old: bits of the element before the fault, as two 32-bit words, lower word first.
         new: bits of the element after the fault, in the same form.
     """
 
@@ -85,7 +85,7 @@ NUMBERS = program.Selector("real numbers", lambda site: any(map(strikable, site.
 
 
 def words(x: Shaped[Array, "*n"]) -> UInt32[Array, "*n 2"]:
-    """Returns the bits of each real number as two 32-bit words, the lower one first."""
+    """Returns the bits of each real number as two 32-bit words, lower word first."""
     return _words(as_bits(x))
 
 
@@ -101,14 +101,14 @@ def inject(
     """Transforms a step so that faults corrupt its values, which simulates faulty hardware.
 
     At low rates, the cost grows with the number of hits, not with the size of the tensors: the distances between hits
-    are drawn from their geometric distribution, so that a hit starts at every element independently with exactly the
-    given rate.
+    are drawn from their geometric distribution, so a hit starts at each element independently, at exactly the given
+    rate.
 
     Args:
         step: any function that JAX can trace.
-        faults: faults, or their texts (`parse_fault`); those that strike the same element are applied in order. A
-            fault strikes the sites that its selector chooses (operations, collectives, arguments of the step, probes)
-            and that hold real numbers, or probes by name.
+        faults: faults, or their texts (`parse_fault`); faults that strike the same element are applied in order. A
+            fault strikes all sites with real numbers that its selector chooses (operations, collectives, arguments of
+            the step, probes), or the probes that it names.
         record: number of changed elements to list for each site.
 
     Returns:
@@ -137,7 +137,7 @@ def inject(
         if not isinstance(moment, Moment):
             raise TypeError(f"the first argument is {type(moment).__name__}; expected an sdc.Moment(key, step)")
         if not isinstance(moment.key, jax.Array):
-            raise TypeError(f"{moment}: expected a key, such as jax.random.key(0), and the number of the step")
+            raise TypeError(f"{moment}: expected a key, such as jax.random.key(0), and a step number")
         moment = Moment(moment.key, jnp.asarray(moment.step))
         if moment.step.shape or not jnp.issubdtype(moment.step.dtype, jnp.integer):
             raise TypeError(f"{moment}: expected a whole number for the step")
@@ -155,11 +155,11 @@ def inject(
 
 def _read(faults: Sequence[Fault | str]) -> tuple[Fault, ...]:
     if isinstance(faults, (Fault, str)):
-        raise SettingError("faults", faults, "expected a sequence of faults, such as a list of one")
+        raise SettingError("faults", faults, "expected a sequence of faults, such as a list of one fault")
     known = tuple(parse_fault(fault) if isinstance(fault, str) else fault for fault in faults)
     for fault in known:
         if not isinstance(fault, Fault):
-            raise SettingError("faults", fault, "expected an sdc.Fault(kind, rate, site), or its text")
+            raise SettingError("faults", fault, "expected an sdc.Fault(kind, rate, site), or the text of a fault")
         if fault.rate is None:
             raise SettingError("rate", None, f"missing in {fault}; give the probability of a hit, as in rate=1e-4")
     return known
@@ -174,18 +174,18 @@ def _refuse(fault: Fault, all_sites: Sequence[program.Site]) -> None:
         what = f"site {fault.site!r}"
         if not chosen:
             names = sorted({site.name for site in all_sites if program.probes(site)})
-            raise ValueError(f"{what} matches no probe of the step; it has {', '.join(names) or 'none'}")
+            raise ValueError(f"{what} matches no probe of the step; available probes: {', '.join(names) or 'none'}")
     if numbers := [site for site in chosen if any(map(corruptible, site.outputs))]:
         trips = numbers[0].trips[-1:]
         where = f"in a loop of {trips[0]} iterations" if trips else "outside of any loop"
         raise ValueError(
-            f"{what} hits {numbers[0].name!r}, which is {where}, but the fault has layer={fault.layer}; "
-            "choose another layer, or leave it out"
+            f"{what} selects {numbers[0].name!r}, which is {where}, but the fault has layer={fault.layer}; "
+            "choose another layer, or leave layer out"
         )
     held = " and ".join(dict.fromkeys(out.dtype.name for out in chosen[0].outputs)) or "no array"
     raise ValueError(
-        f"{what} hits {chosen[0].name!r}, which holds {held}, but faults hit only real numbers of 8 bits or more; "
-        "choose another site (sdc.sites lists them with their types)"
+        f"{what} selects {chosen[0].name!r}, which holds {held}, but faults can corrupt only real numbers of 8 bits or "
+        "more; choose another site (sdc.sites lists sites with their types)"
     )
 
 
@@ -205,7 +205,8 @@ class Draw(NamedTuple):
         return not isinstance(self.fault.pattern, Whole) and self.fault.largest_rate() <= DENSE
 
     def found(self) -> Bool[Array, "*#size"]:
-        """Returns whether the fault strikes the array, or, at the same cost for a dense fault, which elements."""
+        """Returns whether the fault strikes the array or, for a dense fault at the same cost, which elements it
+        strikes."""
         if isinstance(self.fault.pattern, Whole):  # a hit anywhere strikes all elements: 1 - (1 - rate)^size
             any_start = -jnp.expm1(self.like.size * jnp.log1p(-jnp.minimum(self.rate, 1 - 2.0**-24)))
             return (jax.random.uniform(self.keys[0]) < any_start) & (self.rate > 0)
@@ -213,8 +214,8 @@ class Draw(NamedTuple):
             return self._gaps()[0] <= self.like.size
         if self.fault.pattern != One():
             raise ValueError(
-                f"rate={self.fault.rate} with a pattern of several elements would hit most of the tensor; "
-                f"give a rate of at most {DENSE:g}, bursts included, or the pattern Whole()"
+                f"rate={self.fault.rate} with a pattern of several elements would corrupt most of the tensor; "
+                f"give a rate of at most {DENSE:g}, including bursts, or the pattern Whole()"
             )
         return jax.random.uniform(self.keys[0], (self.like.size,)) < self.rate
 
@@ -226,8 +227,8 @@ class Draw(NamedTuple):
     def at(self, bits: UInt[Array, "*shape"]) -> tuple[UInt[Array, "*shape"], Int32[Array, "_"]]:
         """Returns the bits after the fault, and the index of each struck element once; unused indices are out of range.
 
-        Where patterns overlap, the first one determines the value of an element: if two wrote to one place, the
-        hardware would choose the order.
+        If patterns overlap, the first pattern determines the value of an element; in hardware, the order of two writes
+        to one place would be arbitrary as well.
         """
         # Saturating sums cannot wrap, and are associative.
         most = jnp.uint32(self.like.size + 1)
@@ -246,7 +247,7 @@ class Draw(NamedTuple):
         return bits.at[_indices(at, bits.shape)].set(values, mode="drop"), at
 
     def _gaps(self) -> UInt32[Array, "hits"]:
-        """Draws the distances from the start of one hit to that of the next; the first is measured from index -1.
+        """Draws the distances from the start of one hit to the start of the next; the first is measured from index -1.
 
         The distances have a geometric distribution: 1 + floor(log(1 - u) / log(1 - rate)). The array has room for the
         number of hits expected at the largest rate, plus eight standard deviations, plus twelve; further hits would be
@@ -314,8 +315,8 @@ class _Inject:
         for x in before:
             if corruptible(x) and x.size >= LARGEST:
                 raise ValueError(
-                    f"site {place.site.name!r} has {x.size:,} elements on one device; faults can hit tensors of fewer "
-                    f"than {LARGEST:,}: shard it or choose another site"
+                    f"site {place.site.name!r} has {x.size:,} elements on one device, but faults can strike "
+                    f"only tensors of fewer than {LARGEST:,} elements; shard the tensor, or choose another site"
                 )
         numbers = tuple(number for number, fault in enumerate(self.faults) if _may_hit(fault, place.site))
         chosen = [self.faults[number] for number in numbers]
@@ -487,7 +488,7 @@ class _Inject:
 
 
 def _draw(fault: Fault, key: PRNGKeyArray, number: int, layer: Int[Array, ""]) -> Float32[ArrayLike, ""]:
-    """Draws a fault's random number for a step and layer: the same on all devices and in all microsteps."""
+    """Draws a fault's random number for a step and layer, which is the same on all devices and in all microsteps."""
     if not fault.what.draws:
         return np.float32(1)
     for index in (number, 2, layer):  # `When` uses 1

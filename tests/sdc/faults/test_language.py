@@ -262,7 +262,7 @@ def test_faults_that_cannot_be(make: Any, message: str) -> None:
 
 def test_patterns_at_high_rates_are_refused() -> None:
     fault = sdc.Fault(BitFlip(), 0.5, argument("*"), pattern=Run(3))
-    with pytest.raises(ValueError, match="would hit most of the tensor"):
+    with pytest.raises(ValueError, match="would corrupt most of the tensor"):
         sdc.inject(lambda x: x, [fault])(sdc.Moment(KEY, jnp.int32(0)), jnp.ones(9))
 
 
@@ -299,5 +299,5 @@ def test_what_holds_no_numbers_is_left_out() -> None:
 
 def test_a_tensor_too_large_to_find_elements_in() -> None:
     step = sdc.inject(lambda x: x, [sdc.Fault(BitFlip(), 1e-9, argument("*"))])
-    with pytest.raises(ValueError, match=r"2,147,483,648 elements on one device.*shard it"):
+    with pytest.raises(ValueError, match=r"2,147,483,648 elements on one device.*shard the tensor"):
         jax.eval_shape(step, sdc.Moment(KEY, jnp.int32(0)), jax.ShapeDtypeStruct((2**16, 2**15), jnp.int8))

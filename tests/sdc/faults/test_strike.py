@@ -172,7 +172,7 @@ def test_values_that_cannot_be_struck() -> None:
         sdc.strike_on(site, BitFlip(), 0)
     with pytest.raises(ValueError, match=r"random_split.*real numbers.*matches none"):
         sdc.strike(keyed, where)(sdc.no_strike(), X)
-    with pytest.raises(ValueError, match=r"holds key<fry>, but faults hit only real numbers"):
+    with pytest.raises(ValueError, match=r"holds key<fry>, but faults can corrupt only real numbers"):
         sdc.inject(keyed, [sdc.Fault(BitFlip(), 0.1, where)])(sdc.Moment(jax.random.key(0), jnp.int32(0)), X)
     with pytest.raises(ValueError, match="this axis is not mapped"):
         sdc.strike(tanh_twice, everything)(sdc.no_strike(axes=["model"]), X)
