@@ -38,8 +38,8 @@ class Compiled:
     compare: Compare = "gated"
     """Exchange tensors only if their digests differ (gated), or always."""
     exchange: Exchange = "probe"
-    """Exchange digests at every probe, once per microstep (step) or once per step (call); the last two repeat the work
-    if a digest differs."""
+    """Exchange digests at every probe, once per microstep (step) or once per step (call); step and call repeat the
+    computation if a digest differs."""
     twins: Annotated[int, Within(2, 1 << 16)] = 2
     """Number of twins."""
     data: int = 1

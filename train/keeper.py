@@ -1,7 +1,8 @@
 """Running checkpoints of a training run (SCAR), copies on each host, and losses of parts of the run's state.
 
-A loss is real, or simulated while the run continues. After a real loss, all processes are restarted: each process reads
-its state from the last copy on its own host, and reads blocks that no host has from the running checkpoint.
+A loss is either real, or simulated while the run continues. After a real loss, all processes are restarted. Each
+process then reads its state from the last copy on its own host, and reads any blocks that no host holds from the
+running checkpoint.
 """
 
 import dataclasses
@@ -61,11 +62,11 @@ class Running:
     """Settings of a running checkpoint: frequent saves of the blocks that changed most, instead of full checkpoints."""
 
     fraction: Annotated[float, Flag("checkpoint_fraction")] = 0.125
-    """Fraction of the bytes that each save of --checkpoint scar writes. The interval between saves is this fraction of
-    --checkpoint-every."""
+    """Fraction of the state's bytes that each save of --checkpoint scar writes. The interval between saves is the
+    same fraction of --checkpoint-every."""
     local_copies: Annotated[str | os.PathLike[str] | None, Flag(type=Path)] = None
-    """Local folder for copies of this host's part of the state, taken every --checkpoint-every steps; after the loss of
-    a process the run resumes from them (default: the system's temporary folder). Needs --checkpoint scar."""
+    """Local folder for copies of this host's part of the state, taken every --checkpoint-every steps; if a process is
+    lost, the run resumes from these copies (default: the system's temporary folder). Needs --checkpoint scar."""
     losses: Annotated[Sequence[str], Flag("lose_shards", repeated=True)] = ()
     """Simulated loss, such as shards,step=30,fraction=0.5,recover=partial (or full); may be repeated. Needs
     --checkpoint scar."""
@@ -96,8 +97,8 @@ class Restart(NamedTuple):
 
 
 class Keeper:
-    """The running checkpoint of a run, and the copies on each host. Every process creates a keeper and makes the same
-    calls."""
+    """The running checkpoint of a run, and the copies on each host. Every process creates a keeper and calls the same
+    methods in the same order."""
 
     def __init__(
         self,
@@ -109,8 +110,8 @@ class Keeper:
         again: Callable[[], Any],
         checkpoint_every: int,
     ) -> None:
-        """Opens the running checkpoint and the copies. `again` recreates the initial state; `run` identifies the run
-        (see `identity`)."""
+        """Opens the running checkpoint and the copies. Calling `again` recreates the initial state; `run` identifies
+        the run (see `identity`)."""
         import jax
 
         from sdc.checkpoints import Copies, RunningCheckpoint
@@ -154,11 +155,11 @@ class Keeper:
             self.copies.save(state, step, position)
 
     def restart(self, state: Any, *, after: int, lines: int) -> Restart | None:
-        """Returns the state and position from which a restarted run resumes: from the copies of surviving hosts, or
-        else from the running checkpoint alone.
+        """Returns the state and the data position from which a restarted run resumes. Both come from the copies of
+        surviving hosts or, if there are none, from the running checkpoint alone.
 
-        Survivors resume with the exact bits that they had after a step, so that counters and data match the parameters.
-        Blocks that no survivor has are read from the running checkpoint, and may be older or newer than that step.
+        Survivors resume with the exact bits that they had after a step, so counters and data match the parameters.
+        Blocks that no survivor holds are read from the running checkpoint, and may be older or newer than that step.
         `lines` is the number of lines in the record. Returns None if nothing is newer than the full checkpoint of step
         `after`.
         """
@@ -205,10 +206,10 @@ class Keeper:
         shares = entry["processes"][jax.process_index()] if "processes" in entry else {}
         mine = [f"{shares[way]['bytes']:,} bytes from {source}" for way, source in ways.items() if way in shares]
         LOG.warning(
-            "the run resumes from step %d; %d steps are lost; %d of %d blocks were read from the running checkpoint "
-            "(the oldest is %d steps behind, %d were never saved)%s",
+            "the run resumes from step %d, so %d steps are lost; %d of %d blocks were read from the running checkpoint "
+            "(the oldest is %d steps behind, and %d were never saved)%s",
             step, lines - step, entry["lost"], blocks, entry["behind"], entry["initial"],
-            f"; of this process {', '.join(mine)}" if mine else "",
+            f"; this process read {', '.join(mine)}" if mine else "",
         )  # fmt: skip
 
     def close(self, *, done: bool = False) -> None:
@@ -242,7 +243,8 @@ class Keeper:
         return found.state, entry
 
     def _row(self, outlook: "Outlook") -> dict[str, Any]:
-        """Returns the record fields of an outlook, as plain numbers. Logs the outlook if it has changed enough."""
+        """Returns the record fields of an outlook, as plain numbers. Logs the outlook if the cost of a loss has changed
+        enough."""
         converging, timings = outlook.convergence, self.checkpoint.timings
         moving = bool(outlook.speeds.any())
         found: dict[str, Any] = {
@@ -277,14 +279,15 @@ class Keeper:
 
 
 def _read(found: "Recovered[Any]", step: int) -> dict[str, int]:
-    """Returns the record fields of blocks read from the running checkpoint, for a state after `step` steps."""
+    """Returns the record fields that describe blocks read from the running checkpoint, relative to a state after `step`
+    steps."""
     return {
         "read": found.bytes, "behind": found.age(step), "initial": len(found.initial), "older": len(found.older),
     }  # fmt: skip
 
 
 def saved_step(folder: Path) -> int:
-    """Returns the number of steps that a run had completed at its last sealed save; 0 if there is none."""
+    """Returns the number of steps that a run had completed at its last sealed save, or 0 if no save was sealed."""
     from etils import epath
 
     from sdc.checkpoints import last_save
@@ -294,5 +297,6 @@ def saved_step(folder: Path) -> int:
 
 
 def identity(folder: Path, created: str) -> str:
-    """Returns a text that identifies a run on this host: the location of its record and its start time."""
+    """Returns a string that identifies a run on this host, derived from the location of its record and its start
+    time."""
     return hashlib.sha256(json.dumps([str(folder), created]).encode()).hexdigest()[:16]

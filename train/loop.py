@@ -1,4 +1,4 @@
-"""Runs and campaigns of the reference workload, which can be resumed from their records.
+"""Runs and campaigns of the reference workload; both can be resumed from their records.
 
 `run` is the training loop: for each batch it runs a step, writes a line of the record, saves checkpoints and applies
 policies.
@@ -87,7 +87,7 @@ def run(
         loaded: the result of `job.load()`, if it was already called.
         policy: called after each step; decides how the run continues.
         on_step: called with each line of `steps.jsonl`.
-        devices: the devices to use (default: in a run with one process as many as needed, otherwise all).
+        devices: the devices to use (default: as many as needed if the run has one process, otherwise all devices).
         command: the command line of the run, for the record.
         stop: called after each step; returns whether to end early, which must be the same in all processes
             (`sdc.train.stopping.Stop`). A run that ends early has saved a checkpoint and an unfinished record, so it
@@ -151,7 +151,7 @@ def run(
         then = read_manifest(folder, job.kind)
         if changed := changes(then, manifest, SETTINGS, ("the run has", "asked is")):
             raise RecordError(
-                f"{folder} is a run of another configuration ({'; '.join(changed)}); "
+                f"{folder} contains a run with another configuration ({'; '.join(changed)}); "
                 "resume it with the same settings, or give another folder"
             )
     elif first:
@@ -167,7 +167,7 @@ def run(
         changed := changes(then, manifest, ("program", "environment", "digests"), ("the run had", "now"))
     ):
         raise Incomparable(
-            f"{folder} was run by another program, so its steps are not comparable ({'; '.join(changed)}); "
+            f"{folder} was recorded with another program, so its steps are not comparable ({'; '.join(changed)}); "
             "restore that environment, or start a new run"
         )
     for golden in goldens if start else ():
@@ -279,7 +279,7 @@ def _state(job: Job, program: Program, checkpoints: Checkpoints, source: Any, st
 
 
 def _check_intents(job: Job, folder: Path, start: int) -> None:
-    """Checks that all processes are about to do the same, before any of them waits for another on a device."""
+    """Checks that all processes are about to do the same work, before any of them waits for another on a device."""
     intent = {
         "kind": job.kind, "run": str(folder), "resume": job.resume, "from step": start, "steps": job.steps,
         "checkpoint_every": job.checkpoint_every,
@@ -299,7 +299,7 @@ def _check_start(folder: Path, start: int, steps: int) -> None:
 
 
 def _evidence(mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """Returns the hardware of the run: its devices, and the number of hosts."""
+    """Returns a description of the run's hardware: its devices, and the number of hosts."""
     host = identify()
     mine = {"host": host.boot or f"{host.name} {host.machine}", "devices": describe_devices()}
     said = [json.loads(text) for text in everyone(json.dumps(mine), at="which devices each has")]
@@ -352,8 +352,8 @@ def run_steps(
             attempt, impatient = attempt + 1, 0 if decision in (Decision.CONTINUE, Decision.STOP) else impatient + 1
             if impatient > PATIENCE:
                 raise PolicyError(
-                    f"the policy kept the run from continuing after step {number} {PATIENCE} times in a row; correct "
-                    "the policy"
+                    f"the policy rejected steps {PATIENCE} times in a row, most recently step {number}; correct the "
+                    "policy"
                 )
         reruns += attempt - 1
         if decision is Decision.ROLL_BACK:
@@ -406,13 +406,13 @@ def _advance(program: Program, state: Any, tokens: Array, number: int, attempt: 
 
 
 def _decide(policies: Sequence[StepPolicy], attempt: Attempt) -> Decision:
-    """Returns the first decision other than to continue; all processes use that of process 0."""
+    """Returns the first decision other than CONTINUE, if there is one; all processes use the decision of process 0."""
     if not policies:
         return Decision.CONTINUE
     decisions = [policy(attempt) for policy in policies]
     for decision in decisions:
         if not isinstance(decision, Decision):
-            raise PolicyError(f"the policy decided {decision!r} at step {attempt.step}; expected a Decision")
+            raise PolicyError(f"the policy returned {decision!r} at step {attempt.step}; expected a Decision")
     others = [decision for decision in decisions if decision is not Decision.CONTINUE]
     return Decision(everyone((others or decisions)[0].value)[0])
 
@@ -476,7 +476,7 @@ def run_campaign(
         if changes(old, manifest, ["digests", "clean"]):
             raise Incomparable(
                 f"the clean run of {folder} gives different results here, so earlier and later injections would not be "
-                "comparable; resume it on the original machine with the original versions"
+                "comparable; resume the campaign on the original machine with the original versions of the software"
             )
     with Record.resume(folder, manifest, at=done) if job.resume else Record.create(folder, manifest) as record:
         for row in runner.run(range(done, job.injections)):
@@ -487,7 +487,7 @@ def run_campaign(
 
 
 def rows_done(job: CampaignJob, folder: Path) -> int:
-    """Returns the recorded injections up to the first gap; called before anything is compiled."""
+    """Returns the number of recorded injections up to the first gap; called before anything is compiled."""
     if not job.resume:
         return 0
     done = len(rows_in_order(folder, job.kind, "injection"))

@@ -37,7 +37,8 @@ def route(coordinator: str, *, own: str | None = None, resolve: Resolver = resol
 
     Debian maps the name of every host to an address that leads back to that host (127.0.1.1). If such a name is given
     as the coordinator, every process looks for the coordinator on its own host. Moreover, CPU processes advertise the
-    address of their own host's name to the others. On a single host both are correct, so a hint is not an error.
+    address of their own host's name to the other processes. Both addresses are correct if all processes are on one
+    host, so a hint is not an error.
     """
     host, _, port = coordinator.rpartition(":")
     bare = _bare(host)
@@ -47,8 +48,10 @@ def route(coordinator: str, *, own: str | None = None, resolve: Resolver = resol
         return Route(None, _unknown(host, error))
     tried = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     if _leads_back(address):
-        leads = "" if bare == address else f"resolves to {address} on this host, which "
-        return Route(tried, f"{host} {leads}leads back to {'it' if leads else 'this host'}; {REMEDY}")
+        place = "is an address that each host uses for itself"
+        if bare != address:
+            place = f"resolves to {address} on this host, but each host uses this address for itself"
+        return Route(tried, f"{host} {place}; {REMEDY}")
     own = own or platform.node()
     try:
         mine = next(filter(_leads_back, resolve(own)))
@@ -67,7 +70,7 @@ def _bare(host: str) -> str:
 
 
 def _unknown(host: str, error: OSError | UnicodeError) -> str:
-    return f"{host} has no address on this host ({getattr(error, 'strerror', None) or error}); {REMEDY}"
+    return f"{host} cannot be resolved on this host ({getattr(error, 'strerror', None) or error}); {REMEDY}"
 
 
 def _leads_back(address: str) -> bool:
@@ -83,9 +86,9 @@ class Peers:
     processes: int | None = None
     """Number of processes, usually one per host."""
     process: int | None = None
-    """Number of this process, from 0."""
+    """Index of this process, counted from 0."""
     timeout: float = 300.0
-    """Seconds to wait at the start for the other processes."""
+    """Seconds to wait for the other processes at startup."""
 
     def check(self) -> None:
         """Checks the settings; raises SettingError if one is invalid."""
@@ -97,12 +100,12 @@ class Peers:
         if self.processes is not None and self.processes < 1:
             raise SettingError("processes", self.processes, "expected at least 1")
         if self.process is not None and self.processes is not None and not 0 <= self.process < self.processes:
-            raise SettingError("process", self.process, f"expected a number from 0 to {self.processes - 1}")
+            raise SettingError("process", self.process, f"expected an integer from 0 to {self.processes - 1}")
         host, _, port = ("a:1" if self.coordinator is None else self.coordinator).rpartition(":")
         if not (host and port.isascii() and port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536):
             raise SettingError("coordinator", self.coordinator, "expected HOST:PORT, as in 10.0.0.1:4321")
         if not 0 < self.timeout <= LONGEST:
-            raise SettingError("timeout", self.timeout, f"expected a number of seconds above 0, at most {LONGEST:,}")
+            raise SettingError("timeout", self.timeout, f"expected a number of seconds above 0 and at most {LONGEST:,}")
         try:
             _bare(host).encode("idna")
         except UnicodeError as error:
@@ -114,8 +117,8 @@ class Peers:
         return self.coordinator is None or route(self.coordinator).address is not None
 
     def tried(self, *, resolve: Resolver = resolved) -> str:
-        """Describes the coordinator's address and a possible problem with it; returns an empty string without a
-        coordinator."""
+        """Describes the coordinator's address and a possible problem with it; returns an empty string if no coordinator
+        is set."""
         if self.coordinator is None:
             return ""
         found = route(self.coordinator, resolve=resolve)

@@ -1,7 +1,7 @@
 """Policies, which decide after each step how a run continues. `Golden` compares the run with a recorded trace.
 
-Only a policy repeats a step or rolls a run back. With a policy, the previous state is kept until the policy has
-decided, which takes the memory of a second state; without a policy, the state is donated to the step.
+Only a policy can decide to repeat a step or to roll a run back. With a policy, the previous state is kept until the
+policy has decided, which requires memory for a second state; without a policy, the state is donated to the step.
 """
 
 import dataclasses
@@ -66,7 +66,7 @@ class Golden:
         twins.check_comparable(self.trace.manifest, manifest)
 
     def recall(self, folder: Path, *, before: int) -> None:
-        """Compares the steps that a resumed run has already recorded with the trace."""
+        """Compares with the trace those steps that a resumed run has already recorded."""
         for step, line in twins.read_trace(folder).lines.items():
             if step < before:
                 self(Attempt(step, 0, {}, [line]))
@@ -92,7 +92,7 @@ class Golden:
         path = self.trace.path
         if self.found is not None:
             step, place = self.found
-            reason = f"it first differs from {path} at step {step}: {place}"
+            reason = f"the run first differs from {path} at step {step}: {place}"
             return {"verdict": "corrupt", "reason": reason, "first_difference": place.describe(step)}
         if not self.compared:
             return {"verdict": "inconclusive", "reason": f"{path} and this run have no step in common"}

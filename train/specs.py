@@ -1,7 +1,7 @@
 """Specifications of runs, as frozen dataclasses. Errors that can be detected without a device are reported before any
 device is started.
 
-`sdc.train.run` executes a job, `run_campaign` a campaign, and `escalate` a comparison of hosts. Jobs differ in the
+`sdc.train.run` executes a job, `run_campaign` executes a campaign, and `escalate` compares hosts. Jobs differ in the
 program that they build from the reference step, and in the fields that they add to the manifest.
 """
 
@@ -100,7 +100,8 @@ class Checks:
     """Settings for the checksums that check the matrix products of a run; see `sdc.abft`."""
 
     mode: Annotated[Mode, Flag("abft_mode")] = "detect"
-    """Flag wrong rows (detect), also locate wrong elements (locate), or also replace wrong rows (correct)."""
+    """Flag wrong rows (detect), flag rows and locate the wrong elements (locate), or flag and replace wrong rows
+    (correct)."""
     scheme: Annotated[SchemeName, Flag("abft_scheme", Literal["two-tier", "blocks", "deterministic", "paper"])] = (
         "two-tier"
     )
@@ -111,7 +112,7 @@ class Checks:
     """Profile that sdc abft calibrate wrote on this kind of device (default: assumptions about the platform)."""
     least_coverage: Annotated[float, Within(0, 1)] = 0.9
     """Minimum share of the matrix products' arithmetic that must be checked for a verdict of clean. An opaque kernel of
-    unknown cost counts as all of the work."""
+    unknown cost counts as all of the arithmetic."""
 
     def check(self) -> None:
         Settings(self.mode, self.scheme)
@@ -184,8 +185,8 @@ class Simulation:
         if len(found) != 1:
             names = ", ".join(site.name for site in found[:5])
             raise ValueError(
-                f"simulation {str(self)!r}: {len(found)} of the traced sites match site={self.site}, expected one"
-                f"{': ' + names if found else ''}; give the name of one traced site"
+                f"simulation {str(self)!r}: {len(found)} traced sites match site={self.site}"
+                f"{' (' + names + ')' if found else ''}; give the name of exactly one traced site"
             )
         room = self.fault.pattern.size(found[0].outputs[0].shape)
         struck = sdc.strike_on(found[0], self.fault, self.element, iteration=self.iteration, room=room, axes=axes)
@@ -197,8 +198,8 @@ def parse_simulation(text: str) -> Simulation:
     """Parses the simulated fault of a trace: `KIND(..., step=N, site=PATTERN)`, or `none`.
 
     Kinds and patterns are those of `as_fault`. The other keys are `step`, `site`, `iteration` (one number for each
-    enclosing loop) and `element` (the first element that is struck); any other key with an integer selects the device
-    along that axis.
+    enclosing loop) and `element` (the first element that is struck); any other key is the name of a mesh axis, and its
+    integer selects the device along this axis.
     """
     if text == "none":
         return Simulation()
@@ -209,8 +210,8 @@ def parse_simulation(text: str) -> Simulation:
 
 
 def submodule_products(name: str) -> Selector:
-    """Returns the selector of a submodule's matrix products in the layers; recomputed products belong to the backward
-    pass."""
+    """Returns the selector of a submodule's matrix products in the layers; recomputed matrix products belong to the
+    backward pass."""
     way, _, submodule = name.partition("/")
     passes: tuple[Direction, ...] = ("fwd",) if way == "fwd" else ("bwd", "remat")
     return products & direction(*passes) & scope(f"*/{submodule}/*", f"*/{submodule}")
@@ -252,7 +253,7 @@ class Planned:
         """Checks every setting that can be checked without a device, a peer or data."""
         check_fields(self)
         if self.resume and self.folder is None:
-            problem = "needs the folder of the run to resume: set folder, or give --run DIR"
+            problem = "needs the folder of the run to resume; set folder, or give --run DIR"
             raise SettingError("resume", None, problem)
         self._check_size(self.workload.resolve())
 
@@ -261,7 +262,7 @@ class Planned:
         count = math.prod(self.axes.values())
         if count > LARGEST_MESH:
             product = " × ".join(f"{number:,} {axis}" for axis, number in self.axes.items())
-            problem = f"{product} needs {count:,} devices; expected at most {LARGEST_MESH:,}: choose smaller numbers"
+            problem = f"{product} needs {count:,} devices; expected at most {LARGEST_MESH:,}; choose smaller numbers"
             axis, largest = max(self.axes.items(), key=lambda each: each[1])
             raise SettingError({"twin": "twins"}.get(axis, axis), largest, problem)
         check(config, self.data, self.model, copies=self.copies)
@@ -303,7 +304,7 @@ class Job(Planned, abc.ABC):
 
     @property
     def layout(self) -> Literal["mesh", "vmap"]:
-        """Layout of the twins: each on its own devices (mesh), or all on the same ones (vmap)."""
+        """Layout of the twins: each on its own devices (mesh), or all on the same devices (vmap)."""
         return "mesh"
 
     @abc.abstractmethod
@@ -319,7 +320,7 @@ class Job(Planned, abc.ABC):
         return None
 
     def check_evidence(self, evidence: Mapping[str, Any]) -> None:
-        """Checks that the `devices` and `hosts` of a run suffice for its purpose; by default they do."""
+        """Checks that the `devices` and `hosts` of a run suffice for its purpose; by default, any suffice."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -333,7 +334,7 @@ class CheckedJob(Job):
     """Simulated fault, such as bitflip,rate=1e-5,site=fwd/attn or scale,rate=1e-6,where=products; may be repeated.
     Grammar: docs/faults.md."""
     checks: Annotated[
-        Checks | None, Flag("abft", bool, without="configures the checks of products, which are off; add --abft")
+        Checks | None, Flag("abft", bool, without="configures the checks of matrix products, which are off; add --abft")
     ] = None
     """Check the forward and backward matrix products with checksums; the faults of a simulated suspect then strike
     these products."""
@@ -396,7 +397,7 @@ def _suspect(name: str | None, faults: Sequence[Any]) -> dict[str, Any]:
 
 
 def _with_faults(manifest: Mapping[str, Any], name: str, more: Sequence[str]) -> dict[str, Any]:
-    """Adds simulated faults to a manifest; `name` becomes the name of a suspect that has none."""
+    """Adds simulated faults to a manifest; if the suspect has no name, `name` becomes its name."""
     suspect = manifest["suspect"]
     faults = [*suspect["faults"], *more]
     return {**manifest, "suspect": _suspect(suspect["name"] or (name if faults else None), faults)}
@@ -443,7 +444,7 @@ class Training(CheckedJob):
 
     def _check_clock(self, aggregation: Aggregation) -> None:
         if aggregation.clocked and (self.checks is not None or self.simulated(layers=1)):
-            problem = "measuring on a real clock excludes simulated faults and checks of products; leave them out"
+            problem = "a run on a real clock excludes simulated faults and checks of matrix products; leave them out"
             raise SettingError("aggregate", self.aggregate, problem)
 
     def program(self, config: TrainConfig, placement: "programs.Placement", *, donate: bool) -> "programs.Program":
@@ -478,20 +479,21 @@ class Twins(CheckedJob):
     kind: ClassVar[str] = "twin"
 
     twins: Annotated[int, Within(2, LARGEST_COUNT)] = 2
-    """Number of twins. With two, the first is the reference; with three or more, the majority is."""
+    """Number of twins. With two twins, the first is the reference; with three or more, the majority is the
+    reference."""
     sync: Load = "compute"
     """Compare and repair after every submodule (compute) or after every optimizer step (params), or only compare
     (none)."""
     compare: Compare = "gated"
     """Exchange tensors only if their digests differ (gated), or always."""
     exchange: Exchange = "probe"
-    """Exchange digests at every probe, once per microstep (step) or once per step (call); the last two repeat the work
-    if a digest differs."""
+    """Exchange digests at every probe, once per microstep (step) or once per step (call); step and call repeat the
+    computation if a digest differs."""
     placement: Literal["mesh", "vmap"] = "mesh"
     """Give each twin of a rank its own device (mesh), or put all twins of a rank on one device (vmap)."""
     require_processes: Count = 1
-    """Minimum number of distinct hosts, with at least one process each; with fewer hosts, the run exits with 3 before
-    it starts."""
+    """Minimum number of distinct hosts, with at least one process each; with fewer hosts, the run exits with code 3
+    before its first step."""
     least_elements: Annotated[int, Within(0, 10**18)] = 0
     """Minimum number of checked elements for a verdict of clean; with fewer, the verdict is inconclusive."""
 
@@ -540,7 +542,7 @@ class Twins(CheckedJob):
         if evidence["hosts"] < self.require_processes:
             raise Incomparable(
                 f"require_processes={self.require_processes}: the twins are on {evidence['hosts']} distinct "
-                f"host{'s' * (evidence['hosts'] > 1)}, and their comparison would not test the hardware; start a "
+                f"host{'s' * (evidence['hosts'] > 1)}, so their comparison would not test the hardware; start a "
                 "process on each host"
             )
 
@@ -633,7 +635,7 @@ class CampaignJob(Planned):
     swap and others; each may have a pattern such as run=8, tile=4x4 or row."""
     abft: bool = False
     """Also detect faults with checksums of the matrix products of the struck step; faults in matrix products then
-    strike the sums before rounding."""
+    strike the sums before they are rounded."""
     batch: Annotated[int | None, Within(1, LARGEST_COUNT)] = None
     """Number of injections that run at once, under vmap (default: 1 on a CPU, 8 on an accelerator)."""
 
@@ -645,7 +647,7 @@ class CampaignJob(Planned):
     def check(self) -> None:
         super().check()
         if not 0 <= self.follow < self.steps:
-            problem = f"expected a number from 0 to {self.steps - 1}, below the number of steps"
+            problem = f"expected an integer from 0 to {self.steps - 1}, less than the number of steps"
             raise SettingError("follow", self.follow, problem)
         if not self.faults:
             raise SettingError("faults", None, "expected at least one kind, such as bitflip or nan")
@@ -665,8 +667,8 @@ class ComparedTwins(Twins):
 class FullLoad(ComparedTwins):
     """A run of twins that exchange digests once per step and do not synchronize in between.
 
-    A simulated node is struck as often as under parameter synchronization, during which the study's accelerators also
-    waited little. This is more often than in lock-step.
+    A simulated node is struck as often as under parameter synchronization, because the study's accelerators also waited
+    little in that mode. A node is struck less often in lock-step.
 
     Example:
         >>> from sdc.train.specs import FullLoad

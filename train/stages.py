@@ -37,8 +37,9 @@ def escalate(
 ) -> list[Path]:
     """Compares twins at full load and, if the twins differ, at each submodule and then operation by operation.
 
-    The later stages run whenever the first one found a difference, even if it does not recur. All processes make the
-    same call and follow the decision of process 0. Returns the folders of the stages that ran.
+    The later stages run whenever the first stage found a difference, even if the difference does not recur. All
+    processes call this function with the same arguments and follow the decision of process 0. Returns the folders of
+    the stages that ran.
     """
     if job.folder is None:
         raise SettingError("folder", None, "a comparison needs a folder for its stages; give a new one")

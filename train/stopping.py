@@ -1,9 +1,10 @@
-"""Early end of a run with several processes: all stop after the same step, although only one received the request.
+"""Early end of a run with several processes: all processes stop after the same step, even if only one of them received
+the request.
 
-Processes do not communicate between steps, so a single process cannot simply stop: the others would wait for it in the
-next step. The process that received the request publishes it in the runtime's store; each process then blocks its main
-thread at the end of its current step until all have published their step numbers; and all stop one step after the most
-advanced process.
+Processes do not communicate between steps. A single process therefore cannot simply stop, since the other processes
+would wait for it in the next step. The process that received the request publishes the request in the runtime's store.
+Each process then blocks its main thread at the end of its current step until all processes have published their step
+numbers. All processes stop one step after the most advanced process.
 """
 
 import threading
@@ -60,7 +61,7 @@ class Stop:
         self._timer.start()
 
     def reached(self) -> bool:
-        """Returns whether to end now; the main thread calls this after each step."""
+        """Returns whether to end now; the main thread calls this method after each step."""
         with self._lock:
             self._passed += 1
             end = self._last is not None and self._passed >= self._last

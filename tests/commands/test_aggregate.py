@@ -26,5 +26,5 @@ def test_a_real_run_of_two_processes_replays_bit_for_bit(tmp_path: Path) -> None
     assert again["state_digest"] == summary("report", tmp_path / "real", code=0)["state_digest"]
     assert again["simulated"]
     other = replay.replace("micro_batches=4", "micro_batches=2")
-    with pytest.raises(ValueError, match="a log of 4 micro-batches does not fit 2"):
+    with pytest.raises(ValueError, match="its log has 4 micro-batches per step, but this run has 2"):
         execute(Training(workload=WORKLOAD, data=2, steps=3, aggregate=other, folder=tmp_path / "other"))

@@ -121,7 +121,7 @@ def test_a_host_is_lost_and_the_run_goes_on(axis: str, every: bool, tmp_path: Pa
     for process in processes:
         code, _, err = process.end()
         assert code == 3, err[-2000:]
-        assert f"resumes from step {step}; {done - step} steps are lost" in err
+        assert f"resumes from step {step}, so {done - step} steps are lost" in err
 
     # What both processes copied and saved of their states: the survivor's bits, and saved bits for the rest.
     assert "params/embedding" in must.agrees(copied(lost / str(step)))

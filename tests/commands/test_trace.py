@@ -79,7 +79,7 @@ def test_a_campaign_from_the_command_line(tmp_path: Path) -> None:
         (["trace", "{new}", "--against", "{new}"], "is not a run folder"),
         (["diff", "{new}", "{new}"], "is not a run folder"),
         (["campaign", "--injections", "0"], "--injections 0: expected a whole number from 1 to"),
-        (["campaign", "--follow", "16"], "--follow 16: expected a number from 0 to 15"),
+        (["campaign", "--follow", "16"], "--follow 16: expected an integer from 0 to 15"),
         (["campaign", "--fault", "bitflip,rate=1"], "unknown key 'rate'"),
         (["campaign", "--where", "primitive()"], "expected at least one pattern"),
         (["campaign", "--resume"], "give --run DIR"),

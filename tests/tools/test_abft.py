@@ -29,7 +29,7 @@ def test_one_clear_line(arguments: tuple[str, ...], said: str, capsys: pytest.Ca
 
 def test_checks_that_are_not_asked_for_are_not_described(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["train", "--abft-mode", "correct"]) == 2
-    assert "--abft-mode correct: configures the checks of products" in capsys.readouterr().err
+    assert "--abft-mode correct: configures the checks of matrix products" in capsys.readouterr().err
 
 
 def test_wrong_use_of_study_and_calibrate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,15 +30,20 @@ def resolve(host: str) -> Sequence[str]:
 @pytest.mark.parametrize(
     ("coordinator", "own", "address", "hint"),
     [
-        ("gpu-1:4", "gpu-1", "127.0.1.1:4", "gpu-1 resolves to 127.0.1.1 on this host, which leads back to it; "),
+        (
+            "gpu-1:4",
+            "gpu-1",
+            "127.0.1.1:4",
+            "gpu-1 resolves to 127.0.1.1 on this host, but each host uses this address for itself; ",
+        ),
         ("gpu-1:4", "gpu-2", "127.0.1.1:4", "gpu-1 resolves to 127.0.1.1 on this host"),
         ("localhost:4", "gpu-2", "127.0.0.1:4", "localhost resolves to 127.0.0.1 on this host"),
-        ("[::1]:4", "gpu-2", "[::1]:4", "[::1] leads back to this host; "),
+        ("[::1]:4", "gpu-2", "[::1]:4", "[::1] is an address that each host uses for itself; "),
         ("gpu-2:4", "gpu-1", "10.0.0.2:4", "this host's own name gpu-1 resolves to 127.0.1.1, at which CPU"),
         ("gpu-2:4", "gpu-2", "10.0.0.2:4", None),
         ("gpu-2:4", "unknown", "10.0.0.2:4", None),
         ("gpu-3:4", "gpu-2", "[fe80::1%eth0]:4", None),
-        ("gpu-9:4", "gpu-1", None, f"gpu-9 has no address on this host (Name or service not known); {REMEDY}"),
+        ("gpu-9:4", "gpu-1", None, f"gpu-9 cannot be resolved on this host (Name or service not known); {REMEDY}"),
     ],
 )  # fmt: skip
 def test_the_address_that_is_tried_and_what_may_be_wrong(
@@ -56,7 +61,10 @@ def test_what_was_tried_and_what_may_be_wrong_with_it() -> None:
         peers.check()
         return peers.tried(resolve=resolve)
 
-    assert tried("gpu-9") == f" at gpu-9:4321 (gpu-9 has no address on this host (Name or service not known); {REMEDY})"
+    assert (
+        tried("gpu-9")
+        == f" at gpu-9:4321 (gpu-9 cannot be resolved on this host (Name or service not known); {REMEDY})"
+    )
     assert tried("gpu-1").startswith(" at 127.0.1.1:4321 (gpu-1 resolves to 127.0.1.1 on this host")
     assert tried("gpu-2").startswith(" at 10.0.0.2:4321")
     assert Peers().tried() == ""
@@ -77,7 +85,7 @@ def test_the_runtime_starts_when_the_coordinators_name_has_an_address(monkeypatc
 
 @pytest.mark.parametrize("host", [64 * "x", "a..b"])
 def test_what_never_is_the_name_of_a_host_is_told_at_once(host: str) -> None:
-    with pytest.raises(SettingError, match=r"has no address on this host"):
+    with pytest.raises(SettingError, match=r"cannot be resolved on this host"):
         Peers(coordinator=f"{host}:4321", processes=2, process=1).check()
 
 
@@ -95,6 +103,6 @@ def test_a_port_that_is_none(port: str) -> None:
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan"), float("inf"), 1e300, 604_801.0])
 def test_a_time_that_nobody_waits(timeout: float) -> None:
-    with pytest.raises(SettingError, match=r"timeout=.*: expected a number of seconds above 0, at most 604,800"):
+    with pytest.raises(SettingError, match=r"timeout=.*: expected a number of seconds above 0 and at most 604,800"):
         Peers(timeout=timeout).check()
     Peers(timeout=604_800.0).check()

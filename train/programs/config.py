@@ -84,8 +84,8 @@ class TrainConfig:
 
 
 def tiny() -> TrainConfig:
-    """Returns the default, which runs every demonstration within a minute on two CPU cores; 0.2 M parameters, byte
-    vocabulary.
+    """Returns the default configuration (0.2 M parameters, byte vocabulary), with which every demonstration takes less
+    than a minute on two CPU cores.
 
     Command: `sdc train --config tiny --steps 20`
     Time: about 0.1 s per step on two cores, plus 0.1 s for each additional twin.
@@ -102,11 +102,11 @@ def tiny() -> TrainConfig:
 
 
 def bench() -> TrainConfig:
-    """Returns the workload of `sdc bench`, whose matrices are large enough that arithmetic dominates and small enough
-    for a CPU.
+    """Returns the workload of `sdc bench` (12.9 M parameters), whose matrices are large enough for arithmetic to
+    dominate and small enough for a CPU.
 
     Command: `sdc bench lockstep`
-    Time: about 0.7 s per step on one CPU core, in float32 and in bfloat16. 12.9 M parameters.
+    Time: about 0.7 s per step on one CPU core, in float32 and in bfloat16.
     Expected: ratios of step times within the limits that BENCHMARKS.md states.
     """
     return TrainConfig(
@@ -119,11 +119,12 @@ def bench() -> TrainConfig:
 
 
 def smollm2_135m() -> TrainConfig:
-    """Returns the shape of SmolLM2-135M (134,515,008 parameters, tied head), for training from scratch.
+    """Returns a configuration with the shape of SmolLM2-135M (134,515,008 parameters, tied head), for training from
+    scratch.
 
     Command: `sdc train --config smollm2_135m --tokenizer tokenizer.json --corpus FOLDER`
     Time: meant for an accelerator; 32,768 tokens per step.
-    Expected: an initial loss near ln(49152) = 10.8, which falls from the first steps on.
+    Expected: an initial loss near ln(49152) = 10.8, which falls within the first steps.
     """
     return TrainConfig(
         name="smollm2_135m",
@@ -147,10 +148,10 @@ def smollm2_135m() -> TrainConfig:
 
 
 def llama3_8b_16l() -> TrainConfig:
-    """Returns the SDC study's model for the submodule question: the 8B decoder at half depth, global batch 16 (appendix
-    B).
+    """Returns the model with which the SDC study examines submodules: the 8B decoder at half depth, with a global batch
+    of 16 (appendix B).
 
-    4,943,122,432 parameters.
+    The model has 4,943,122,432 parameters.
 
     Command: `sdc twin --config llama3_8b_16l --sync compute --model 8 --tokenizer tokenizer.json --corpus FOLDER`
     Time: meant for two nodes of eight accelerators (lowered for them in the tests); 65,536 tokens per step.
@@ -160,9 +161,10 @@ def llama3_8b_16l() -> TrainConfig:
 
 
 def llama3_8b() -> TrainConfig:
-    """Returns the SDC study's model for the gradient and training questions: 32 layers, global batch 256 (appendix B).
+    """Returns the model with which the SDC study examines gradients and training: 32 layers, with a global batch of 256
+    (appendix B).
 
-    8,835,567,616 parameters: more than Llama 3 8B, which has a narrower feed-forward network (14,336).
+    The model has 8,835,567,616 parameters, more than Llama 3 8B, whose feed-forward network is narrower (14,336).
 
     Command: `sdc twin --config llama3_8b --sync params --model 8 --tokenizer tokenizer.json --corpus FOLDER`
     Time: meant for two nodes of eight accelerators (lowered for them in the tests); 1,048,576 tokens per step.
@@ -209,10 +211,10 @@ def get_config(name: str) -> TrainConfig:
 
 
 def check(config: TrainConfig, data: int, model: int, *, copies: int = 1) -> None:
-    """Checks that a configuration divides over a mesh, and that its state could fit into memory.
+    """Checks that a configuration divides evenly over a mesh, and that its state could fit into memory.
 
     `copies` is the number of states on the same devices, such as those of twins under `vmap`. Raises SettingError for a
-    size that is not positive, does not divide, or is too large.
+    size that is not positive, does not divide evenly, or is too large.
     """
     model_names = ("vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "ffn_width")
     sizes = {name: getattr(config.model, name) for name in model_names}
@@ -231,17 +233,18 @@ def check(config: TrainConfig, data: int, model: int, *, copies: int = 1) -> Non
             if sizes[name] % ranks:
                 common = math.gcd(*(sizes[each] for each in names))
                 choices = [str(some) for some in range(1, min(common, MANY) + 1) if common % some == 0]
-                problem = f"{name} {sizes[name]} of config {config.name} is not divisible by it; choose"
+                problem = f"{name} {sizes[name]} of config {config.name} is not divisible by {ranks}; choose"
                 raise SettingError(axis, ranks, f"{problem} {' or '.join(choices)}")
     if sizes["heads"] % sizes["kv_heads"]:
-        problem = f"heads {sizes['heads']} are not divisible by kv_heads {sizes['kv_heads']}"
-        raise SettingError("config", config.name, f"{problem}; choose kv_heads that divide heads")
+        problem = f"heads={sizes['heads']} is not divisible by kv_heads={sizes['kv_heads']}"
+        raise SettingError("config", config.name, f"{problem}; choose a value of kv_heads that divides heads")
     needed = STATE_BYTES * config.model.parameters * copies // (data * model)
     if needed > LARGEST_STATE:
+        several = f"{copies:,} copies of " if copies > 1 else ""
         raise SettingError(
             "config",
             config.name,
-            f"{config.model.parameters:,} parameters and their optimizer state, {copies:,} times, would take "
+            f"{several}{config.model.parameters:,} parameters and their optimizer state would take "
             f"{needed / 2**40:,.0f} TiB per device; expected at most {LARGEST_STATE >> 40} TiB; "
             "choose a smaller model, fewer copies or more ranks",
         )

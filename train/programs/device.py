@@ -46,7 +46,7 @@ class DeviceStep:
         fn: `(state, tokens) -> (state, metrics)` on one device; the state has a field `step`.
         state_specs: partition of the state.
         metrics_specs: partition of the metrics.
-        init: returns the initial state, in global shape, from a random key; traceable.
+        init: returns the initial state, in its global shape, from a random key; JAX can trace this function.
         describe: returns the fields that the metrics add to a step's line, besides the scalars common to all runs.
         conclude: returns the fields that the final state adds to the summary.
     """
@@ -161,7 +161,8 @@ class Program(abc.ABC):
         return {"step": program_fingerprint(self.compiled.lower(*self.inputs))}
 
     def digest(self, state: Any) -> list[str]:
-        """Returns 64-bit digests of the state in hexadecimal, one for each twin: equal for equal bits, on any mesh."""
+        """Returns 64-bit digests of the state in hexadecimal, one for each twin. Equal bits have equal digests on any
+        mesh."""
         rows = np.atleast_2d(fetch((_digest if self.placement.twins is None else _digest_of_each)(state)))
         return [f"{int(a):08x}{int(b):08x}" for a, b in rows]
 

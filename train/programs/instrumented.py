@@ -50,7 +50,7 @@ class Instrumented(Program):
     seed: int = 0  # seed of the run; the simulated faults use the next seed
 
     def around(self, step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports]]:
-        """Returns the instrumented step inside the outer transformation (by default there is none)."""
+        """Returns the instrumented step inside the outer transformation (by default, no transformation)."""
         return lambda *args: (step(*args), NONE)
 
     @functools.cached_property
@@ -155,7 +155,7 @@ class TraceProgram(Program):
         return {SITES: sites_table(digests)}
 
     def conclude(self, state: Any) -> Mapping[str, Any]:
-        return {"verdict": None, "reason": "a single trace compares nothing; compare it with sdc diff"}
+        return {"verdict": None, "reason": "a single trace compares nothing; compare it with another trace (sdc diff)"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -257,8 +257,8 @@ class OperationsProgram(TwinProgram):
     """A program that trains twins from the same state at each step, and compares digests of the result of every
     operation.
 
-    Nothing is exchanged inside a step, so devices do not wait; the processes compare the digests after the step. `sync`
-    is `params`, since twins are compared and repaired after the step.
+    Nothing is exchanged inside a step, so devices do not wait for one another; the processes compare the digests after
+    the step. `sync` is `params`, since twins are compared and repaired after the step.
     """
 
     _: dataclasses.KW_ONLY

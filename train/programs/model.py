@@ -5,11 +5,12 @@ have size 1). Gradients are those of `check_vma=False`: the transpose of `psum` 
 `psum_scatter` are each other's transpose. Each rank therefore differentiates its *share* of the loss (the shares of all
 ranks sum to the loss), and the gradients of all ranks are summed afterwards.
 
-The modules define parameters of global shape, each with its partition over the mesh, and are called on one device with
-that device's parameters: its part of the heads, the feed-forward network and the vocabulary, in full width. Between
-submodules, the residual stream is sharded over the sequence, which is gathered before each submodule and
-reduce-scattered after it. The probes are where the SDC study compares values (section 4): at a submodule's output
-before the reduce-scatter, and at the gradient of its input before the reduce-scatter of the backward pass.
+The modules define parameters in their global shapes, together with the partition of each parameter over the mesh. A
+module is called on one device with that device's parameters: its part of the heads, the feed-forward network and the
+vocabulary, in full width. Between submodules, the residual stream is sharded over the sequence, which is gathered
+before each submodule and reduce-scattered after it. The probes are at the points at which the SDC study compares values
+(section 4): at a submodule's output before the reduce-scatter, and at the gradient of its input before the
+reduce-scatter of the backward pass.
 
 Letters of shapes, sizes on one device:
 
@@ -18,9 +19,9 @@ Letters of shapes, sizes on one device:
     T  sequence (keys)       K  key and value heads      L  layers
     P  part of the sequence  G  query heads of one key   C  width of one head
 
-One deviation: the study's description of its decoder (appendix B) has a layer normalization after the residual
-connection. This model has RMSNorm before each submodule, as in Llama 3, whose style the study's model is said to
-follow.
+The model deviates from the study in one respect. The study describes its decoder as Llama-3-style, but with a layer
+normalization after the residual connection (appendix B). This model applies RMSNorm before each submodule, as Llama 3
+does.
 """
 
 import functools
@@ -44,18 +45,20 @@ Tree = Any  # a pytree of arrays; the pytrees of one function have one structure
 
 
 def gather_sequence(x_BPD: Float[Array, "B P D"]) -> Float[Array, "B S D"]:
-    """Gathers the whole sequence on every model rank. Backward: sums the ranks' cotangents and scatters the parts."""
+    """Gathers the whole sequence on every model rank. The backward pass sums the ranks' cotangents and scatters the
+    parts."""
     return _all_gather(x_BPD, MODEL, 1)
 
 
 def scatter_sequence(y_BSD: Float[Array, "B S D"]) -> Float[Array, "B P D"]:
-    """Sums the model ranks' contributions and scatters the parts. Backward: gathers the whole sequence on every
+    """Sums the model ranks' contributions and scatters the parts. The backward pass gathers the whole sequence on every
     rank."""
     return _reduce_scatter(y_BSD, MODEL, 1)
 
 
 def lookup(table_VD: Float[Array, "V D"], tokens_BS: Int[Array, "B S"]) -> Float[Array, "B S D"]:
-    """Looks up rows of a table sharded over `model`; rows of other ranks are zero, and `scatter_sequence` sums them."""
+    """Looks up rows of a table sharded over `model`. Rows that belong to other ranks are returned as zeros;
+    `scatter_sequence` sums the results of all ranks."""
     rows = table_VD.shape[0]
     local_BS = tokens_BS - lax.axis_index(MODEL) * rows
     mine_BS = (local_BS >= 0) & (local_BS < rows)
@@ -80,7 +83,8 @@ def cross_entropy(logits_BSV: Float[Array, "B S V"], targets_BS: Int[Array, "B S
 def gather_width(shards: Tree, specs: Tree, dtype: str) -> Tree:
     """Gathers the full-width compute parameters from the shards of the master parameters.
 
-    The parameters are rounded before the transfer, which halves the bytes for bfloat16 and gives the same values.
+    The parameters are rounded before the transfer. For bfloat16, this halves the number of bytes and does not change
+    the values.
     """
     return jax.tree.map(lambda shard, spec: _all_gather(shard.astype(dtype), DATA, spec.index(DATA)), shards, specs)
 
@@ -127,7 +131,7 @@ Rotation: TypeAlias = tuple[Float[Array, "S C/2"], Float[Array, "S C/2"]]
 
 
 def matrix(rngs: nnx.Rngs, shape: tuple[int, ...], spec: P, *, inputs: int, outputs: int) -> nnx.Param[Array]:
-    """Initializes a matrix from the Xavier uniform distribution: in [-b, b] with b = sqrt(6 / (inputs + outputs)), as
+    """Initializes a matrix from the Xavier uniform distribution over [-b, b] with b = sqrt(6 / (inputs + outputs)), as
     in the study's appendix B.2."""
     bound = math.sqrt(6 / (inputs + outputs))
     return nnx.Param(jax.random.uniform(rngs.params(), shape, jnp.float32, -bound, bound), spec=spec)
@@ -254,7 +258,7 @@ def rotate(x_BSHC: Float[Array, "B S H C"], rotation: Rotation) -> Float[Array, 
 
 
 def init_params(config: ModelConfig, key: Array) -> Params:
-    """Returns initial master parameters in float32, of global shapes; the values do not depend on the sharding."""
+    """Returns initial master parameters in float32, with global shapes; the values do not depend on the sharding."""
     return nnx.to_pure_dict(nnx.state(Decoder(config, nnx.Rngs(key))))
 
 

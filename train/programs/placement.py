@@ -1,8 +1,8 @@
 """The layout of twins and ranks: one device each on a mesh, or all twins of a rank on one device under `vmap`.
 
-A per-device function `fn(stacked, shared)` computes for one twin on one rank. `Placement.map` turns `fn` into a
-function of global arrays. Arrays that are separate for each twin (`stacked`, and all outputs) have a leading twin axis;
-shared arrays (the batch) do not. Without twins, there is no such axis.
+A per-device function `fn(stacked, shared)` performs the computation of one twin on one rank. `Placement.map` turns `fn`
+into a function of global arrays. Arrays that are separate for each twin (`stacked`, and all outputs) have a leading
+twin axis; shared arrays (the batch) do not. Without twins, there is no twin axis.
 """
 
 import dataclasses
@@ -57,11 +57,11 @@ class Placement:
         return jax.tree.map(lambda x: jax.numpy.broadcast_to(x[None], (twins, *x.shape)), tree)
 
     def map(self, fn: Callable[..., Any], *, stacked: Any, shared: Any, out: Any) -> Callable[[Any, Any], Any]:
-        """Converts a per-device `fn(stacked, shared)` to a function of global arrays. Partitions refer to one twin, or
-        are `RANKS` for a report per rank."""
+        """Converts a per-device `fn(stacked, shared)` to a function of global arrays. Partitions refer to one twin;
+        `RANKS` takes the place of a partition for a report with one row per rank."""
 
         def expand(outputs: Any, twin_axes: int) -> Any:
-            """Adds the axes `data` and `model` to reports, after the axis of the twins."""
+            """Adds the axes `data` and `model` to reports, after the twin axis."""
             place = (twin_axes, twin_axes + 1)
             return jax.tree.map(
                 lambda spec, tree: (
@@ -93,7 +93,8 @@ class Placement:
         )
 
     def jit(self, fn: Callable[..., Any], *, donate: bool) -> jax.stages.Wrapped:
-        """Jits a function of global arrays with the compiler options; `donate` donates its first argument."""
+        """Jits a function of global arrays with the compiler options; if `donate` is true, the first argument is
+        donated."""
         return jax.jit(fn, donate_argnums=0 if donate else (), compiler_options=dict(self.options) or None)
 
 
@@ -118,7 +119,7 @@ def place(
     if len(devices) != needed:
         product = " × ".join(f"{size} {name}" for name, size in axes.items())
         raise ValueError(
-            f"{len(devices)} devices, but {product} needs {needed}; "
+            f"{len(devices)} devices were given, but {product} needs {needed}; "
             "change --twins, --data, --model, or --devices (simulated CPU devices)"
         )
     grid = np.asarray(devices).reshape(tuple(axes.values()))

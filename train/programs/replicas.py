@@ -1,8 +1,8 @@
 """Data parallelism with all parameters on every data rank: the step for all methods of `sdc.aggregation`.
 
-If aggregated gradients are wrong, lost or omitted, ranks no longer agree, so each rank needs its own parameters,
-whereas `step` (ZeRO-1) has only one copy. As `step.device_step` does, this step runs per device with the axes `data`
-and `model` bound, independently of meshes.
+If aggregated gradients are wrong, lost or omitted, ranks no longer agree, so each rank needs its own parameters; the
+ZeRO-1 step in `step` has only one copy of the parameters. This step runs per device with the axes `data` and `model`
+bound, as `step.device_step` does, and does not depend on a mesh.
 """
 
 import base64
@@ -152,7 +152,7 @@ class Replicas:
 
     @functools.cached_property
     def work(self) -> Callable[[Any, Any, Any], Any]:
-        """Gradient accumulation over one micro-batch of sequences; its collectives are over `model` only."""
+        """Function that accumulates gradients over one micro-batch of sequences, with collectives over `model` only."""
         dtype = self.config.model.dtype
 
         def share(params: Params, tokens_BS: Int[Array, "batch length"]) -> Float[Array, ""]:
@@ -298,7 +298,7 @@ def make_replicas(
 
 def replicated(replicas: Replicas, placement: Placement) -> DeviceStep:
     """Returns the step in the form that programs use: parameters have a leading axis of data ranks, and all other
-    arrays one axis for each mesh axis.
+    arrays have one leading axis for each mesh axis.
 
     Args:
         replicas: see `make_replicas`.
@@ -351,7 +351,8 @@ def _placed(state: ReplicaState, change: Callable[[Any, int], Any]) -> ReplicaSt
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClockedProgram(Program):
-    """A program that trains one copy on several processes, each of which stops at the threshold by its own clock.
+    """A program that trains one copy on several processes, each of which stops when its own clock reaches the
+    threshold.
 
     Attributes:
         work: the step, made from `replicas`.
@@ -364,8 +365,8 @@ class ClockedProgram(Program):
 
     @functools.cached_property
     def compiled(self) -> jax.stages.Wrapped:
-        """Jitted function `(state, (tokens, given)) -> (state, metrics)`: the step from the sums that real workers
-        accumulated."""
+        """Jitted function `(state, (tokens, given)) -> (state, metrics)`: computes the step from the sums that real
+        workers accumulated."""
         fn: Any = self.work.fn
 
         def join(state: Any, shared: tuple[Any, Given]) -> Any:
@@ -425,7 +426,8 @@ class _Clock:
         self.serial: list[float] = []
 
     def run(self, state: Any, tokens: Any) -> tuple[Given, Any]:
-        """Accumulates micro-batches until the threshold; returns the sums for all processes and for this one."""
+        """Accumulates micro-batches until the clock reaches the threshold; returns the sums of all processes, and the
+        outcome in this process."""
         params = from_workers(state.params)
         batches = list(self.replicas.cut(tokens.addressable_data(0)))
         if not self.compiled:  # compilation must not count as the time of a micro-batch
@@ -435,8 +437,8 @@ class _Clock:
         return to_workers(Given(stopped.carry, jnp.int32(stopped.completed)), DATA, self.mesh), stopped
 
     def row(self, stopped: Any, rest: float) -> dict[str, Any]:
-        """Returns the clock's fields of a step's line; after enough steps, it also chooses the threshold, which is the
-        same in all processes."""
+        """Returns the clock's fields of a step's line; after enough steps, this method also chooses the threshold,
+        which is the same in all processes."""
         row: dict[str, Any] = {"threshold": self.watch.threshold}
         if self.measuring:
             mine = np.asarray([*stopped.latencies, rest])
@@ -455,7 +457,8 @@ class _Clock:
 
 
 def aggregation_row(reports: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the reports of all data ranks to fields of a step's line; values equal on all ranks appear once."""
+    """Converts the reports of all data ranks to fields of a step's line; values that are equal on all ranks appear
+    once."""
     row: dict[str, Any] = {}
     for name, value in reports.items():
         if name == "lossy":
@@ -495,20 +498,20 @@ def completed_log(folder: str, data: int, steps: int, micro_batches: int) -> Int
     manifest = read_manifest(folder)
     settings = parse_aggregation(str(manifest.get("aggregate", ""))).dropcompute if "aggregate" in manifest else None
     if settings is None:
-        raise ValueError(f"replay={folder}: this run did not use dropcompute; give one that did")
+        raise ValueError(f"replay={folder}: this run did not use dropcompute; give a run that did")
     recorded_cut = settings.micro_batches or manifest["config"]["microsteps"]
     if recorded_cut != micro_batches:
         raise ValueError(
-            f"replay={folder}: a log of {recorded_cut} micro-batches does not fit {micro_batches}; "
+            f"replay={folder}: its log has {recorded_cut} micro-batches per step, but this run has {micro_batches}; "
             f"give micro_batches={recorded_cut}"
         )
     counts = np.asarray([row["completed"] for row in _lines(folder, "completed", steps)], np.int32)
     if counts.ndim != 2 or counts.shape[1] != data:
-        raise ValueError(f"replay={folder}: a log of {counts.shape[-1]} data ranks does not fit {data}")
+        raise ValueError(f"replay={folder}: its log has {counts.shape[-1]} data ranks, but this run has {data}")
     if counts.min() < 0 or counts.max() > micro_batches:
         raise ValueError(
-            f"replay={folder}: its log has ranks that completed {counts.min()} to {counts.max()} of {micro_batches} "
-            "micro-batches, so it is damaged; give another run"
+            f"replay={folder}: its log is damaged, since ranks completed {counts.min()} to {counts.max()} of "
+            f"{micro_batches} micro-batches; give another run"
         )
     return counts
 
@@ -528,7 +531,7 @@ def losses_log(
         raise ValueError(f"replay={folder}: {error}") from error
     ranks = channels[0].arrived.shape[1]
     if ranks != data:
-        raise ValueError(f"replay={folder}: a log of {ranks} data ranks does not fit {data}")
+        raise ValueError(f"replay={folder}: its log has {ranks} data ranks, but this run has {data}")
     return channels
 
 
@@ -537,8 +540,8 @@ def _lines(folder: str, what: str, steps: int) -> list[Mapping[str, Any]]:
     rows = [row.get("aggregation", {}) for row in read_record(folder).lines]
     if len(rows) < steps:
         raise ValueError(
-            f"replay={folder}: a log of {len(rows)} steps is too short for the {steps} of this run; give at most "
-            f"{len(rows)} steps"
+            f"replay={folder}: its log of {len(rows)} steps is too short for the {steps} steps of this run; give at "
+            f"most {len(rows)} steps"
         )
     if not rows or any(what not in row for row in rows):
         raise ValueError(f"replay={folder}: this run has no log of {what!r} to replay; give a run with that method")

@@ -52,8 +52,8 @@ class Metrics(NamedTuple):
 
 
 def init_state(config: TrainConfig, key: Array) -> TrainState:
-    """Returns the initial state of global shape, which is the same on any mesh. Jit this function with `out_shardings`
-    to create the state in place."""
+    """Returns the initial state in its global shape; the state is the same on any mesh. Jit this function with
+    `out_shardings` to create the state in place."""
     params = init_params(config.model, key)
     return TrainState(jnp.zeros((), jnp.int32), params, adamw(config.optimizer, param_specs(config.model)).init(params))
 
@@ -92,7 +92,8 @@ def device_step(
     ranks = lax.axis_size(DATA) * lax.axis_size(MODEL)
 
     def share(params: Params, tokens_BS: Int[Array, "batch length"]) -> Float[Array, ""]:
-        """Returns this rank's share of the mean loss: every model rank computes the loss of the same tokens."""
+        """Returns this rank's share of the mean loss. The loss is divided by the number of all ranks, since the model
+        ranks of a data rank compute the loss of the same tokens."""
         nll_BS = cross_entropy(logits(config.model, params, tokens_BS[:, :-1]), tokens_BS[:, 1:])
         return jnp.mean(nll_BS) / (ranks * tokens.shape[0])
 
@@ -122,8 +123,8 @@ def adamw(config: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
     """Returns a transformation of the gradient into the direction of the update, without the learning rate: Adam's
     direction, plus the weight decay of matrices.
 
-    The update is elementwise, so each rank updates its own shard (ZeRO-1). Parameters sharded over `model` are the
-    matrices; the scales of norms are not sharded and do not decay.
+    The update is elementwise, so each rank updates its own shard (ZeRO-1). The matrices are the parameters that are
+    sharded over `model`; the scales of norms are not sharded over this axis, and do not decay.
     """
     return optax.chain(
         optax.scale_by_adam(config.beta1, config.beta2, config.epsilon),
@@ -132,10 +133,10 @@ def adamw(config: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
 
 
 def learning_rate(config: OptimizerConfig, step: Int[Array, ""]) -> Float[Array, ""]:
-    """Returns the learning rate of a step (counted from 0), float32.
+    """Returns the learning rate of a step (counted from 0), as float32.
 
-    The rate is linear in `step + 1` up to `learning_rate` over the warm-up, and then follows half a cosine down to zero
-    at `total_steps`.
+    During the warm-up, the rate rises to `learning_rate` in proportion to `step + 1`; afterwards, it follows half a
+    cosine down to zero at `total_steps`.
     """
     schedule = optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, config.warmup_steps, config.total_steps)
     return jnp.asarray(schedule((step + 1).astype(jnp.float32)), jnp.float32)
@@ -150,7 +151,7 @@ def history_ratio(config: OptimizerConfig, state: optax.OptState) -> Float[Array
 
     for the mean m and the mean square v, which are sums of gradients with these weights. A fraction above 1 proves that
     a gradient or the history itself was corrupted. The bound includes a margin of 1e-3 for rounding. The idea of
-    bounding the optimizer's history is that of He et al., *Understanding and Mitigating Hardware Failures in Deep
+    bounding the optimizer's history is due to He et al., *Understanding and Mitigating Hardware Failures in Deep
     Learning Training Systems* (ISCA 2023).
     """
     adam = optax.tree_utils.tree_get(state, "mu"), optax.tree_utils.tree_get(state, "nu")

@@ -1,7 +1,8 @@
 """Converts the reports of a step to lines of its record: counts, frequencies and severities by site.
 
-The leading axes of a report are twin, data rank and model rank, followed by one axis per enclosing loop: the last is
-the layer, those before it are the microstep. In lock-step, all twins have the same rows; those of twin 0 are read.
+The leading axes of a report are twin, data rank and model rank, followed by one axis per enclosing loop: the last loop
+is over the layers, and the loops before it are over the microsteps. In lock-step, all twins have the same rows, so only
+the rows of twin 0 are read.
 """
 
 from collections.abc import Mapping
@@ -122,7 +123,7 @@ def tally_flags(flags: Reports, *, twins: bool) -> dict[str, Any]:
     """Returns a summary of the flags of one step, for `steps.jsonl`."""
 
     def by_rank(values: Any, trailing: int = 0) -> np.ndarray:
-        """Returns values with the axes twin, data, model, microstep and layer, followed by trailing ones."""
+        """Returns values with the axes twin, data, model, microstep and layer, followed by the trailing axes."""
         x = np.asarray(values)
         return join_loops(x if twins else x[None], trailing=trailing, leading=3)
 

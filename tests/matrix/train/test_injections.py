@@ -63,7 +63,7 @@ def test_a_campaign_that_is_cut_off_ends_with_the_same_table(tmp_path: Path) -> 
     ("changes", "message"),
     [
         ({"injections": 0}, "injections=0: expected a whole number from 1 to 2,147,483,647"),
-        ({"follow": 5}, "follow=5: expected a number from 0 to 4"),
+        ({"follow": 5}, "follow=5: expected an integer from 0 to 4"),
         ({"faults": ()}, "at least one kind"),
         ({"resume": True}, "needs the folder of the run to resume"),
         ({"faults": ("bitflip,rate=1",)}, "unknown key 'rate'"),

@@ -171,7 +171,7 @@ def test_a_run_that_crashed_resumes_to_the_same_bits(corrupt: tuple[Path, dict[s
         run(dataclasses.replace(again, steps=3), loaded=loaded(WORKLOAD))
     manifest = read_manifest(folder)
     write_sealed(folder / "manifest.json", {**manifest, "program": {"step": "another", "observe": "too"}})
-    with pytest.raises(Incomparable, match="was run by another program"):
+    with pytest.raises(Incomparable, match="was recorded with another program"):
         run(again, loaded=loaded(WORKLOAD))
 
 

@@ -40,10 +40,10 @@ def test_the_8b_presets_are_those_of_the_study(name: str, global_batch: int, lay
 @pytest.mark.parametrize(
     ("data", "model", "message"),
     [
-        (1, 3, "model=3: heads 8 of config tiny is not divisible by it; choose 1 or 2 or 4"),
-        (1, 8, "model=8: kv_heads 4 of config tiny is not divisible by it; choose 1 or 2 or 4"),
-        (3, 1, "data=3: width 64 of config tiny is not divisible by it; choose 1 or 2 or 4"),
-        (8, 1, "data=8: batch_size 4 of config tiny is not divisible by it; choose 1 or 2 or 4"),
+        (1, 3, "model=3: heads 8 of config tiny is not divisible by 3; choose 1 or 2 or 4"),
+        (1, 8, "model=8: kv_heads 4 of config tiny is not divisible by 8; choose 1 or 2 or 4"),
+        (3, 1, "data=3: width 64 of config tiny is not divisible by 3; choose 1 or 2 or 4"),
+        (8, 1, "data=8: batch_size 4 of config tiny is not divisible by 8; choose 1 or 2 or 4"),
         (0, 1, "data=0: expected at least 1 rank"),
         (1, -2, "model=-2: expected at least 1 rank"),
     ],
@@ -56,7 +56,7 @@ def test_a_mesh_that_does_not_divide_is_refused(data: int, model: int, message: 
 
 def test_query_heads_must_divide_over_key_heads() -> None:
     uneven = dataclasses.replace(tiny(), model=dataclasses.replace(tiny().model, heads=6))
-    with pytest.raises(ValueError, match="heads 6 are not divisible by kv_heads 4"):
+    with pytest.raises(ValueError, match="heads=6 is not divisible by kv_heads=4"):
         check(uneven, 1, 1)
 
 

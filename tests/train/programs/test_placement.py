@@ -48,7 +48,7 @@ def test_outputs_and_reports(placement: Placement) -> None:
 
 
 def test_the_devices_must_be_as_many_as_needed() -> None:
-    with pytest.raises(ValueError, match="8 devices, but 2 twin × 1 data × 2 model needs 4; change --twins"):
+    with pytest.raises(ValueError, match="8 devices were given, but 2 twin × 1 data × 2 model needs 4; change --twins"):
         place(twins=2, data=1, model=2)
     assert place(twins=2, data=2, model=2).mesh.devices.shape == (2, 2, 2)
     assert place(twins=2, data=4, model=2, kind="vmap").stacked == (None,)

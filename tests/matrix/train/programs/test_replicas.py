@@ -38,7 +38,7 @@ def test_lost_packets_are_logged_and_replayed(tmp_path: Path) -> None:
     assert again["state_digest"] == first["state_digest"]
     assert [row["loss"] for row in lines(tmp_path / "again")] == [row["loss"] for row in rows]
     longer = dataclasses.replace(JOB, aggregate=replay, steps=4, folder=tmp_path / "longer")
-    with pytest.raises(ValueError, match="a log of 3 steps is too short for the 4 of this run"):
+    with pytest.raises(ValueError, match="its log of 3 steps is too short for the 4 steps of this run"):
         run(longer, loaded=loaded(WORKLOAD))
 
 
