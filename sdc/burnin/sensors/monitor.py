@@ -1,4 +1,4 @@
-"""Temperature, power, clocks and errors of the devices during a burn-in, from all available sources.
+"""Monitors temperature, power, clocks and errors of the devices during a burn-in, using all available sources.
 
 The driver of a failing device may raise an exception or block, and neither must affect a burn-in. Each source is
 therefore read by its own daemon thread, for which the burn-in waits at most a few seconds.

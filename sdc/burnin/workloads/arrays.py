@@ -5,9 +5,9 @@ IEEE 754 specifies, in a fixed order. Function libraries and matrix products are
 between processors.
 
 The treatment of subnormal numbers depends on the platform: XLA makes CPUs and TPUs flush subnormal inputs and results
-to zero; NVIDIA's GPUs keep subnormal numbers unless a flag disables that. `keeps_subnormals` tests this. On devices
-that flush subnormal numbers, the arithmetic units read subnormal data as zeros, so these data exercise only copies and
-memory.
+to zero; NVIDIA's GPUs keep subnormal numbers unless a flag enables flushing. `keeps_subnormals` determines the
+treatment on a device. On devices that flush subnormal numbers, the arithmetic units read subnormal data as zeros, so
+these data exercise only copies and memory.
 """
 
 import math
@@ -59,7 +59,7 @@ def subnormal(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray
 
 
 def alternating(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
-    """Returns numbers of alternating sign, so that their sums cancel."""
+    """Returns numbers with alternating signs, whose sums cancel."""
     size = np.abs(normal(shape, "float64", seed).reshape(-1)) + 2.0**-8
     size[1::2] *= -1
     return _typed(size, dtype).reshape(shape)
@@ -125,7 +125,7 @@ def _mantissa(dtype: str) -> int:
 
 
 def _typed(x: Float64[np.ndarray, "*shape"], dtype: str) -> Float[np.ndarray, "*shape"]:
-    """Rounds to a dtype via float32, which every host supports."""
+    """Rounds numbers to a dtype via float32, which every host supports."""
     return x if dtype == "float64" else x.astype(np.float32).astype(jnp.dtype(dtype))
 
 
