@@ -1,4 +1,4 @@
-"""Campaigns: thousands of single injections, and the outcome of training after each.
+"""Campaigns: thousands of single injections, and the outcome of training after each injection.
 
 - `runner`: a campaign on one compiled step
 - `outcomes`: classes of outcomes, and detectors of faults

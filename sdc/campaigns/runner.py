@@ -1,4 +1,4 @@
-"""Campaigns: thousands of single faults in a training step, and the outcome of training after each.
+"""Campaigns: thousands of single faults in a training step, and the outcome of training after each fault.
 
 The step is compiled twice: once with a strike as data, and once unchanged. The clean run is executed once, and the
 state before each of its steps is kept. Every injection starts from the state just before its step, runs the struck step
@@ -135,7 +135,7 @@ class Campaign:
     """A campaign that is ready to run: the step is compiled, and the clean run is finished.
 
     Args:
-        observe: a function that returns the observed numbers of each step, see `Observe`.
+        observe: a function that returns the observed numbers of each step (see `Observe`).
         batch: number of injections that run concurrently, under `vmap`.
         abft: whether `sdc.abft` checks the matrix products of the struck step, as an additional detector. Faults in
             matrix products then strike the sums before they are rounded.
