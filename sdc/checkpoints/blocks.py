@@ -30,7 +30,7 @@ Shares: TypeAlias = dict[Box, np.ndarray]
 
 
 def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
-    """Converts JAX's index of a shard to an index range in an array of that shape."""
+    """Converts JAX's index of a shard to an index range in an array of the given shape."""
     return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
@@ -70,7 +70,7 @@ class Cut(NamedTuple):
         return max(1, -(-self.shape[0] // self.rows))
 
     def block(self, number: int) -> tuple[int, int]:
-        """Returns the first row of a block, and the row after its last one."""
+        """Returns the first row of a block, and the row after its last row."""
         return number * self.rows, min((number + 1) * self.rows, self.shape[0])
 
     def differing(self, digests: np.ndarray, others: np.ndarray) -> tuple[tuple[int, int], ...]:
@@ -94,7 +94,7 @@ def cut_shape(shape: Sequence[int], itemsize: int) -> Cut:
 
 
 def bits_of(array: Any) -> Any:
-    """Converts an array to numbers of at least 8 bits: PRNG keys to their data, and narrower types to wider ones."""
+    """Converts an array to numbers of at least 8 bits: replaces PRNG keys by their data, and widens narrower types."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(array)
     if jax.dtypes.itemsize_bits(array.dtype) < 8:
@@ -188,7 +188,7 @@ def _share(x: Array, cut: Cut, start: UInt32[Array, " axes"]) -> UInt32[Array, "
 
 
 def whole(boxes: Iterable[Box], shape: Sequence[int]) -> bool:
-    """Returns whether boxes of different shards cover an array of that shape."""
+    """Returns whether boxes of different shards cover an array of the given shape."""
     return sum(map(volume, boxes)) == math.prod(shape)
 
 

@@ -70,7 +70,7 @@ class Damaged(CertificateError):
         step: step of the checkpoint.
         why: the reason.
         wrong: differences from the certificate; empty if the checkpoint is unreadable.
-        remains: whether this is the remainder of an interrupted deletion.
+        remains: whether the checkpoint is the remainder of an interrupted deletion.
     """
 
     def __init__(
@@ -200,7 +200,8 @@ def certified_steps(folder: epath.Path) -> list[int]:
 
 
 def _finished(place: epath.Path) -> bool:
-    """Returns whether all parts exist; an unreadable part is rejected only when the checkpoint is restored."""
+    """Returns whether all parts of a certificate exist; an unreadable part is rejected only when the checkpoint is
+    restored."""
     first = place / "process-0.json"
     try:
         processes = msgspec.json.decode(read_bytes(first), type=_Processes).processes
@@ -245,7 +246,7 @@ def named_tree(key: str, tree: Any) -> dict[str, Any]:
 
 
 def value_digest(value: Any) -> str:
-    """Returns the SHA-256 of a NumPy array, number or string, including type and shape."""
+    """Returns the SHA-256 digest of a NumPy array, number or string, including its type and shape."""
     if isinstance(value, str):
         return hashlib.sha256(f"str {value}".encode()).hexdigest()
     array = np.ascontiguousarray(value)

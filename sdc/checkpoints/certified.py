@@ -62,7 +62,7 @@ class Certified:
             lock: whether saves lock the folder against other processes; False if the caller locks it.
 
         Raises:
-            CertificateError: the checkpointer has another type.
+            CertificateError: the checkpointer has an unsupported type.
         """
         manager: Any = getattr(checkpointer, "_manager", None)
         policy = getattr(manager, "_preservation_policy", None)
@@ -202,7 +202,7 @@ class Certified:
         raise CertificateError(f"no checkpoint in {self._folder} can be verified ({why})")
 
     def certify_existing(self, step: int, abstract_state: Any = None, **options: Any) -> None:
-        """Certifies the current content of a checkpoint without a certificate; its history remains unverified.
+        """Certifies the current content of a checkpoint that has no certificate; the history remains unverified.
 
         Raises:
             CertificateError: the checkpoint already has a certificate, or cannot be restored.
@@ -387,7 +387,7 @@ class SaveResponse:
         self._orbax, self._written = orbax, written
 
     def result(self, timeout: float | None = None) -> bool:
-        """Waits until the checkpoint and its certificate are written; returns whether they were written.
+        """Waits until the checkpoint and its certificate are written, and returns whether this succeeded.
 
         Raises:
             CertificateError: the certificate cannot be written.
@@ -414,7 +414,7 @@ def certify(checkpointer: Any) -> Certified:
         The wrapped checkpointer, to be used in place of the given one.
 
     Raises:
-        CertificateError: the checkpointer has another type.
+        CertificateError: the checkpointer has an unsupported type.
 
     Example:
         >>> import tempfile
@@ -448,7 +448,7 @@ def steps_of(checkpointer: Any) -> list[int]:
     """Returns the steps of the complete checkpoints. The checkpointer's own list requires timestamps that may not have
     been read yet.
 
-    Certifying a checkpointer fails for versions of Orbax that lack the private names used here.
+    Wrapping a checkpointer fails for versions of Orbax that lack the private names used here.
     """
     return sorted(map(int, checkpointer._manager.all_steps()))
 

@@ -158,7 +158,7 @@ class Copies:
         self._pool.shutdown()
 
     def _places(self) -> list[Path]:
-        """Returns the folders of copies, the oldest first."""
+        """Returns the folders of copies, oldest first."""
         paths = self.folder.iterdir() if self.folder.is_dir() else ()
         return sorted((path for path in paths if path.name.isdecimal()), key=lambda path: int(path.name))
 
@@ -226,8 +226,8 @@ class Assembled(Generic[State]):
 
 
 def agree(copies: Copies, *, after: int, until: int) -> Survivors | None:
-    """Chooses the step from whose copies training resumes: the newest step of which all survivors have a copy, or else
-    the step of which the most survivors have one.
+    """Chooses the step from whose copies training resumes: the newest step of which all survivors have a copy, or
+    otherwise the step of which the largest number of survivors have a copy.
 
     Only steps later than `after` and at most `until` are considered. Returns None if there are no copies. The result is
     the same in all processes except for `mine`.

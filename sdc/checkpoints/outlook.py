@@ -196,7 +196,7 @@ def iterations_bound(
 
 
 def iteration_cost_bound(distance: float, c: float, perturbations: Mapping[int, float]) -> float:
-    """Returns an upper bound on the number of iterations that perturbations cost: theorem 3.2, equation (6).
+    """Returns an upper bound on the number of iterations that perturbations cost (theorem 3.2, equation (6)).
 
         iota <= log(1 + Delta_T / ||x_0 - x*||) / log(1/c),   Delta_T = sum_k c^-k E||delta_k||
 
@@ -221,7 +221,7 @@ def iteration_cost_bound(distance: float, c: float, perturbations: Mapping[int, 
 
 
 def error_floor(c: float, size: float) -> float:
-    """Returns an upper bound on the error that remains if every iteration is perturbed: example 3.3, equation (13).
+    """Returns an upper bound on the error that remains if every iteration is perturbed (example 3.3, equation (13)).
 
         lim sup E||y_k - x*|| <= c / (1 - c) * Delta
 

@@ -60,7 +60,7 @@ class Partition:
 
     @property
     def choices(self) -> int:
-        """Number of blocks to choose among."""
+        """Number of blocks that can be chosen."""
         return len(self.blocks) - 1
 
     @property
@@ -209,7 +209,7 @@ def _companions(
 
 
 def row_count(array: Any) -> int:
-    """Returns the number of rows of an array's data, which for PRNG keys has one more axis."""
+    """Returns the number of rows of an array's data; the data of PRNG keys have one more axis than the keys."""
     bits = jax.eval_shape(bits_of, array)
     return int(bits.shape[0]) if bits.ndim else 1
 
@@ -231,7 +231,7 @@ class Fragment(NamedTuple):
 
 
 def held_by(cut: Partition, leaves: Mapping[str, jax.Array]) -> dict[int, list[Fragment]]:
-    """Returns the parts of blocks that this process saves; of several replicas, only the first is saved."""
+    """Returns the parts of blocks that this process saves; only the first of several replicas is saved."""
     boxes = {name: [box for box, _, first in _shards(leaf) if first] for name, leaf in leaves.items()}
     types = {name: str(bits_of(leaf).dtype) for name, leaf in leaves.items()}
     found: dict[int, list[Fragment]] = {}

@@ -55,8 +55,8 @@ class Recovered(Generic[State]):
     bytes: int
 
     def age(self, step: int) -> int:
-        """Returns the number of steps by which the oldest block is behind; a block that was never saved counts from the
-        start."""
+        """Returns the number of steps by which the oldest block is behind; the steps of a block that was never saved
+        are counted from the start."""
         return max([step - one for one in self.steps.values()] + [step] * bool(self.initial), default=0)
 
 
@@ -107,7 +107,7 @@ class Reader:
         return {}
 
     def block(self, number: int) -> tuple[list[Part], int | None]:
-        """Returns the parts of a block from all processes, and the oldest step among them; the step is None if the
+        """Returns the parts of a block from all processes, and the oldest step of these parts, which is None if the
         block was never saved."""
         parts: list[Part] = []
         steps = []

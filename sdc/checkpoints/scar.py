@@ -198,7 +198,7 @@ class RunningCheckpoint:
             raise
 
     def save(self, state: Any, step: int, *, note: Mapping[str, Any] = NOTHING) -> list[int]:
-        """Saves the due blocks in the background; the state may be donated at once.
+        """Saves the blocks that are due, in the background; the state may be donated at once.
 
         Args:
             state: state with the structure, shapes, types and shardings of the initial state.
@@ -252,7 +252,7 @@ class RunningCheckpoint:
         return self.outlook
 
     def went_back(self, blocks: Sequence[int], step: int) -> None:
-        """Records that, from this step on, training continues with the saved versions of these blocks."""
+        """Records that training continues after this step with the saved versions of these blocks."""
         self._since[list(blocks)] = step
         self._watch.went_back([block for block in blocks if block < self.partition.choices], step)
 

@@ -5,10 +5,10 @@
     FOLDER/process-N/manifests/S.json    after save S: version, step and digests of each block
     FOLDER/seal.json                     the last save completed by all processes
 
-A save writes new versions next to the old ones, then the manifest, then the seal; until the seal is written, the
-previous save is valid. The last two versions of each block and the last two manifests are kept, so that a damaged file
-has a predecessor. All other files are deleted, so a store contains two versions of each block and the versions that are
-being written. TensorStore reads and writes the blocks, on local disks and object stores.
+A save first writes new versions next to the old versions, then the manifest, and finally the seal. Until the seal is
+written, the previous save is valid. The last two versions of each block and the last two manifests are kept, so that a
+damaged file has a predecessor. All other files are deleted, so a store contains two versions of each block and the
+versions that are being written. TensorStore reads and writes the blocks, on local disks and object stores.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ SEALS = Format(type=Seal, noun="seal of a running checkpoint", remedy=REMEDY)
 
 
 class Store:
-    """The files of one process. This class is independent of devices: pieces are bytes."""
+    """The files of one process. This class is independent of devices, because pieces are bytes."""
 
     def __init__(self, folder: epath.Path, process: int) -> None:
         self.folder = folder
@@ -146,7 +146,7 @@ class Store:
         blocks: Mapping[int, tuple[bytes, tuple[str, ...]]],
         note: Mapping[str, Any] = NOTHING,
     ) -> int:
-        """Writes blocks (bytes and digests of their pieces), then the manifest; returns the number of bytes written.
+        """Writes blocks (bytes and digests of their pieces) and then the manifest; returns the number of bytes written.
 
         The previous versions are valid until the manifest is written, and remain valid if this method raises
         StoreError.

@@ -119,7 +119,7 @@ def test_what_does_not_converge_has_no_cost() -> None:
     assert fit_convergence([0.0] * 20) is None
     assert fit_convergence(np.random.default_rng(0).exponential(size=20)) is None
     for movements in ([1.0] * 7, [1.0] * 8 + [math.nan], [1.0] * 8 + [-1.0]):
-        with pytest.raises(ValueError, match="expected at least 8 lengths"):
+        with pytest.raises(ValueError, match="expected at least 8 finite lengths"):
             fit_convergence(movements)
 
 
