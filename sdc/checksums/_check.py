@@ -123,7 +123,7 @@ def merge_flags(total: Flags, new: Flags) -> Flags:
 def _mapped(product: Product, settings: Settings, axes: int) -> Any:
     """Returns the check, with separate flags for each index of `axes` leading axes of the product.
 
-    Under `vmap`, a branch would become a select between two computed values, and the recomputation would always run.
+    Under `vmap`, a branch would become a select between two computed values, so the recomputation would always run.
     `vmap` therefore adds an axis to the product instead.
     """
 

@@ -1,10 +1,10 @@
-"""Fused products: a kernel computes a matrix product, and sums the rows of the product while they are in registers.
+"""Fused products: a kernel computes a matrix product and sums the rows of the product while they are in registers.
 
 When XLA sums the rows of a product, it reads the product from memory again. Here, every tile is summed before it is
 written, so the memory traffic of a check is only two numbers per row and tile of columns. On GPUs, the kernel uses
 Triton. On CPUs, which only tests use, Pallas interprets the kernel.
 
-On a TPU, a tile is summed while the matrix unit computes the next one. The code of a tile (one product over all of its
+On a TPU, a tile is summed while the matrix unit computes the next tile. The code of a tile (one product over all of its
 terms, and the sums of its rows) contains no loop, so the sums fill otherwise empty instruction slots (BENCHMARKS.md).
 With a loop over the terms, the kernel takes 1.2 times as long.
 """

@@ -1,7 +1,7 @@
 """Matrix products as linear maps of their first factor, with the row sums that a check compares.
 
-Let `C = A B`, where A is m×k and B is k×n, and let w be a vector of n weights. Then `C w = A (B w)`: the weighted sum
-of a *row* of C also follows from A and the *checksum* `B w`, at the cost of two matrix-vector products. Batches,
+Let `C = A B`, where A is m×k and B is k×n, and let w be a vector of n weights. Then `C w = A (B w)`, so the weighted
+sum of a *row* of C also follows from A and the *checksum* `B w`, at the cost of two matrix-vector products. Batches,
 several contracted axes and convolutions work the same way; a row is then the set of elements that one sum over all
 columns includes. Columns may be split into blocks with separate sums, which form the last axis of the results in this
 module.
@@ -39,7 +39,7 @@ class Powers(NamedTuple):
 
 
 def _power(x: Float[Array, "*shape"], axes: Sequence[int]) -> Float[Array, "*#shape"]:
-    """Returns powers of two that scale the largest finite numbers over `axes`, kept with size one, below 1."""
+    """Returns powers of two that scale the largest finite numbers over `axes` below 1, with these axes of size one."""
     info = jnp.finfo(x.dtype)
     largest = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), axis=tuple(axes), keepdims=True)
     bits, most = as_bits(largest), 2 * int(info.maxexp) - 3
@@ -412,7 +412,7 @@ class Indexed(Product):
 def _multiplies(dimensions: Dimensions, a: Any, b: Any) -> bool:
     """Returns whether the backend can compute the product of these factors in float32 without transposing them.
 
-    XLA's CPU backend multiplies bfloat16 natively where it has a kernel, and has no other path to a float32 result:
+    XLA's CPU backend multiplies bfloat16 natively if it has a kernel, and has no other path to a float32 result, so
     products with other orders of axes fail at run time ("Unsupported element type for DotThunk::Execute: BF16 x BF16 =
     F32"). None of 967 products with random dimensions that pass this test failed, nor did any of 300 products that are
     transposed first (jax 0.10.2, a CPU with avx512_bf16). Most of the 300 do not need the transposition, but

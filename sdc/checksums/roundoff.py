@@ -211,7 +211,7 @@ class Profile(Header, tag="jax-sdc abft profile"):
 
     @classmethod
     def load(cls, path: Path | str) -> Profile:
-        """Reads a profile, and warns if it was measured on another device or with other libraries."""
+        """Reads a profile, and warns if the profile was measured on another device or with other libraries."""
         profile = cls.read(path)
         if lines := profile.departs():
             warnings.warn(

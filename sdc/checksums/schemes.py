@@ -104,7 +104,7 @@ def fold(scheme: SchemeName, product: Product, b: Float[Array, "*b"], *, careful
 
 
 class Scheme(abc.ABC):
-    """A check of the rows of a product, from operands in the type of the sums."""
+    """A check of the rows of a product, based on operands in the type of the sums."""
 
     tiers = 1  # 2 if `margin` has a second tier
 
@@ -259,7 +259,7 @@ class Paper(Scheme):
 
 
 def make_scheme(product: Product, settings: Settings, given: Operands) -> Scheme:
-    """Creates the scheme of the settings for a product of these operands."""
+    """Creates the scheme that the settings specify for a product of these operands."""
     units = Units.of(given.a.dtype, given.b.dtype, given.c.dtype, settings.rounding, exact=product.exact)
     kinds: dict[str, type[Scheme]] = {"deterministic": Deterministic, "paper": Paper}
     return kinds.get(settings.scheme, Probabilistic)(product, settings.scheme, given, units)

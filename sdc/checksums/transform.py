@@ -30,8 +30,8 @@ def abft(
     """Transforms a step so that checksums check its matrix products (algorithm-based fault tolerance).
 
     The check compares weighted sums over the rows of each product with their expected values (Huang and Abraham 1984);
-    BENCHMARKS.md lists its cost. Products that look wrong are recomputed in a branch that healthy runs do not take. To
-    simulate hardware faults, inject them into the accumulators, before rounding:
+    BENCHMARKS.md lists the cost of the check. Products that look wrong are recomputed in a branch that healthy runs do
+    not take. To simulate hardware faults, inject them into the accumulators, before rounding:
     `sdc.abft(sdc.inject(sdc.checksums.accumulators(step), faults))`.
 
     Args:
@@ -81,9 +81,9 @@ WIDENED = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 def accumulators(step: Callable[..., Any], where: program.Where = program.products) -> Callable[..., Any]:
     """Transforms a step so that products of narrow types return their sums in float32, which are rounded afterwards.
 
-    The products are then float32 sites; faults that `inject` applies to them simulate faults in the accumulators. If
-    the backend might be unable to return the sums of narrow factors, the factors are transposed first (see the site's
-    `inputs`).
+    The products are then float32 sites; faults that `inject` applies to these sites simulate faults in the
+    accumulators. If the backend might be unable to return the sums of narrow factors, the factors are transposed first
+    (see the site's `inputs`).
 
     Args:
         step: any function that JAX can trace.
