@@ -63,7 +63,7 @@ def estimate(
         *args: arguments of the step: arrays, or their shapes (`jax.ShapeDtypeStruct`). A `NamedSharding` over the
             target's devices (`devices_of`) is kept; if no argument has such a sharding, the step runs on the first
             device.
-        target: name of the target, see `find_target`.
+        target: name of the target (see `find_target`).
         donate: positions of arguments whose memory the step may reuse for its outputs.
         options: compiler options by name.
         **kwargs: keyword arguments of the step.
@@ -106,7 +106,7 @@ def measure(
 
     Args:
         lowered: the result of `jax.jit(...).lower(...)`.
-        target: name of the target, see `find_target`.
+        target: name of the target (see `find_target`).
         options: compiler options by name.
 
     Raises:
@@ -262,7 +262,7 @@ def with_tool(
         where: selects sites (default: probes; for `abft`, all matrix products; for `inject`, matrix products of the
             backward pass).
         twins: number of twins for `lockstep`.
-        exchange: when twins exchange digests, see `sdc.lockstep`.
+        exchange: when twins exchange digests (see `sdc.lockstep`).
 
     Raises:
         ValueError: no site is selected.

@@ -84,7 +84,7 @@ class Module:
     entry: str  # name of the computation with which the program starts
 
     def way(self, name: str | None = None, times: int = 1) -> Iterator[tuple[Instruction, int]]:
-        """Yields the instructions on the path of a step without mismatches, each with its number of runs.
+        """Yields the instructions on the path of a step without mismatches, each with the number of times that it runs.
 
         A loop runs as often as the compiler states, or once if the compiler states nothing. This library's own
         conditionals take the first branch, which is the false branch of `lax.cond`; conditionals of the step take the

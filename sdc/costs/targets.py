@@ -212,8 +212,8 @@ def schedules() -> Mapping[str, int]:
 def read_schedules(folder: Path) -> Mapping[str, int]:
     """Returns the cycles of each kernel and fusion, by the name of the instruction.
 
-    Every bundle counts once per iteration of the grid. This gives an upper bound, since bundles before and after the
-    loop run only once.
+    Every bundle counts once per iteration of the grid. The result is an upper bound, because bundles before and after
+    the loop run only once.
     """
     found = {}
     for path in folder.glob(f"*-{PASS}.txt"):
@@ -249,7 +249,7 @@ def devices_of(name: str) -> tuple[Any, ...]:
     """Returns a target's devices as the compiler describes them; programs cannot run on these devices.
 
     Args:
-        name: name of the target, see `find_target`.
+        name: name of the target (see `find_target`).
 
     Raises:
         SettingError: there is no such target, the compiler is not installed, or the compiler does not support the
