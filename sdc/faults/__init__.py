@@ -1,4 +1,4 @@
-"""Simulated faults, and training steps into which they are injected.
+"""Simulated faults, and training steps into which these faults are injected.
 
 - `kinds`: how a fault changes an element.
 - `fault`: a fault (kind, pattern of elements that are corrupted together, place, rate and time), and its text form.

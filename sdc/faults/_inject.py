@@ -456,7 +456,7 @@ class _Inject:
         touched: list[Int32[Array, "_"]],
         masked: list[Bool[Array, "#size"]],
     ) -> tuple[UInt32[Array, ""], Hits | None]:
-        """Counts the struck elements whose bits changed, each once, and lists the first of them.
+        """Counts the struck elements whose bits changed (each element once), and lists the first of these elements.
 
         Elements that were not struck are ignored: XLA may compute a value once for the step and once for this
         comparison, and the two results occasionally differ in the last bit.
