@@ -7,11 +7,12 @@ from numbers import Integral
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple
 
-LARGEST_SEED = 2**31 - 2  # for every random generator; the seed plus one is used too, and must fit 32 bits
+LARGEST_SEED = 2**31 - 2  # for every random generator; the seed plus one is also used and must fit into 32 bits
 
 
 class Flag(NamedTuple):
-    """How a command line reads a field of a spec, if its name and type do not determine it; used in `Annotated`.
+    """A description of how a command line reads a field of a spec whose name and type do not suffice; used in
+    `Annotated`.
 
     Example:
         >>> import dataclasses
@@ -47,9 +48,9 @@ class Within(NamedTuple):
 
 
 class SettingError(ValueError):
-    """An invalid setting; one line says what was given, what was expected and how to fix it.
+    """An invalid setting; the message, one line, says what was given, what was expected and how to fix it.
 
-    The library itself has no flags. Callers that offer settings as flags, form fields or columns of a sheet replace
+    The library itself has no flags. Callers that offer settings as flags, form fields or spreadsheet columns replace
     `setting` with their own name for the parameter.
 
     Attributes:
@@ -79,7 +80,7 @@ def check_fields(settings: Any) -> None:
     a string does not count as a sequence of strings. Numbers must lie in the range of their `Within`.
 
     Raises:
-        SettingError: a field has another type or lies outside its range.
+        SettingError: a field has the wrong type, or its value lies outside the range.
 
     Example:
         >>> import dataclasses
@@ -106,7 +107,7 @@ def check_fields(settings: Any) -> None:
         if typing.get_origin(hint) is Sequence:
             check_several(name, value)
             item = _words(typing.get_args(hint)[0])
-            raise SettingError(name, value, f"expected each of them to be {item}")
+            raise SettingError(name, value, f"expected every element to be {item}")
         shown = repr(value) if value is None or isinstance(value, str) else value
         raise SettingError(name, shown, f"expected {_words(hint)}")
 
@@ -115,7 +116,7 @@ def check_several(setting: str, value: object) -> None:
     """Raises SettingError if a single value, such as a string, is given where a sequence is expected."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         noun = SEVERAL.get(setting, setting)
-        raise SettingError(setting, value, f"expected a sequence of {noun}, such as a list of one string")
+        raise SettingError(setting, value, f"expected a sequence of {noun}; wrap a single one in a list")
 
 
 def _fits(value: object, hint: Any) -> bool:

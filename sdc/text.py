@@ -1,17 +1,17 @@
 """The grammar of all objects that are written as one line of text: faults, kinds, latencies, methods, simulations.
 
-    terms    = term { "+" term }                     in languages that allow several terms: a letter follows the +
+    terms    = term { "+" term }                     in languages that allow several terms; a letter must follow the +
     term     = head  |  a call with keywords, as in Python   bitflip(bits=30, rate=1e-4, site="fwd/attn")
              | head { "," setting }                          shorthand: bitflip,bits=30,rate=1e-4,site=fwd/attn
     setting  = key "=" value  |  word
     value    = number | word | numbers joined by "+" | "quoted" | a text of another language
 
 A term is written as a call: the `repr` of the object that it denotes (`write_term`). The shorthand needs no quotes in a
-shell. Commas and `+` separate its parts only outside of brackets and quotes; spaces around separators do not matter. A
-head denotes a *form*: a class whose fields are the settings, with their types. A selector is an expression, written as
-in Python (`expression`), and can be the value of a setting. docs/languages.md is the page for users.
+shell. In the shorthand, commas and `+` separate parts only outside brackets and quotes; spaces around separators do not
+matter. A head denotes a *form*: a class whose fields are the settings, with their types. A selector is an expression,
+written as in Python (`expression`), and can be the value of a setting. docs/languages.md explains the grammar to users.
 
-Nothing here imports JAX, so a mistyped line is rejected immediately.
+This module does not import JAX, so a mistyped line is rejected immediately.
 """
 
 import ast
@@ -42,7 +42,8 @@ class Form(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """A setting whose value is a term of another language; without brackets, the value extends to the term's end."""
+    """A setting whose value is a term of another language; without brackets, the value extends to the end of the
+    text."""
 
     read: Callable[[str], Any]
 
@@ -50,14 +51,15 @@ class Rest(NamedTuple):
 class Term(NamedTuple):
     """A parsed term."""
 
-    head: str  # its first word
-    value: Any  # the object that it denotes
+    head: str  # the first word of the term
+    value: Any  # the object that the term denotes
     common: dict[str, Any]  # converted values of the settings that every head of the language can have
     other: dict[str, str]  # unknown settings, verbatim
 
 
 def form(cls: type, /, *, read: Mapping[str, Any] = NOTHING, **fixed: Any) -> Form:
-    """Returns the form of a dataclass: `read` parses fields whose type does not suffice; the head sets `fixed`."""
+    """Returns the form of a dataclass; `read` has parsers for fields whose types do not suffice, and the head sets
+    `fixed`."""
     hints = typing.get_type_hints(cls)
     fields = [field for field in dataclasses.fields(cls) if field.name not in fixed]
     none = dataclasses.MISSING
@@ -81,8 +83,8 @@ def read_term(
     try:
         head, *settings = _parts(text)
     except (SyntaxError, ValueError) as error:
-        problem = "write it as in Python" if isinstance(error, SyntaxError) else str(error)
-        raise wrong(f"cannot be read; {problem}, as in {example!r}") from None
+        problem = "use Python syntax" if isinstance(error, SyntaxError) else str(error)
+        raise wrong(f"cannot be parsed; {problem}, as in {example!r}") from None
     if head not in forms:
         raise wrong(f"unknown {noun} {head!r}; expected one of {', '.join(forms)}, as in {example!r}")
     known = {**forms[head].types, **common}
@@ -90,7 +92,7 @@ def read_term(
     other: dict[str, str] = {}
     for place, setting in enumerate(settings):
         key, equals, value = (part.strip() for part in setting.partition("="))
-        if known.get(key, "") is None and value in ("true", "false"):  # a word as a keyword of a call
+        if known.get(key, "") is None and value in ("true", "false"):  # a word written as a keyword argument
             if value == "false":
                 continue
             equals = value = ""
@@ -116,13 +118,13 @@ def read_term(
                 raise wrong(f"{key}={value}: expected the index of a device along the mesh axis {key!r}, as in {key}=1")
             if key in every or not (open_ended and key.isidentifier() and re.fullmatch(r"[+-]?\d+", value)):
                 axes = ", and name=number for a mesh axis, as in model=1" if open_ended else ""
-                raise wrong(f"unknown key {key!r}; {noun} {head} takes {', '.join(known) or 'none'}{axes}")
+                raise wrong(f"unknown key {key!r}; {noun} {head} takes {', '.join(known) or 'no keys'}{axes}")
             other[key] = value
         elif isinstance(known[key], Rest) and not value.endswith(")"):
             try:
                 found[key] = known[key].read(",".join([value, *settings[place + 1 :]]))
             except ValueError as error:
-                hint = f"{key} is the last setting of {head}; write {key}=(...) to add settings after it"
+                hint = f"the value of {key} extends to the end of the text; write {key}=(...) to add settings after it"
                 raise wrong(f"{error} ({hint})") from error
             break
         else:
@@ -141,11 +143,11 @@ def read_term(
 
 
 def _parts(text: str) -> list[str]:
-    """Splits a term, written as a call with keywords or in the shorthand with commas, into head and settings."""
+    """Splits a term, written as a call with keywords or in the shorthand with commas, into its head and settings."""
     if not (begin := re.match(r"\s*([\w:-]+)\s*(?=\()", text)):
         return [part.strip() for part in split(text, ",")]
     source = f"_{text[begin.end() :]}".strip()
-    call = _tree(source, DEEPEST + 2)  # so that a selector in it may have all of its levels
+    call = _tree(source, DEEPEST + 2)  # so that a selector inside the call may use all of its own levels
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise SyntaxError
     words = [ast.unparse(word) for word in call.args]
@@ -153,7 +155,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _argument(node: ast.expr, source: str) -> str:
-    """Returns a keyword's value as written in the shorthand."""
+    """Returns the value of a keyword argument in the notation of the shorthand."""
     match node:
         case ast.Constant(str(value)):
             return value if value and value == value.strip() and value[0] != '"' else write_value(value)
@@ -166,8 +168,10 @@ def _argument(node: ast.expr, source: str) -> str:
         case ast.Call():
             return f"({ast.unparse(node)})"
         case ast.Constant(None | bytes()):
-            raise ValueError(f"{ast.unparse(node)} is not a value; give a number, a string or a tuple, or leave it out")
-        case ast.BinOp(op=ast.Add()):  # in the shorthand several numbers, in Python a sum
+            raise ValueError(
+                f"{ast.unparse(node)} is not a valid value; give a number, a string or a tuple, or omit it"
+            )
+        case ast.BinOp(op=ast.Add()):  # several numbers in the shorthand, but a sum in Python
             raise ValueError(f"{ast.unparse(node)} is a sum; write several values as a tuple, as in (30, 31)")
     return ast.get_source_segment(source, node) or ast.unparse(node)
 
@@ -204,7 +208,7 @@ def read_value(kind: Any, text: str) -> Any:
             return tuple(member(number) for number in re.split(r"(?<![eE])\+", text.removesuffix("+")))
         except ValueError:
             numbers = {int: "whole numbers, as in (0, 2)", float: "numbers, as in (0.1, 0.2)"}
-            raise ValueError(f"expected {numbers[member]}; in the shorthand joined by +") from None
+            raise ValueError(f"expected {numbers[member]}, or joined by + in the shorthand") from None
     if typing.get_origin(kind) is Literal:
         if text not in typing.get_args(kind):
             raise ValueError(f"expected one of {', '.join(map(str, typing.get_args(kind)))}")
@@ -252,9 +256,9 @@ def split(text: str, separator: Literal[",", "+"]) -> list[str]:
 
 
 def write_term(value: Any, forms: Mapping[str, Form], more: Mapping[str, Any] = NOTHING) -> str:
-    """Returns the call that constructs a value: the first matching head, settings that differ from defaults, `more`."""
+    """Returns the call that constructs a value, with the first matching head, the non-default settings, and `more`."""
     for head, (make, kinds, _, fixed) in forms.items():
-        # Compared by `repr`: nan equals nan, and -0.0 differs from 0.0.
+        # Values are compared by `repr`: nan equals nan, and -0.0 differs from 0.0.
         if make is type(value) and all(repr(getattr(value, name)) == repr(given) for name, given in fixed.items()):
             default = {field.name: field.default for field in dataclasses.fields(value)}
             values = {key: getattr(value, key) for key in kinds}
@@ -263,12 +267,12 @@ def write_term(value: Any, forms: Mapping[str, Form], more: Mapping[str, Any] = 
                 if typing.get_origin(kinds[key]) is tuple and len(x) == 1:
                     (given[key],) = x
             return _call(head, [f"{key}={write_value(x)}" for key, x in {**given, **more}.items()])
-    own = type(value)  # a user's class without a head: written by its name
+    own = type(value)  # a user's class has no head and is written by its name
     return write_term(value, {own.__name__: form(own)}, more)
 
 
 def write_value(value: Any) -> str:
-    """Returns a value as a Python literal, strings in double quotes."""
+    """Returns a value as a Python literal, with strings in double quotes."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, tuple):
@@ -284,7 +288,7 @@ def expression(
     calls: Mapping[str, Callable[..., T]],
     example: str,
 ) -> T:
-    """Parses words and calls with literals, combined by `&`, `|` and `~` as in Python; errors show `example`."""
+    """Parses words, and calls with literals, that are combined by `&`, `|` and `~`; errors quote `example`."""
 
     def build(node: ast.expr) -> Any:
         match node:
@@ -300,18 +304,18 @@ def expression(
                 named = {keyword.arg or "": _literal(keyword.value) for keyword in keywords}
                 return calls[name](*map(_literal, arguments), **named)
         raise ValueError(
-            f"{ast.unparse(node)!r} is not a {language}; expected {', '.join([*words, *calls])}, joined with & | ~"
+            f"{ast.unparse(node)!r} is not a {language}; expected {', '.join([*words, *calls])}, combined by &, | or ~"
         )
 
     try:
         return build(_tree(text))
     except SyntaxError:
-        raise ValueError(f"{language} {text!r} cannot be read; write it as in Python, as in {example!r}") from None
+        raise ValueError(f"{language} {text!r} cannot be parsed; use Python syntax, as in {example!r}") from None
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{language} {text!r}: {error}; as in {example!r}") from None
+        raise ValueError(f"{language} {text!r}: {error}; for example, write {example!r}") from None
 
 
-_TOO_DEEP = f"it is nested deeper than {DEEPEST} levels (each operator of a chain is one); simplify it"
+_TOO_DEEP = f"it is nested deeper than {DEEPEST} levels (each operator in a chain counts as one level); simplify it"
 
 
 def _tree(text: str, deepest: int = DEEPEST) -> ast.expr:
@@ -333,4 +337,4 @@ def _literal(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
     except ValueError:
-        raise ValueError(f"{ast.unparse(node)!r} is neither a number nor a string; write strings in quotes") from None
+        raise ValueError(f"{ast.unparse(node)!r} is neither a number nor a string; enclose strings in quotes") from None

@@ -10,7 +10,7 @@ from enum import IntEnum, StrEnum
 __all__ = ["SIMULATED", "Exit", "Verdict", "exit_code", "gravest"]
 
 # Next step for a host after a rehearsal.
-SIMULATED = "nothing with the host: these faults are simulated"
+SIMULATED = "no action on the host, because these faults are simulated"
 
 
 class Exit(IntEnum):

@@ -1,4 +1,5 @@
-"""Training steps as burn-in workloads: forward, backward and optimizer of the reference decoder at full load."""
+"""Training steps as burn-in workloads: forward pass, backward pass and optimizer of the reference decoder at full
+load."""
 
 import dataclasses
 import functools
@@ -15,7 +16,7 @@ from sdc.burnin.workloads import BurninWorkload, FamilyRequest, families, make_f
 
 from .programs import DATA, MODEL, ModelConfig, OptimizerConfig, TrainConfig, TrainState, abstract_state, device_step
 
-BURNIN_STEPS = 4  # optimizer steps of a run; an error in one step spreads through the parameters in later steps
+BURNIN_STEPS = 4  # optimizer steps per run; an error in one step spreads through the parameters in later steps
 HEAD = 64  # width of an attention head
 FAMILY = "training"
 
@@ -50,8 +51,8 @@ class TrainingSteps(BurninWorkload):
     config: TrainConfig
 
     def inputs(self) -> tuple[TrainState, Int[np.ndarray, "steps microsteps batch length"]]:
-        """Returns the initial state and the tokens, bit-identical on every host because no math library computes
-        them."""
+        """Returns the initial state and the tokens, which are bit-identical on every host because no math library
+        computes them."""
         config = self.config
         state = abstract_state(config)
         # Scaling by a power of two does not round. This power is the nearest to the standard deviation of the decoder's

@@ -30,7 +30,7 @@ STATE, POSITION = "state", "position"  # Orbax's names of the two trees
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be written or read; the message states which checkpoint, and the remedy."""
+    """A checkpoint cannot be written or read; the message identifies the checkpoint and states the remedy."""
 
 
 class NotWritten(CheckpointError):
@@ -39,8 +39,7 @@ class NotWritten(CheckpointError):
 
 
 class Checkpoints:
-    """The checkpoints of one run. If the run has several processes, they share the storage, and every process calls
-    every method.
+    """The checkpoints of one run. The processes of the run share the storage, and every process must call every method.
 
     Call `close`, or use the object as a context manager; otherwise, a checkpoint that is still being written at exit is
     lost.
@@ -92,18 +91,18 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """Steps of the complete checkpoints, oldest first. Waits for a pending save."""
+        """Steps of the complete checkpoints, oldest first; reading this property waits for a pending save."""
         self.wait()
         return certified_steps(self.folder)
 
     @property
     def latest(self) -> int | None:
-        """Step of the newest complete checkpoint, or None. Waits for a pending save."""
+        """Step of the newest complete checkpoint, or None; reading this property waits for a pending save."""
         return max(self.steps, default=None)
 
     @property
     def protected(self) -> frozenset[int]:
-        """Steps that are never deleted."""
+        """Steps of the protected checkpoints, which are never deleted."""
         with self._reader() as orbax:
             return frozenset(step for step in self.steps if orbax.is_protected(step))
 
@@ -122,7 +121,7 @@ class Checkpoints:
             state: pytree of JAX arrays of any sharding and dtype, PRNG keys included. Only the first replica of an
                 array is saved.
             position: position of the data iterator, JSON-serializable.
-            force: save even if no checkpoint is due, as after the last step.
+            force: whether to save even if no checkpoint is due, for example after the last step.
 
         Returns:
             True if a checkpoint is being saved, False if none is due.
@@ -154,7 +153,7 @@ class Checkpoints:
                 self._writer.wait()
 
     def close(self) -> None:
-        """Waits as `wait` does and stops Orbax's threads. A later save restarts them.
+        """Waits as `wait` does, and stops Orbax's threads, which a later save restarts.
 
         Raises:
             CheckpointError: the last checkpoint cannot be written.
@@ -204,7 +203,7 @@ class Checkpoints:
             CheckpointError: the checkpoint does not exist, is damaged, or differs in structure from `abstract`.
             SettingError: `only` matches nothing in the state.
         """
-        # the processes may see different lists on shared storage
+        # Processes may see different lists on shared storage, so all use the list of process 0.
         steps = json.loads(everyone(json.dumps(self.steps))[0])
         if step is None and not steps:
             raise CheckpointError(f"no complete checkpoint in {self.folder}; start a new run")
@@ -276,7 +275,7 @@ class Checkpoints:
             why = error.__cause__ if isinstance(error.__cause__, OSError) else error
             raise NotWritten(
                 f"cannot write checkpoint {self.folder / str(step)} ({first_line(why)}); "
-                "free some space or give another folder, then resume the run"
+                "free some space or choose another folder, then resume the run"
             ) from error
 
     def _abandon(self) -> None:
@@ -287,7 +286,7 @@ class Checkpoints:
 
 
 class Unsaved(Checkpoints):
-    """Stand-in that saves nothing, for runs that are never resumed."""
+    """A stand-in for `Checkpoints` that saves nothing, for runs that are never resumed."""
 
     def save(self, step: int, state: Any, position: Mapping[str, Any], *, force: bool = False) -> bool:
         return False
@@ -305,8 +304,8 @@ class _Newest:
         self.saving = 0
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Returns for each checkpoint whether Orbax keeps it. Orbax calls this once the new checkpoint is complete,
-        before it deletes any."""
+        """Returns, for each checkpoint, whether Orbax keeps it. Orbax calls this method once the new checkpoint is
+        complete, before deleting any checkpoint."""
         past = {step for step in certified_steps(self._folder) if step < self.saving}
         stays = sorted(past | {self.saving})[-self._keep :]
         return [one.step in stays for one in checkpoints]
@@ -322,5 +321,5 @@ def _chosen(abstract: Any, only: Only | None) -> Any:
     chosen = jax.tree.map(lambda name: bool(hit(name)), names)
     if not any(jax.tree.leaves(chosen)):
         some = ", ".join(jax.tree.leaves(names)[:8])
-        raise SettingError("only", only, f"not found in the state; it has {some}")
+        raise SettingError("only", only, f"matches no array of the state, which has {some}")
     return chosen

@@ -28,16 +28,16 @@ from .stopping import PREFIX, Stop
 
 BEAT = 1.0  # seconds between heartbeats
 # Seconds without a heartbeat after which a peer counts as lost. Detection takes at most 15 seconds in total: one more
-# heartbeat may arrive if the network is cut in only one direction, and the checks add up to one and a half intervals.
+# heartbeat may arrive if the network is cut in only one direction, and the checks take up to one and a half intervals.
 PATIENCE = 12.0
-# Seconds between a peer's failure and the end of this process, which may meanwhile fail itself and report a better
-# reason
+# Seconds between a peer's failure and the end of this process, which may itself fail in the meantime and report a more
+# specific reason
 GRACE = 3.0
 DONE, FAILED = "done", "failed"
 SIGNS = "sdc/alive"
 
 # Callback that receives the reason why a run cannot continue. A monitoring thread calls it while the main thread is
-# blocked in a collective that nothing else ends, so the callback must end the process.
+# blocked in a collective that nothing else can end, so the callback must end the process.
 Lost = Callable[[str], None]
 
 
@@ -53,7 +53,7 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
     watch: Watch | None = None
     _watch = None
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # JAX's handler of SIGTERM would replace that of the command, and do nothing.
+    # JAX's SIGTERM handler would replace the command's handler and do nothing.
     jax.config.update("jax_enable_preemption_service", False)
     late = f"a peer did not connect within {timeout:g} s"
     mend = "start all processes, or increase the timeout"
@@ -61,7 +61,7 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
     guard.daemon = True
     guard.start()
     try:
-        # JAX aborts the process at its own time limit, which is therefore set to a longer time.
+        # JAX aborts the process at its own time limit, which is therefore set higher.
         count = _initialize(peers, int(timeout) + 60, lambda: lost(unreachable()))
         if count > 1:
             watch = _watch = Watch(distributed.global_state.client, timeout, lost, stop)
@@ -85,13 +85,13 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
         counts = Counter(device.process_index for device in devices)
         if len(set(counts.values())) > 1:
             raise Incomparable(
-                f"processes have different numbers of devices ({dict(sorted(counts.items()))}); twins need equal "
-                "numbers"
+                f"processes have different numbers of devices ({dict(sorted(counts.items()))}); give all "
+                "processes equally many"
             )
         yield
         multihost_utils.sync_global_devices("end")
     except jax.errors.JaxRuntimeError as error:
-        # Most likely a peer was lost: give `Watch` time to identify the peer and end the process.
+        # A peer was probably lost, so `Watch` gets time to identify the peer and end the process.
         time.sleep(watch.patience + 2 * BEAT)
         watch.end(FAILED)
         raise Unreachable(
@@ -108,14 +108,14 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
 
 
 def announce(doing: str) -> None:
-    """Publishes the current activity of this process, which the peers report if this process is lost. Does nothing
-    without peers."""
+    """Publishes the current activity of this process, which the peers report if this process is lost. Without peers,
+    the function does nothing."""
     if _watch is not None:
         _watch.doing = doing
 
 
 def unreachable() -> str:
-    """Returns the message for when the runtime gives up because its service in process 0 is unreachable."""
+    """Returns the message for a runtime that gives up because its service in process 0 is unreachable."""
     return f"process {'0' if _watch is None else _watch.missing()} was lost; no verdict is possible"
 
 
@@ -123,7 +123,7 @@ def _initialize(peers: Peers, patience: int, gave_up: Callable[[], None]) -> int
     """Starts JAX's runtime if peers or the environment define a cluster; returns the number of processes."""
     while not peers.known():
         time.sleep(BEAT)
-    # If supported, the runtime calls a function instead of aborting the process with a stack trace.
+    # A runtime that supports a callback calls it instead of aborting the process with a stack trace.
     library: Any = getattr(distributed, "_jax", None)
     make: Any = getattr(library, "get_distributed_runtime_client", None)
     notifies = make is not None and "missed_heartbeat_callback" in (make.__doc__ or "")
@@ -170,13 +170,14 @@ class Watch:
             return  # process 0 is gone, so no process reads the store
 
     def end_early(self) -> None:
-        """Announces to the others that this process ends early, and gives them time to read the announcement."""
+        """Announces to the other processes that this process ends early, and gives them time to read the
+        announcement."""
         self.end(FAILED)
         self.wait_for_the_others(GRACE + 2 * BEAT)
 
     def wait_for_the_others(self, seconds: float) -> None:
-        """Makes process 0, which runs the service, wait for the others: they would consider it lost if it ended
-        first."""
+        """Makes process 0, which runs the service, wait for the other processes, which would consider process 0 lost if
+        it ended first."""
         deadline = time.monotonic() + seconds
         while distributed.global_state.process_id == 0 and time.monotonic() < deadline:
             words = self._signs(SIGNS).values()
@@ -230,7 +231,7 @@ class Watch:
 
     def _give_up(self, process: str, doing: str | None = None) -> None:
         """Calls `lost`; `doing` is the last activity of a silent peer, and None for a peer that failed."""
-        why = f"process {process} ended early; its output has the reason"
+        why = f"process {process} ended early; see its output for the reason"
         if doing is not None:
             last = f"; last reported activity: {doing}" if doing else ""
             why = f"process {process} was lost (no heartbeat for {self.patience:g} s{last})"
@@ -242,7 +243,7 @@ class Watch:
 
 
 class Incomparable(RuntimeError):
-    """Processes or runs are not comparable: a difference between them would be meaningless."""
+    """Processes or runs cannot be compared, because a difference between them would be meaningless."""
 
 
 def as_read(manifest: Mapping[str, Any]) -> Any:
@@ -261,27 +262,28 @@ def changes(
 def check_resumed(
     folder: Path, noun: str, then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]
 ) -> None:
-    """Raises Incomparable if the record to resume was written with other settings."""
+    """Raises RecordError if the record to resume was written with other settings."""
     if changed := changes(then, now, keys, (f"the {noun} had", "now")):
         raise RecordError(
-            f"{folder} is another {noun} ({'; '.join(changed[:5])}); resume it with the same settings on the same "
-            "machine, or give another folder"
+            f"{folder} contains another {noun} ({'; '.join(changed[:5])}); resume it with the same settings on the "
+            "same machine, or give another folder"
         )
 
 
 def rows_in_order(folder: Path, kind: str, key: str) -> list[Any]:
-    """Returns the lines of a record, which may be out of order in the file, sorted by number up to the first gap."""
+    """Returns the lines of a record, which may be out of order in the file, sorted by number, up to the first missing
+    number."""
     rows = {getattr(row, key): row for row in read_record(folder, kind).lines.typed}
     return [rows[number] for number in itertools.takewhile(rows.__contains__, itertools.count())]
 
 
 def check_comparable(manifest: Mapping[str, Any]) -> None:
-    """Raises Incomparable, listing every difference, if processes differ in anything that affects what they compute."""
+    """Raises Incomparable with a list of all differences if processes differ in anything that affects their results."""
     own = {key: value for key, value in manifest.items() if key not in ("command", "created", "host")}
     lines = differences([json.loads(text) for text in everyone(json.dumps(own))])
     if lines:
         raise Incomparable(
             "the processes are not comparable; differences between their results would be meaningless:\n  "
             + "\n  ".join(line.describe() for line in lines)
-            + "\nmake these equal and start again"
+            + "\nmake these equal in all processes and start again"
         )

@@ -86,15 +86,15 @@ def read_corpus(source: str | Path | Sequence[str | Path] = PYTHON) -> Corpus:
         for file in files:
             documents.extend(document for document in _documents(file) if document)
     if not documents:
-        raise CorpusError(" ".join(map(str, items)), "is empty; give files or folders that hold text")
+        raise CorpusError(" ".join(map(str, items)), "contains no text; give files or folders of text")
     return Corpus(tuple(documents), ", ".join(names))
 
 
 def files_below(folder: Path, error_of: type[DataError]) -> list[Path]:
     """Returns all files below a folder except hidden ones; symbolic links to folders are not followed.
 
-    The files are sorted by relative path in the order of code points, which is the same on every host whatever its
-    locale.
+    The files are sorted by the code points of their relative paths, so the order does not depend on the locale of a
+    host.
     """
 
     def fail(error: OSError) -> None:
@@ -120,7 +120,7 @@ def _standard_library() -> list[Path]:
         file for file in files if file.suffix == ".py" and {"test", "tests"}.isdisjoint(file.relative_to(root).parts)
     ]
     if not files:
-        raise CorpusError(PYTHON, f"finds no source text of the standard library in {root}; give your own files")
+        raise CorpusError(PYTHON, f"has no source files of the standard library in {root}; give your own files")
     return sorted(files, key=lambda file: file.relative_to(root).as_posix())
 
 
@@ -139,8 +139,8 @@ def _text_files(path: Path) -> list[Path]:
         return [path]
     files = [file for file in files_below(path, CorpusError) if file.suffix.lower() in TEXT_SUFFIXES]
     if not files:
-        suffixes = " ".join(sorted(TEXT_SUFFIXES))
-        raise CorpusError(path, f"has no file ending in {suffixes}; give text files with other suffixes one by one")
+        suffixes = " or ".join(sorted(TEXT_SUFFIXES))
+        raise CorpusError(path, f"has no file with the suffix {suffixes}; give files with other suffixes individually")
     return files
 
 
@@ -213,7 +213,7 @@ class Tokenizer(Protocol):
         """Returns the tokens of a text, without special tokens at its ends."""
 
     def decode(self, tokens: Sequence[int] | Int32[np.ndarray, "tokens"]) -> str:
-        """Returns the text that tokens represent; `end_of_text` represents none."""
+        """Returns the text that tokens represent; `end_of_text` represents no text."""
 
 
 class ByteTokenizer:
@@ -237,8 +237,8 @@ class ByteTokenizer:
 
 
 class HuggingFaceTokenizer:
-    """A `tokenizers.Tokenizer`. An end-of-text token written in a text is encoded as one token, so separators in files
-    are kept."""
+    """A wrapper of `tokenizers.Tokenizer`. A text may contain the name of the end-of-text token, which is encoded as
+    that token, so separators in files are kept."""
 
     def __init__(self, tokenizer: Any, source: Path) -> None:
         # Tokenizer files often keep these settings of their original model, but documents must be neither truncated nor
@@ -248,9 +248,7 @@ class HuggingFaceTokenizer:
         vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         known = [vocabulary[name] for name in END_OF_TEXT if name in vocabulary]
         if not known:
-            raise TokenizerError(
-                source, f"has no end-of-text token; looked for {' '.join(END_OF_TEXT)}: add one of them"
-            )
+            raise TokenizerError(source, f"has no end-of-text token; add one of {' '.join(END_OF_TEXT)}")
         self._tokenizer, self._source = tokenizer, source
         self.end_of_text = known[0]
         self.vocab_size = max(vocabulary.values()) + 1  # not the number of tokens, since token numbers may have gaps
@@ -270,7 +268,7 @@ class HuggingFaceTokenizer:
 
 
 def load_tokenizer(spec: str | Path = BYTES) -> Tokenizer:
-    """Loads the tokenizer `bytes`, or that of a Hugging Face `tokenizer.json` file."""
+    """Loads the tokenizer `bytes`, or a tokenizer from a Hugging Face `tokenizer.json` file."""
     if spec == BYTES:
         return ByteTokenizer()
     path = Path(spec)
@@ -343,8 +341,8 @@ class Dataset:
         if len(self.chunks) < chunks:
             raise CorpusError(
                 self.source,
-                f"has {self.tokens} tokens, fewer than one batch needs: {chunks * length + 1} "
-                f"({microsteps} microsteps × {batch_size} sequences × {length} tokens, and one); "
+                f"has {self.tokens} tokens, but one batch needs {chunks * length + 1} "
+                f"({microsteps} microsteps × {batch_size} sequences × {length} tokens, plus one); "
                 "give more text, or a configuration with a smaller batch",
             )
 
@@ -375,8 +373,8 @@ def make_dataset(corpus: Corpus, tokenizer: Tokenizer, sequence_length: int, *, 
 
 
 def batches(dataset: Dataset, *, batch_size: int, microsteps: int) -> "grain.DatasetIterator":
-    """Returns an endless iterator over global batches, the same in every process: int32 [microsteps, batch_size, length
-    + 1].
+    """Returns an endless iterator over global batches, which are equal in all processes: int32 [microsteps, batch_size,
+    length + 1].
 
     Chunks left over at the end of an epoch are dropped; every epoch has the same order. The state of the iterator is
     the number of batches returned; `set_state()` moves to any position, even backwards, at no cost.
@@ -385,7 +383,7 @@ def batches(dataset: Dataset, *, batch_size: int, microsteps: int) -> "grain.Dat
     dataset.require(batch_size=batch_size, microsteps=microsteps)
     import grain  # Imported here since grain imports JAX, which is not needed to make and check a data set.
 
-    # Batches are made in the caller's thread, since worker processes would be forked from a process in which JAX runs
+    # Batches are made in the caller's thread, because worker processes would be forked from a process in which JAX runs
     # threads.
     return iter(
         grain.MapDataset.source(dataset.chunks)

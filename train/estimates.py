@@ -28,7 +28,8 @@ class Compiled:
     """Model configuration of the reference workload: tiny, bench, smollm2_135m, llama3_8b_16l or llama3_8b."""
     step: str | None = None
     """Your own step: MODULE:FUNCTION, a function that returns (step, *arguments); arguments may be shapes. A parameter
-    `devices` receives the devices of the target (of each twin, if there are twins), from which to make a mesh."""
+    `devices` of the function receives the devices of the target (of each twin, if there are twins), so that the
+    function can make a mesh."""
     dtype: DType | None = None
     """Data type of activations and compute parameters (default: that of the configuration)."""
     where: str | None = None
@@ -86,8 +87,8 @@ class Subject(Compiled):
             check(get_config(self.config), self.data, self.model)
             if self.needed > target.devices:
                 what = f"{self.twins} twin × " if self.tool == "lockstep" else ""
-                problem = f"has {target.devices} devices, and {what}{self.data} data × {self.model} model needs"
-                problem += f" {self.needed}; give a larger target, or fewer ranks"
+                problem = f"has {target.devices} devices, but {what}{self.data} data × {self.model} model needs"
+                problem += f" {self.needed}; choose a larger target or fewer ranks"
                 raise SettingError("target", self.target, problem)
         elif not all(str(self.step).partition(":")):
             raise SettingError("step", self.step, "expected MODULE:FUNCTION, as in mymodel:train_step")
@@ -100,7 +101,7 @@ def estimate_subject(subject: Subject) -> costs.Estimate:
         subject: the program, and the target chips.
 
     Raises:
-        SettingError: see `Subject.check`, or the step cannot be found, or an option is unknown.
+        SettingError: a setting is wrong (see `Subject.check`), the step cannot be found, or an option is unknown.
         DoesNotFit: the step needs more memory than the chips have.
         Uncharged: the step has a kernel without a schedule.
     """

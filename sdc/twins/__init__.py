@@ -2,7 +2,7 @@
 
 - `digests`: 64-bit digests of tensors and of the values of a step (`fingerprint`); `digest_kernel`: a kernel for TPUs.
 - `_lockstep`: twins that are compared and repaired at every probe; `mismatch`: measures of their differences.
-- `first_differences`: the first difference of two fingerprints, and bisection.
+- `first_differences`: the first difference between two fingerprints, and bisection.
 - `traces`: fingerprints of a run on disk.
 """
 

@@ -3,17 +3,17 @@
 At each site, the twins exchange 64-bit digests over the twin axis. Tensors move only if a digest differs anywhere on
 the mesh: each twin's tensor is then compared with the reference's, and all twins continue with the reference's tensor,
 bit for bit. A suspect's errors are therefore counted where they arise and never spread. Ma et al. 2025
-(arXiv:2502.12340, section 3.2) call this computation synchronization.
+(arXiv:2502.12340, section 3.2) call this procedure "computation synchronization".
 
 In most steps, all twins agree. Optimistic lock-step (`exchange="step"` or `"call"`) therefore runs a (micro)step
 without communication between twins and keeps the digest of each probe; after the last probe, all digests are exchanged
-at once. If no digest differs, a single exchange has replaced one exchange per probe, each of which would wait for the
-slowest host. Otherwise, the (micro)step is repeated from its start with a gated comparison at every probe, and the
+at once. If no digest differs, this single exchange replaces the exchanges at all probes, each of which would wait for
+the slowest host. Otherwise, the (micro)step is repeated from its start with a gated comparison at every probe, and the
 results of the repetition are used. A fault that does not recur leaves no mismatch in the repetition; the first digest
 that differed, in program order, then locates the error, but the size of the error stays unknown.
 
-Along a bound axis (`shard_map`, `pmap` or `vmap`), twins exchange bits and never floats: a masked sum of floats would
-turn -0.0 into 0.0 and mix the payloads of NaNs.
+Along a bound axis (`shard_map`, `pmap` or `vmap`), twins exchange bits, never floats, because a masked sum of floats
+would turn -0.0 into 0.0 and mix the payloads of NaNs.
 """
 
 import functools
@@ -41,7 +41,7 @@ class Agreement(NamedTuple):
 
     Attributes:
         reference: index of the reference: twin 0 of two twins; a twin in the largest agreeing group of three or more.
-        undecided: 1 if at most half of three or more twins agree, so that the reference is a guess; else 0.
+        undecided: 1 if at most half of three or more twins agree, and the reference is therefore a guess; else 0.
         differs: whether any twin differs from its reference anywhere on the mesh; equal on all devices.
     """
 
@@ -64,7 +64,8 @@ def agreement(leaves: list[Shaped[Array, "..."]], axis_name: str) -> Agreement:
 
 
 def anywhere(differs: Bool[Array, ""], axis_name: str) -> Bool[Array, ""]:
-    """Returns whether `differs` is true on any device, since a branch with a collective must be taken on all or none.
+    """Returns whether `differs` is true on any device, since a branch with a collective must be taken on all devices or
+    on none.
 
     The reduction omits the twin axis, because each twin has the digests of all twins and the network along this axis
     may be slow.
@@ -160,8 +161,8 @@ def axis_place(axis_name: str) -> Int32[Array, ""]:
     """Returns this device's index along a bound axis, as `lax.axis_index` does, but also on a partly manual mesh.
 
     On such a mesh, XLA's compiler for TPUs rejects programs that read the device index at several places, because the
-    compiler moves the operation out of the region in which it is valid. A reduce-scatter gives each device its index
-    instead.
+    compiler moves the operation out of the region in which it is valid. This function computes the index with a
+    reduce-scatter instead.
     """
     if not program.manual_in_part():
         return lax.axis_index(axis_name)
@@ -195,8 +196,9 @@ def lockstep(
     or `vmap` (all twins on one device).
 
     Args:
-        step: the step of one twin; it does not refer to the other twins.
-        axis_name: the twin axis. The reference is twin 0 of two twins, and the majority of three or more.
+        step: the step of one twin, which does not refer to the other twins.
+        axis_name: the twin axis. The reference is twin 0 of two twins, or a twin in the largest agreeing group of three
+            or more.
         where: selects the sites to compare and repair; by default, every probe.
         compare: `"gated"` moves tensors only if digests differ; `"always"` moves and compares tensors every time.
         exchange: `"probe"` exchanges digests at every site. `"step"` exchanges the digests of all sites once per
@@ -209,8 +211,8 @@ def lockstep(
 
     Raises:
         ValueError: `axis_name` is not bound or has fewer than two twins; `compare` or `exchange` is unknown; no site is
-            selected (a probe whose value the step does not use is not a site); or `exchange` is not `"probe"`, while
-            the step cannot be repeated (it changes arrays in place or has ordered effects) or `compare` is `"always"`.
+            selected (a probe whose value the step does not use is not a site); or `exchange` is not `"probe"`, although
+            `compare` is `"always"` or the step cannot be repeated (it changes arrays in place or has ordered effects).
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -225,7 +227,7 @@ def lockstep(
     if exchange not in get_args(Exchange):
         raise ValueError(f"exchange={exchange!r} is unknown; expected 'probe', 'step' or 'call'")
     if exchange != "probe" and compare == "always":
-        raise ValueError("compare='always' moves tensors at every probe; give exchange='probe', or compare='gated'")
+        raise ValueError("compare='always' requires exchange='probe'; give that, or compare='gated'")
     rule = _Lockstep(axis_name, compare)
     around = None if exchange == "probe" else _Optimistic(axis_name, rule, whole=exchange == "call")
     twins = program.rewrite(step, where, rule, required=True, around=around)
@@ -243,11 +245,11 @@ def synchronize(
 ) -> tuple[Tree, Mismatch]:
     """Compares a pytree between twins and overwrites it with the reference's pytree, bit for bit.
 
-    If it is applied to the parameters and the optimizer's state after each step, this function implements parameter
+    Applied to the parameters and the optimizer state after each step, this function implements parameter
     synchronization.
 
     Args:
-        tree: arrays, for instance a training state; other leaves pass through.
+        tree: pytree of arrays, for instance a training state; other leaves are returned unchanged.
         axis_name: the twin axis, which must be bound.
         repair: whether to overwrite the tree; otherwise, it is only compared.
         compare: see `lockstep`.
@@ -321,7 +323,7 @@ class _Seen(NamedTuple):
 
 
 class _Optimistic:
-    """Optimistic execution of the part of a step that holds the probes; see the module's docstring."""
+    """Optimistic execution of the part of a step that contains the probes; see the module's docstring."""
 
     def __init__(self, axis_name: str, gated: program.Rule, *, whole: bool) -> None:
         self.axis_name, self.gated, self.whole = axis_name, gated, whole
@@ -335,7 +337,7 @@ class _Optimistic:
         def repeat(
             before: Any, mine: Any, iteration: Any, inputs: program.Values
         ) -> tuple[program.Values, dict[str, Mismatch]]:
-            rows = exchanged(mine, self.axis_name)  # this exchanges all digests, only if any differs
+            rows = exchanged(mine, self.axis_name)  # all digests are exchanged only if any differs
             outs, found = region.run(self.gated, iteration, inputs)
             return outs, _with_unrepeated(found, order, rows, self.axis_name)
 
@@ -367,7 +369,7 @@ def _watched(outs: program.Values, axis_name: str) -> tuple[program.Values, _See
 
 @functools.partial(program.traced_once, static_argnums=1)
 def _compared(digests: program.Values, axis_name: str) -> tuple[program.Values, Any]:
-    """Compares one digest of all digests along the twin axis: 8 bytes, regardless of the number of sites."""
+    """Compares a single digest of all digests along the twin axis, 8 bytes regardless of the number of sites."""
     mine = jnp.concatenate(digests)
     whole = exchanged(tree_digest(mine), axis_name)
     return digests, (mine, anywhere(jnp.any(whole != whole[:1]), axis_name))
@@ -397,11 +399,11 @@ def _with_unrepeated(
 
 
 class _Order(NamedTuple):
-    """Order of a site's digests among all digests of the region; equal on all devices."""
+    """Positions of a site's digests in the order of all digests of the region; equal on all devices."""
 
     rank: Int[np.ndarray, "*rows"]  # position in the order, the earliest first
-    # Sites in the same `while` loop have equal numbers: the iterations of the loop share one digest, so it is unknown
-    # which of these sites was the first to differ. All other sites have distinct numbers.
+    # Sites in the same `while` loop have equal numbers, because the iterations of the loop share one digest and it is
+    # therefore unknown which of these sites was the first to differ. All other sites have distinct numbers.
     loop: Int[np.ndarray, "*rows"]
 
 

@@ -1,8 +1,8 @@
 """The digest as a kernel for TPUs, which reads the tensor once and writes only sums.
 
-XLA compiles the digest into one fusion, which also reads the tensor once. By their compiled instructions, the kernel
-takes 43,000 cycles for 16 Mi elements of bfloat16 on a v5p, and the fusion takes 51,000; the compiler's own estimate of
-the fusion is 99,000. Reading the tensor alone takes 21,000 cycles.
+XLA compiles the digest into one fusion, which also reads the tensor once. According to the compiled instructions, the
+kernel takes 43,000 cycles for 16 Mi bfloat16 elements on a v5p, and the fusion takes 51,000; the compiler's own
+estimate for the fusion is 99,000. Reading the tensor alone takes 21,000 cycles.
 """
 
 import functools
@@ -27,7 +27,7 @@ SUBLANES, LANES = 8, 128  # shape of a register of 32-bit words
 
 
 def fits(x: Shaped[Array, "*shape"]) -> bool:
-    """Returns whether the kernel can compute a tensor's digest: it must be on one device and divisible into blocks."""
+    """Returns whether the kernel supports a tensor, which must be on one device and divisible into blocks."""
     if x.ndim < 2 or x.size < LEAST or x.dtype.itemsize not in (2, 4) or jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return False
     rows = math.prod(x.shape[:-1])
@@ -70,7 +70,8 @@ def _kernel(x_ref: Any, sums_ref: Any, *, width: int, golden: int, mix: int) -> 
     rows, columns = x_ref.shape
     narrow = x_ref.dtype.itemsize == 2
     each = 2 if narrow else 1  # rows of the tensor in a row of registers
-    # The factor on the index. Narrow elements have no shift between the two multipliers, which therefore combine.
+    # The factor on the index. For narrow elements, no shift separates the two multiplications, so they combine into
+    # one.
     step = golden * (mix if narrow else 1)
     lane = lax.broadcasted_iota(jnp.uint32, (SUBLANES, columns), 1)
     first = lax.broadcasted_iota(jnp.uint32, (SUBLANES, columns), 0) * _word(each * width) + lane

@@ -8,13 +8,13 @@ per element, i is n times the element's index in the whole tensor, plus the numb
 
 Integer sums wrap and are associative, so the digest depends neither on the sharding nor on the order of the reduction,
 and the digest of a tensor is the sum of the digests of its shards. Every step up to h_i is a bijection of the word, so
-that a change inside one word is never missed. If h_i and h_j change by d and -d, their sum is preserved; the sum of
-squares is also preserved only if d * (h_i - h_j + d) is a multiple of 2**31. Sums, index-weighted sums and XOR are
-cheaper, but each misses whole classes of changes.
+a change inside one word is never missed. If h_i and h_j change by d and -d, their sum is preserved; the sum of squares
+is also preserved only if d * (h_i - h_j + d) is a multiple of 2**31. Sums, index-weighted sums and XOR are cheaper, but
+each misses whole classes of changes.
 
-The multiplier 0x9E3779B1 is 2**32 divided by the golden ratio. Its multiples are well spread, so that the words of
-narrow elements collide only if the elements are more than 29,000 apart (Knuth, The Art of Computer Programming, volume
-3, section 6.4). The multiplier 0x85EBCA6B is from the finalizer of MurmurHash3 (Appleby, 2008).
+The multiplier 0x9E3779B1 is 2**32 divided by the golden ratio. Its multiples are well spread, so the words of narrow
+elements collide only if the elements are more than 29,000 apart (Knuth, The Art of Computer Programming, volume 3,
+section 6.4). The multiplier 0x85EBCA6B comes from the finalizer of MurmurHash3 (Appleby, 2008).
 """
 
 import math
@@ -30,11 +30,11 @@ from sdc.bits import element_words
 
 from ..program import Place, Reports, Values, Where, compiled_for, probes, rewrite, traced_once
 
-# Name of the algorithm above, which records store. Records without a name used an older algorithm, which applied the
-# finalizer of MurmurHash3 to packed words. Digests of different algorithms are never compared.
+# Name of the algorithm above, which records store. Records that do not store a name used an older algorithm, which
+# applied the finalizer of MurmurHash3 to packed words. Digests of different algorithms are never compared.
 ALGORITHM = "sum-and-squares"
 GOLDEN, MIX = 0x9E3779B1, 0x85EBCA6B
-ROW = 256  # number of words that are summed together
+ROW = 256  # minimum number of words in the inner sum of a large tensor
 
 
 def fmix32(h: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
@@ -58,7 +58,7 @@ def digest(
         offset: index of the shard's first element in the whole tensor, one number per dimension.
 
     Returns:
-        Two 32-bit words. The words of all shards of a tensor, added modulo 2**32, are those of the whole tensor.
+        Two 32-bit words. The sums, modulo 2**32, of the words of all shards are the words of the whole tensor.
     """
     if shape is None and offset is None and compiled_for().platform == "tpu":
         from . import digest_kernel  # needed on TPUs only
@@ -75,7 +75,8 @@ def digest(
 def row_digests(
     x: Shaped[Array, "rows *rest"], *, shape: Sequence[int], offset: Sequence[int | Int[Array, ""]]
 ) -> UInt32[Array, "rows 2"]:
-    """Computes the contribution of each row along the first axis to a tensor's digest, which is their sum."""
+    """Computes the contribution of each row (along the first axis) to a tensor's digest, the sum of these
+    contributions."""
     parts = _mixed(x, shape, offset)
     if not parts[0].size:
         return jnp.zeros((x.shape[0], 2), jnp.uint32)
@@ -84,7 +85,7 @@ def row_digests(
 
 
 def _inner(words: UInt32[Array, "*words"]) -> int:
-    """Returns the first of the trailing axes that are summed first, in a short loop that CPUs can vectorize."""
+    """Returns the first of the trailing axes of the inner sum, a short loop that CPUs can vectorize."""
     axis = words.ndim - 1
     while axis > 1 and math.prod(words.shape[axis:]) < ROW:
         axis -= 1
@@ -94,7 +95,7 @@ def _inner(words: UInt32[Array, "*words"]) -> int:
 def _mixed(
     x: Shaped[Array, "*shard"], shape: Sequence[int], offset: Sequence[int | Int[Array, ""]]
 ) -> tuple[UInt32[Array, "*words"], UInt32[Array, "*words"]]:
-    """Computes, for each element, the sums of h and of its squares over the element's words."""
+    """Computes, for each element, the sums of h and of h squared over the element's words."""
     words = element_words(x)
     trailing = words[0].shape[x.ndim :]  # the axes of key data
     extent, start = [*shape, *trailing], [*offset, *[0] * len(trailing)]
@@ -120,14 +121,14 @@ def _sums(
 ) -> tuple[UInt32[Array, "*rest"], UInt32[Array, "*rest"]]:
     if not len(axes):
         return parts
-    # A variadic reduction fuses with the hash, whereas two sums would write the hash to memory.
+    # A variadic reduction fuses with the hash, whereas two separate sums would write the hash to memory.
     zero = jnp.uint32(0)
     h, g = lax.reduce(parts, (zero, zero), lambda a, b: (a[0] + b[0], a[1] + b[1]), tuple(axes))
     return h, g
 
 
 def tree_digest(tree: Any) -> UInt32[Array, "2"]:
-    """Computes the digest of a pytree: the sum of its leaves' digests, each mixed with its position."""
+    """Computes the digest of a pytree: the sum of the leaves' digests, each mixed with the position of its leaf."""
     total = jnp.zeros(2, jnp.uint32)
     for position, leaf in enumerate(jax.tree.leaves(tree)):
         total += fmix32(digest(leaf) + jnp.uint32((position * GOLDEN) % 2**32))
@@ -143,8 +144,8 @@ def fingerprint(step: Callable[..., Any], where: Where = probes) -> Callable[...
 
     Returns:
         A function that returns `(out, digests)`; `digests` holds, for each site, the digests of the equation's n
-        outputs as `uint32[..., n, 2]`, where the leading axes are those of `site.dims`. The iterations of a `while` are
-        mixed into one digest, in order.
+        outputs as `uint32[..., n, 2]`, where the leading axes are those of `site.dims`. The iterations of a `while`
+        loop are mixed into one digest, in order.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc

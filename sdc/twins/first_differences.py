@@ -5,11 +5,10 @@ of a loop in sequence (from the last to the first for a backward loop). Program 
 digested value before the first difference is wrong. If every operation is selected, the first difference is therefore
 the operation that computed a different result from the same inputs.
 
-Bisection identifies the first operation that differs, without a digest for every operation. Each round digests the few
-values that leave their scope at some depth. An error inside a scope becomes visible outside the scope only through
-these values, so the first value that differs identifies the faulty scope; the next round digests values inside that
-scope. Each round is a different program, which both sides must run, so a fault that does not recur cannot be narrowed
-down.
+Bisection identifies the first operation that differs without digesting every operation. Each round digests the few
+values that leave the scopes at one depth. An error inside a scope becomes visible outside the scope only through these
+values, so the first value that differs identifies the faulty scope; the next round digests values inside that scope.
+Each round is a different program, which both sides must run, so a fault that does not recur cannot be narrowed down.
 """
 
 import dataclasses
@@ -24,7 +23,7 @@ from ..program import Reports, Selector, Site, boundary, inside
 from ..schema import DifferencePlace, OperationPlace
 
 Iteration: TypeAlias = tuple[int, ...]
-FEW = 24  # the largest number of operations of which each one is digested
+FEW = 24  # the largest number of operations that are all digested in one round
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +34,7 @@ class FirstDifference:
         site: the operation, with its source line.
         iteration: index in each enclosing `scan`, outermost first; the last index is the layer of a scanned model.
         devices: mesh coordinates of every device on which the operation differs; one empty mapping without a mesh.
-        outputs: numbers of the operation's outputs that differ.
+        outputs: indices of the operation's outputs that differ.
         agreeing: number of digests before the difference, all of which agree.
         before: the last values that were compared before the difference, in order.
     """
@@ -84,11 +83,11 @@ def first_difference(a: Reports, b: Reports, *, nearest: int = 5) -> FirstDiffer
 
     Returns:
         The first difference, or None if the fingerprints agree. The iterations of a `while` loop share one digest, so
-        inside such a loop the result is the first operation that differs in any iteration. This need not be the faulty
-        operation, as the text of the result says.
+        inside such a loop the result is the first operation that differs in any iteration. This operation need not be
+        the faulty one, as the text of the result states.
 
     Raises:
-        ValueError: the sites or shapes differ, so that the fingerprints are not of the same program.
+        ValueError: the sites or shapes differ, which means that the fingerprints belong to different programs.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -126,22 +125,22 @@ def _check_same(a: Reports, b: Reports) -> None:
     for given in (a, b):
         if not isinstance(given, Reports):
             raise ValueError(
-                f"expected digests, not {type(given).__name__}; give the second value that a function transformed by "
-                "sdc.fingerprint returns"
+                f"expected digests, not {type(given).__name__}; give the second value returned by a function that "
+                "sdc.fingerprint transformed"
             )
     if what := _unlike(a, b):
         raise ValueError(f"these are fingerprints of different programs: {what}; compare runs of the same program")
 
 
 def _unlike(a: Reports, b: Reports) -> str:
-    """Returns a description of how the programs of two fingerprints differ; empty if they are equal."""
+    """Returns a description of how the programs of two fingerprints differ; an empty string if they do not."""
     if [site.name for site in a.sites] != [site.name for site in b.sites]:
         only = sorted({site.name for site in a.sites} ^ {site.name for site in b.sites})
-        return f"only one of them has {only[0]!r}" if only else "their sites are in different order"
+        return f"only one of them has {only[0]!r}" if only else "their sites are in a different order"
     for site, other in zip(a.sites, b.sites, strict=True):
         if site.outputs != other.outputs:
             one, two = (" ".join(f"{x.dtype.name}{list(x.shape)}" for x in each.outputs) for each in (site, other))
-            return f"{site.name!r} holds {one} in one and {two} in the other"
+            return f"the outputs of {site.name!r} are {one} in one and {two} in the other"
     for site, x, y in zip(a.sites, a.values(), b.values(), strict=True):
         if np.shape(x) != np.shape(y):
             return f"{site.name!r} has digests of shape {np.shape(x)} in one and {np.shape(y)} in the other"
@@ -154,7 +153,8 @@ def _axes(site: Site, ndim: int) -> tuple[str, ...]:
 
 
 def place_of(site: Site, iteration: Iteration) -> tuple[int, ...]:
-    """Returns a sort key for the order of evaluation; iterations of a `while` share one digest, and hence one key."""
+    """Returns a sort key for the order of evaluation; iterations of a `while` loop share one digest and hence one
+    key."""
     indices = iter(iteration)
     number = {"scan": lambda: next(indices), "reversed": lambda: -next(indices), "while": lambda: 0}
     return tuple(part if isinstance(part, int) else number[part]() for part in site.order)
@@ -210,7 +210,7 @@ def next_round(sites: Sequence[Site], where: Selector | None, first: FirstDiffer
 
     Args:
         sites: all sites of the step.
-        where: selector of the last round; None before the first.
+        where: selector of the last round; None before the first round.
         first: the first difference in the last round.
 
     Returns:

@@ -1,8 +1,8 @@
 """Differences between two tensors and between twins at a site, and the metrics of the study.
 
-The study (Ma et al. 2025, arXiv:2502.12340, sections 4 and 5) does not define the severity (3) of elements whose
-reference is zero, or of elements that are not finite on either side. Here, such elements count as mismatched, are also
-counted separately, and are excluded from the relative difference.
+The study (Ma et al. 2025, arXiv:2502.12340, sections 4 and 5) does not define the severity (equation 3) of elements
+whose reference is zero, or of elements that are NaN or infinite on at least one side. Here, such elements count as
+mismatched, are also counted separately, and are excluded from the relative difference.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Difference(NamedTuple):
         mismatched: number of elements whose bits differ (NaN equals NaN with the same payload, and 0.0 differs from
             -0.0).
         zero_reference: number of mismatched elements whose reference is zero and whose suspect is finite.
-        nonfinite: number of mismatched elements that are NaN or infinite on either side.
+        nonfinite: number of mismatched elements that are NaN or infinite on at least one side.
         relative_sum: sum of `|suspect - reference| / |reference|` over the other mismatched elements, in float32; the
             sum and each of its terms saturate at the largest float32.
         relative_max: largest term of this sum.
@@ -41,9 +41,9 @@ class Difference(NamedTuple):
 
 
 def difference(reference: Shaped[Array, "*shape"], suspect: Shaped[Array, "*shape"]) -> Difference:
-    """Compares two tensors of equal shape and dtype, bit for bit and by relative difference where that is defined."""
+    """Compares two tensors of equal shape and dtype, bit for bit and, where it is defined, by relative difference."""
     differs = as_bits(reference) != as_bits(suspect)
-    differs = jnp.any(differs, axis=tuple(range(reference.ndim, differs.ndim)))  # key data, parts of complex numbers
+    differs = jnp.any(differs, axis=tuple(range(reference.ndim, differs.ndim)))  # over key data, complex parts
     ref, sus = _as_numbers(reference), _as_numbers(suspect)
     finite = jnp.isfinite(ref) & jnp.isfinite(sus)
     zero = ref == 0
@@ -65,7 +65,7 @@ def difference(reference: Shaped[Array, "*shape"], suspect: Shaped[Array, "*shap
 
 
 def no_difference(checked: UInt32[Array, "*rows"]) -> Difference:
-    """Returns what `difference` would return for this number of elements without a differing bit."""
+    """Returns the result of `difference` for this number of elements if all bits are equal."""
     counts, sums = jnp.zeros(checked.shape, jnp.uint32), jnp.zeros(checked.shape, jnp.float32)
     return Difference(checked, counts, counts, counts, sums, sums)
 
@@ -99,8 +99,8 @@ class Mismatch(NamedTuple):
             twins.
         undecided: how often three or more twins had no majority, so that the reference was a guess.
         unrepeated: for each twin, how often its digest was the first to differ although the repetition found no
-            mismatch; None except in optimistic lock-step (`exchange="step"` or `"call"`). Such a difference was real;
-            its size is unknown, and `difference` does not count it.
+            mismatch; None except in optimistic lock-step (`exchange="step"` or `"call"`). Such a difference was real,
+            but its size is unknown, and `difference` does not count it.
     """
 
     difference: Difference
@@ -109,7 +109,7 @@ class Mismatch(NamedTuple):
 
 
 def merge_mismatches(total: Mismatch, new: Mismatch) -> Mismatch:
-    """Combines the mismatches in two iterations."""
+    """Combines the mismatches of two iterations."""
     unrepeated = None
     if total.unrepeated is not None and new.unrepeated is not None:
         unrepeated = total.unrepeated + new.unrepeated
@@ -164,8 +164,8 @@ def noise_to_signal(difference_norm: Any, reference_norm: Any) -> float:
         reference_norm: L2 norm of the reference's gradient at each step.
 
     Returns:
-        The ratio, where 0/0 counts as 0 (nothing differs) and any other division by zero as infinity; NaN without
-        steps.
+        The ratio, where 0/0 counts as 0 (nothing differs) and any other division by zero as infinity; NaN if there are
+        no steps.
     """
     noise, signal = np.atleast_1d(np.asarray(difference_norm, np.float64)), np.atleast_1d(np.asarray(reference_norm))
     ratios = np.where(noise == 0, 0.0, noise / np.where(signal == 0, 1.0, signal))

@@ -5,9 +5,9 @@ A trace is a run folder with two additional files:
     sites.json    the sites, in program order, with shapes and source lines
     trace.jsonl   one line per step: digests of all sites in hexadecimal, and the CRC-32 of these digests
 
-The checksum distinguishes a damaged trace from a difference. A trace belongs to its program: the manifest holds the
-program's fingerprint, and traces of different programs are not compared, since instrumentation alone changes last bits.
-Traces with digests of different algorithms are not compared either.
+The checksum distinguishes a damaged trace from a real difference. A trace belongs to its program: the manifest holds
+the program's fingerprint, and traces of different programs are not compared, since instrumentation alone changes
+low-order bits. Traces with digests of different algorithms are not compared either.
 """
 
 import dataclasses
@@ -88,26 +88,29 @@ class TraceWriter:
     """Writes the trace of any step function; use it as a context manager."""
 
     def __init__(self, path: AnyPath, manifest: Mapping[str, Any], *, at: int | None = None) -> None:
-        """Creates a run folder, or resumes one.
+        """Creates a run folder, or resumes the trace in an existing one.
 
         Args:
-            path: folder, which must not hold a run unless `at` is given.
+            path: folder, which must not contain a run unless `at` is given.
             manifest: description of the run. Two traces can be compared only if their `program` (the program's
                 fingerprint) is equal, as well as their `environment`, `data`, `seed`, `config` and `mesh`, if given.
-            at: step at which to resume the trace in that folder, where later steps are dropped.
+            at: step at which to resume the trace in that folder; later steps are dropped.
 
         Raises:
-            RecordError: the folder holds a run, or holds none although `at` is given, or cannot be written.
+            RecordError: the folder contains a run, contains none although `at` is given, or cannot be written.
             ValueError: the manifest has no `program`.
         """
         if not manifest.get("program"):
-            raise ValueError("a trace needs the fingerprint of its program; give {'program': program_fingerprint(...)}")
+            raise ValueError(
+                "a manifest needs the fingerprint of its program; add {'program': program_fingerprint(...)}"
+            )
         whole = {**manifest, "kind": "trace", "digests": ALGORITHM}
         self.record = Record.create(path, whole) if at is None else Record.resume(path, whole, at=at)
         self._listed = False
 
     def add(self, step: int, digests: Reports, **row: Any) -> None:
-        """Appends the digests of a step; `row`, such as the loss, is added to the step's line in `steps.jsonl`."""
+        """Appends the digests of a step, and adds the values in `row`, such as the loss, to the step's line in
+        `steps.jsonl`."""
         if not self._listed:
             self.record.file(SITES, sites_table(digests))
             self._listed = True
@@ -119,12 +122,12 @@ class TraceWriter:
     def __exit__(self, kind: object, *_: object) -> None:
         with self.record:
             if kind is None:
-                reason = "a trace alone compares nothing"
+                reason = "a trace alone contains no comparison"
                 self.record.finish({"verdict": None, "reason": reason, "steps": self.record.count})
 
 
 def sites_table(digests: Reports) -> dict[str, Any]:
-    """Returns the contents of `sites.json`, which `Record.file` writes: the sites of digests, or of their shapes."""
+    """Returns the contents of `sites.json`, which `Record.file` writes, from digests or from the shapes of digests."""
     rows = [
         {
             **{name: value for name, value in vars(site).items() if name not in ("outputs", "inputs", "products")},
@@ -152,20 +155,21 @@ def read_trace(path: AnyPath) -> Trace:
     """Reads the trace in a run folder, whether or not the run has ended; digests are decoded on access.
 
     Raises:
-        RecordError: the folder holds no trace, or a damaged trace.
+        RecordError: the folder contains no trace, or a damaged one.
     """
     run = read_record(path, "trace")
     if run.summary is not None and run.summary.get("steps") != len(run.lines):
         raise RecordError(
-            f"{run.path} holds {len(run.lines)} steps, but ended with {run.summary.get('steps')}; trace that run again"
+            f"{run.path} has {len(run.lines)} steps, but its summary has {run.summary.get('steps')}; "
+            "trace that run again"
         )
     if SITES not in names(run.path):
-        what = f"lacks {SITES}; trace that run again" if run.lines else "holds no step yet; wait for the first step"
+        what = f"lacks {SITES}; trace that run again" if run.lines else "contains no steps yet; wait for the first step"
         raise RecordError(f"{run.path} {what}")
-    known = {row["step"] for row in run.lines}  # a crash can leave digests of a step without a line
+    known = {row["step"] for row in run.lines}  # a crash can leave the digests of a step that has no row yet
     lines = {line["step"]: line for line in run.details if line["step"] in known}
     if missing := sorted(known - lines.keys()):
-        raise RecordError(f"{run.path / TRACE} lacks step {missing[0]}, which {STEPS} has; trace that run again")
+        raise RecordError(f"{run.path / TRACE} lacks step {missing[0]}, although {STEPS} has it; trace that run again")
     sites, shapes = _read_sites(run.path / SITES)
     return Trace(run.path, run.manifest, sites, shapes, dict(sorted(lines.items())), run.ended)
 
@@ -190,7 +194,7 @@ def _read_site(row: Mapping[str, Any]) -> Site:
 
 
 def check_comparable(a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
-    """Checks by their manifests that two traces can be compared.
+    """Checks whether the manifests of two traces permit a comparison of the traces.
 
     Raises:
         NotComparable: the manifests differ in a field that must be equal.
@@ -213,7 +217,7 @@ def diff(a: Trace, b: Trace) -> TraceDifference:
         RecordError: a line is damaged.
     """
     if a.path.resolve() == b.path.resolve():
-        raise NotComparable(f"{a.path} would be compared with itself, which shows nothing; give two different traces")
+        raise NotComparable(f"{a.path} would be compared with itself; give two different traces")
     check_comparable(a.manifest, b.manifest)
     steps = [step for step in a.lines if step in b.lines]
     if not steps:

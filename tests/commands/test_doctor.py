@@ -28,15 +28,15 @@ def test_two_hosts_by_file(environ: dict[str, str], tmp_path: Path, capsys: pyte
     environ["XLA_FLAGS"] = "--xla_allow_excess_precision=false"
     assert run(["doctor", "--against", str(file)]) == 1
     out = capsys.readouterr().out
-    assert "roundings: decided by no --xla_allow_excess_precision there, --xla_allow_excess_precision=false here" in out
+    assert "roundings: caused by no --xla_allow_excess_precision there, --xla_allow_excess_precision=false here" in out
     assert "NOT FIT  bits differ: bits of both hosts" in out
     advice = out[out.index("to make bits comparable, set") :]
     assert "  unset XLA_FLAGS\n" in advice
     assert advice.count("NPROC") == 1
 
     for arguments, said in (
-        (("--devices", "2"), "was written without --devices; give the same"),
-        (("--config", "tiny"), "was written without --config; give the same"),
+        (("--devices", "2"), "was written without --devices; use the same flags"),
+        (("--config", "tiny"), "was written without --config; use the same flags"),
     ):
         assert run(["doctor", "--against", str(file), *arguments]) == 2
         assert said in capsys.readouterr().err

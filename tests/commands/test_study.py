@@ -62,7 +62,7 @@ def test_a_study_of_failures_is_recorded_and_goes_on(
     assert run(words) == 2
     assert "continue its run with --resume" in capsys.readouterr().err
     assert run([*words, "--resume", "--seed", "1"]) == 2
-    assert "is another study" in capsys.readouterr().err
+    assert "contains another study" in capsys.readouterr().err
     assert run([*words, "--resume"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["complete"]

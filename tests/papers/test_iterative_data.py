@@ -20,7 +20,7 @@ def test_the_most_active(users: int, items: int, seed: int) -> None:
     raters = sorted(range(6), key=lambda user: (-np.count_nonzero(table[user, chosen]), user))[:users]
     part = table[sorted(raters)][:, sorted(chosen)]
     if not (part.any(0).all() and part.any(1).all()):
-        with pytest.raises(SettingError, match="have ratings among those kept; change both numbers"):
+        with pytest.raises(SettingError, match="have ratings in this selection; change both numbers"):
             most_active(made(table), users, items)
         return
     kept = most_active(made(table), users, items)

@@ -55,7 +55,7 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path, sound: list[PartRow]) -> No
     with pytest.raises(Interrupted):
         record_study(STUDY, [subject()], folder, on_part=stop)
     assert len(read_record(folder).lines) == 6
-    with pytest.raises(RecordError, match=r"is another study .*trials.*; resume it with the same settings"):
+    with pytest.raises(RecordError, match=r"contains another study .*trials.*; resume it with the same settings"):
         record_study(dataclasses.replace(STUDY, trials=20), [subject()], folder, resume=True)
     told.clear()
     record = record_study(STUDY, [subject()], folder, resume=True, on_part=told.append)

@@ -152,7 +152,7 @@ def test_calls_nest() -> None:
 
 @pytest.mark.parametrize("text", ["bitflip(bits=30", "bitflip(bits=30)x", "bitflip(rate=1, row)", "bitflip()()"])
 def test_a_call_that_python_cannot_read(text: str) -> None:
-    with pytest.raises(ValueError, match="cannot be read; write it as in Python, as in 'bitflip"):
+    with pytest.raises(ValueError, match="cannot be parsed; use Python syntax, as in 'bitflip"):
         parse_fault(text)
 
 

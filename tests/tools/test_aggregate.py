@@ -26,7 +26,7 @@ def test_specifications() -> None:
     [
         ("dropcompute,threshold=-1", "threshold=-1: expected seconds above 0, inf, or auto"),
         ("dropcompute,threshold=nan", "threshold=nan"),
-        ("dropcompute,latency=constant,seconds=1,micro_batches=4", "latency is the last setting"),
+        ("dropcompute,latency=constant,seconds=1,micro_batches=4", "the value of latency extends to the end"),
         ("lossy,p=1.5", "aggregation 'lossy,p=1.5': p=1.5"),
         ("foo", "unknown method 'foo'"),
         ("paft,period=3", "unknown key 'period'; method paft takes initial_period"),

@@ -21,7 +21,7 @@ def sha256(data: bytes) -> str:
 
 
 ARCHIVE = Archive("some-pack==1.0", "pack/data.csv", sha256(CSV))
-PIP = "pip download --no-deps --dest {} some-pack==1.0"
+PIP = "run pip download --no-deps --dest {} some-pack==1.0"
 
 
 def wheel(members: dict[str, bytes] = MEMBERS) -> bytes:

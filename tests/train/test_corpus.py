@@ -166,7 +166,7 @@ def test_no_path_at_all() -> None:
 
 def test_folder_without_text(tmp_path: Path) -> None:
     write(tmp_path, {"a.png": "a"})
-    assert "has no file ending in .jsonl .md .py .rst .txt" in message(tmp_path)
+    assert "has no file with the suffix .jsonl or .md or .py or .rst or .txt" in message(tmp_path)
 
 
 @pytest.mark.parametrize(("target", "found"), [(None, "a pipe"), ("/dev/zero", "a device")])

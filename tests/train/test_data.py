@@ -133,7 +133,7 @@ def test_corpus_shorter_than_one_batch(documents: list[str]) -> None:
         batches(dataset, batch_size=3, microsteps=2)
     text = str(caught.value)
     assert text.startswith(f"corpus=example: has {len(documents[0]) + 1} tokens")
-    assert "one batch needs: 49 " in text
+    assert "one batch needs 49 " in text
     assert "give more text, or a configuration with a smaller batch" in text
     assert "\n" not in text
 

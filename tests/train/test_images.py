@@ -110,7 +110,7 @@ def test_bad_idx_file_is_named(tmp_path: Path, file: int, data: bytes, expected:
     text = message(write(tmp_path, {**CONTENTS, FILES[file]: data}))
     assert expected in text
     assert str(tmp_path) in text
-    assert FILES[file] in text or "belong together" in text
+    assert FILES[file] in text or "files of one data set" in text
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:10] + b"\xff" * 20, lambda _: b"zip"])
@@ -203,7 +203,7 @@ def test_where_the_cache_is(places: tuple[Path, Path], tmp_path: Path, monkeypat
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", homeless)
-    assert "no home folder for a cache (set XDG_CACHE_HOME)" in message("fashion-mnist")
+    assert "no home folder for a cache; set XDG_CACHE_HOME" in message("fashion-mnist")
 
 
 @pytest.mark.skipif(not INSTALLED.is_dir(), reason="Debian's Fashion-MNIST is not installed")

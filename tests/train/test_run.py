@@ -31,7 +31,7 @@ from .runs import MINI
         (Twins(twins=2.5), "twins=2.5: expected a whole number"),  # type: ignore[arg-type]
         (Training(steps=True), "steps=True: expected a whole number"),
         (Training(faults=3), "faults=3: expected a sequence of faults"),  # type: ignore[arg-type]
-        (Training(faults=[3]), r"faults=\[3\]: expected each of them to be Fault or a string"),  # type: ignore[list-item]
+        (Training(faults=[3]), r"faults=\[3\]: expected every element to be Fault or a string"),  # type: ignore[list-item]
         (Training(workload=Workload(seed="a")), "seed='a': expected a whole number"),  # type: ignore[arg-type]
         (Training(workload=Workload(dtype="float33")), "dtype='float33': expected one of float32, bfloat16 or None"),  # type: ignore[arg-type]
         (Training(workload=Workload(corpus="python")), "corpus=python: expected a sequence of texts"),

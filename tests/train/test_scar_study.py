@@ -160,13 +160,13 @@ def test_a_criterion_that_is_never_met() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"blocks": {}}, "blocks are of \\[\\]"),
+        ({"blocks": {}}, "blocks are given for \\[\\]"),
         ({"blocks": {"weights": np.arange(255)}}, "weights has shape \\(256, 3\\)"),
         ({"blocks": {"weights": np.arange(256) / 2}}, "expected a whole number for each row"),
-        ({"blocks": {"weights": np.arange(256) - 1}}, "numbers of blocks are \\[-1, 0"),
-        ({"blocks": {"weights": 2 * np.arange(256)}}, "numbers of blocks are \\[0, 2"),
-        ({"moving": ()}, "moving are \\[\\]"),
-        ({"moving": ("other",)}, "moving are \\['other'\\]"),
+        ({"blocks": {"weights": np.arange(256) - 1}}, "block numbers are \\[-1, 0"),
+        ({"blocks": {"weights": 2 * np.arange(256)}}, "block numbers are \\[0, 2"),
+        ({"moving": ()}, "moving arrays are \\[\\]"),
+        ({"moving": ("other",)}, "moving arrays are \\['other'\\]"),
         ({"step": lambda state, k: {}}, "step returns \\{\\}"),
         ({"loss": lambda state: state["weights"]}, "expected a single number"),
     ],

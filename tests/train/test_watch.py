@@ -50,7 +50,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     [
         ("beating", None),
         ("silent", "process 1 was lost (no heartbeat for 0.4 s; last reported activity: in step 7)"),
-        (FAILED, "process 1 ended early; its output has the reason"),
+        (FAILED, "process 1 ended early; see its output for the reason"),
         (DONE, None),
         ("the store hangs", "process 0 was lost (no heartbeat for 0.4 s"),
     ],

@@ -25,7 +25,7 @@ from .surroundings import PLACES, Scene, candidates, changed, describe_host, lin
 REPEAT, PROCESS, CACHE, ORDER = "twice in one process", "in two processes", "compilation cache", "order of devices"
 THREAD_POOL, DECIDING = "other thread pool", "settings here"
 ENVIRONMENTS, BITS = "environments of both hosts", "bits of both hosts"
-FAULTY = "A faulty device is a possible explanation: run sdc burnin"
+FAULTY = "A faulty device is a possible cause; run sdc burnin"
 TIMES = 3  # runs of each operation in a process
 
 
@@ -56,7 +56,7 @@ class Examination:
         for name in ("config", "devices"):
             if (theirs := getattr(other.asked, name)) != getattr(self, name):
                 said = f"with --{name} {theirs}" if theirs is not None else f"without --{name}"
-                raise SettingError("against", self.against, f"was written {said}; give the same")
+                raise SettingError("against", self.against, f"was written {said}; use the same flags on both hosts")
         return other
 
 
@@ -101,8 +101,8 @@ def examine(
 
 
 def decide(checks: Sequence[Check]) -> tuple[Verdict, str]:
-    """Returns the verdict and its reason. Differences take precedence over failed checks and risks, and these over
-    equal bits."""
+    """Returns the verdict and its reason. Differences take precedence over failed checks, failed checks over risks, and
+    risks over equal bits."""
 
     def named(outcome: str) -> str:
         return ", ".join(check.name for check in checks if check.outcome == outcome)
@@ -114,7 +114,7 @@ def decide(checks: Sequence[Check]) -> tuple[Verdict, str]:
     if risks := named("risk"):
         return (
             Verdict.INCONCLUSIVE,
-            f"no bit differed here, but bits may differ on another host or in another run: {risks}",
+            f"no bit differed here, but bits may differ on another host or in another run because of {risks}",
         )
     if not any(check.kind == "run" and check.outcome == "ok" for check in checks):
         return Verdict.INCONCLUSIVE, "nothing was compared"
@@ -123,8 +123,8 @@ def decide(checks: Sequence[Check]) -> tuple[Verdict, str]:
 
 
 def examine_runs(lab: Laboratory, machine: HostPart) -> tuple[list[Check], Answer | None]:
-    """Runs all operations and narrows down the causes of differences. Also returns the answer of the first process, or
-    None if it failed."""
+    """Runs all operations and narrows down the causes of differences. Returns the checks, and the answer of the first
+    process (None if that process failed)."""
     with tempfile.TemporaryDirectory(prefix="sdc-doctor-") as folder:
         try:
             first = lab.ask("first process, empty cache", {}, cache=folder)
@@ -174,24 +174,24 @@ def examine_runs(lab: Laboratory, machine: HostPart) -> tuple[list[Check], Answe
         checks.append(Check(CACHE, "run", "could not be run", str(what)))
     elif stale := [name for name in different(first, warm) if name not in apart]:
         said = (
-            f"{', '.join(stale)}: programs read from the cache gave different bits from compiled ones. Clear the "
-            "cache, or "
+            f"{', '.join(stale)}: programs read from the cache and newly compiled programs gave different "
+            "bits. Clear the cache, or "
         )
         mend = lines({}, {"JAX_ENABLE_COMPILATION_CACHE": "false"})
         sentence, causes = f"{said}do not use it. {FAULTY}", ["the persistent compilation cache"]
         checks.append(Check(CACHE, "run", "differs", sentence, stale, causes, mend))
     else:
-        said = f"the same bits from an empty cache and from a warm one ({warm.hits} programs read)"
+        said = f"an empty and a warm cache gave the same bits ({warm.hits} programs read)"
         checks.append(Check(CACHE, "run", "ok", said))
     if several := [row.devices for row in ran.values() if row.permuted is not None]:
-        said = f"{len(several)} operations on {max(several)} devices gave the same bits in the opposite order"
+        said = f"{len(several)} operations on {max(several)} devices gave the same bits in reverse order"
         checks.append(judged(ORDER, turned, said))
     else:
         checks.append(Check(ORDER, "run", "not applicable", "there is only one device; --devices 2 simulates two"))
     checks += [_pool(first, pool[0] if pool else None, size, threads), _deciding(lab, first, small)]
     broken = {row.operation: row.problem for row in first.operations if row.problem or not row.digests}
     if broken or not first.operations:
-        said = "; ".join(f"{name}: {problem}" for name, problem in broken.items()) or "there was nothing to run"
+        said = "; ".join(f"{name}: {problem}" for name, problem in broken.items()) or "there were no operations to run"
         checks.append(Check("all operations", "run", "could not be run", said, list(broken)))
     return checks, first
 
@@ -204,9 +204,9 @@ def _pool(first: Answer, answer: Answer | ChildFailed | None, size: int, other: 
         return Check(THREAD_POOL, "run", "could not be run", str(answer))
     if not (apart := different(first, answer)):
         same = f"{len(by_name(answer))} operations gave the same bits with {other} threads as with {size}"
-        return Check(THREAD_POOL, "run", "information", f"{same}; larger operations may differ")
+        return Check(THREAD_POOL, "run", "information", f"{same}; the bits of larger operations may differ")
     said = f"{', '.join(apart)}: bits differ between {size} and {other} threads"
-    sentence, mend = f"{said}: compare only hosts with equal {THREADS}", lines({}, {THREADS: str(size)})
+    sentence, mend = f"{said}; compare only hosts with equal {THREADS}", lines({}, {THREADS: str(size)})
     return Check(THREAD_POOL, "run", "information", sentence, apart, [THREADS], mend)
 
 
@@ -231,7 +231,7 @@ def _deciding(lab: Laboratory, first: Answer, names: Sequence[str]) -> Check:
     except ChildFailed as failed:
         return Check(DECIDING, "run", "could not be run", str(failed))
     if not causes:
-        return Check(DECIDING, "run", "ok", f"{', '.join(given)}: the bits are the same without them")
+        return Check(DECIDING, "run", "ok", f"{', '.join(given)}: the bits are the same without these settings")
     said = ", ".join(shown(name, values[name]) for name in causes)
     sentence = (
         f"{said}: without these settings, the bits of {', '.join(operations)} differ. Compare only hosts with "
@@ -240,8 +240,8 @@ def _deciding(lab: Laboratory, first: Answer, names: Sequence[str]) -> Check:
     return Check(DECIDING, "run", "information", sentence, operations, causes)
 
 
-# Maximum number of settings that are first tried one by one: usually a single setting is the cause, and each trial
-# tests all operations
+# Maximum number of settings that are first tried one by one, because usually a single setting is the cause and each
+# trial tests all operations
 FEW = 8
 # Function that returns the operations for which a property holds under a given subset of the settings
 Holding: TypeAlias = Callable[[frozenset[str]], frozenset[str]]
@@ -293,7 +293,7 @@ def narrow_down(
     """Reruns operations that differed, two processes at a time, with settings that may make them deterministic.
 
     The returned function takes operations and returns sentences about them, the settings that matter, and shell lines
-    that set these.
+    that change these settings.
     """
     tried = candidates(scene)
     again: list[str] = []
@@ -319,22 +319,23 @@ def narrow_down(
 
     def explain(names: Sequence[str]) -> tuple[str, list[str], list[str]]:
         if problem is not None:
-            return f"It could not be narrowed down ({problem}). {FAULTY}", [], []
+            return f"The cause could not be narrowed down ({problem}). {FAULTY}", [], []
         said: list[str] = []
         causes: dict[str, None] = {}
         to_set: dict[str, None] = {}
         for settings in dict.fromkeys(tuple(found[name]) for name in names if name in found):
             changes = {name: tried[name] for name in settings}
             those = [name for name in names if tuple(found.get(name, ())) == settings]
-            said.append(f"{', '.join(those)}: not with {' and '.join(shown(*each) for each in changes.items())}")
+            remedy = " and ".join(shown(*each) for each in changes.items())
+            said.append(f"{', '.join(those)}: the difference disappears with {remedy}")
             causes |= dict.fromkeys(settings)
             to_set |= dict.fromkeys(lines(lab.environ, changes))
         if once := [name for name in names if name not in again]:
             said.append(f"{', '.join(once)}: the difference did not recur in two more processes. {FAULTY}")
         if rest := [name for name in names if name in again and name not in found]:
             said.append(
-                f"{', '.join(rest)}: the {len(tried)} settings tried do not explain it. The program itself may change "
-                f"each time (counters, clocks, callbacks), or a library may be nondeterministic. {FAULTY}"
+                f"{', '.join(rest)}: the {len(tried)} settings tried do not explain the difference. The program itself "
+                f"may change each time (counters, clocks, callbacks), or a library may be nondeterministic. {FAULTY}"
             )
         return ". ".join(said), list(causes), list(to_set)
 
@@ -349,7 +350,7 @@ FIXED = ("python", "packages", "platform_version", "device_kind", "machine", "pr
 def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machine: HostPart) -> list[Check]:
     """Compares the measurements of this host with the doctor's results from another host."""
     if first is None:
-        said = "nothing could be run here"
+        said = "no operation could be run here"
         return [Check(name, "host", "could not be run", said) for name in (ENVIRONMENTS, BITS)]
     here = Scene(lab.environ, first.environment, machine)
     there = Scene(other.settings, other.environment, other.machine)
@@ -368,7 +369,7 @@ def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machin
         said = "no operation ran on the same number of devices on both hosts"
         return [environments, Check(BITS, "host", "could not be run", said)]
     operations = [name for name in different(first, other) if name in comparable]
-    aside = f" ({', '.join(alone)}: not compared, since the numbers of devices differ)" if alone else ""
+    aside = f" ({', '.join(alone)}: not compared, because the numbers of devices differ)" if alone else ""
     if not operations:
         said = f"{len(comparable)} operations gave the same bits on {other.host.name}{aside}"
         return [environments, Check(BITS, "host", "ok", said)]
@@ -404,7 +405,7 @@ def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machin
             found = [name for name in adopt if any(name in each for each in reasons.values())]
             reasons |= reasons_of([TRAINING], found) or reasons_of([TRAINING], list(adopt))
     except ChildFailed as failed:
-        check.sentence = f"{whole}. It could not be narrowed down ({failed})"
+        check.sentence = f"{whole}. The cause could not be narrowed down ({failed})"
         return [environments, check]
     causes: dict[str, None] = {}
     for settings in {tuple(each): None for each in reasons.values()}:
@@ -412,20 +413,20 @@ def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machin
         cause = " and ".join(
             f"{shown(name, adopt[name])} there, {shown(name, own.get(name))} here" for name in settings
         )
-        check.sentence += f". {', '.join(names)}: decided by {cause}"
+        check.sentence += f". {', '.join(names)}: caused by {cause}"
         causes |= dict.fromkeys(settings)
     check.causes, check.lines = list(causes), lines(lab.environ, {name: adopt[name] for name in causes})
     if rest := [name for name in operations if name not in reasons]:
         fixed = [each.describe(WORDS) for each in apart if each.key.partition(".")[0] in FIXED]
         programs = [name for name in rest if mine[name].program != theirs[name].program]
-        what = " (the programs differ)" if len(programs) == len(rest) else "" if programs else " (of the same program)"
-        why = f"no setting explains it{what}, and libraries and processors are equal. {FAULTY}"
+        what = " (the programs differ)" if len(programs) == len(rest) else "" if programs else " (with equal programs)"
+        why = f"no setting explains the difference{what}, and libraries and processors are equal. {FAULTY}"
         if any(mine[name].inputs != theirs[name].inputs for name in rest):
-            why = "even the inputs differ: NumPy or the processor computes differently"
+            why = "even the inputs differ, because NumPy or the processor computes them differently"
         elif fixed:
             why = (
-                f"no setting explains it{what}; the hosts differ in properties that no setting changes: "
-                f"{'; '.join(fixed[:6])}. Make that "
+                f"no setting explains the difference{what}; the hosts differ in properties that no setting changes: "
+                f"{'; '.join(fixed[:6])}. Make these "
             )
             why += "equal first"
         check.sentence += f". {', '.join(rest)}: {why}"

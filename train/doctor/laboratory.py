@@ -1,7 +1,7 @@
 """Child processes that run operations, each in its own environment and within a time limit.
 
 A child (`python -m sdc.train.doctor.laboratory`) reads a request as JSON from standard input, and writes one line of
-JSON to standard output. Any other output, for example of Gloo or an operation, is redirected to standard error.
+JSON to standard output. Any other output, for example from Gloo or an operation, is redirected to standard error.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class ChildFailed(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request for a child to measure."""
+    """A request to a child process for measurements."""
 
     suite: str = SUITE  # `MODULE:FUNCTION`, a function of `options` that returns operations
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -87,7 +87,7 @@ def ask(request: Request, environ: Mapping[str, str], *, limit: float, command: 
     try:
         return msgspec.json.decode(out, type=Answer)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ChildFailed(f"a process answered {out[:40]!r}, which is not a result ({error})") from error
+        raise ChildFailed(f"a process printed {out[:40]!r} instead of a result ({error})") from error
 
 
 def unknown_flags(words: str) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ class Laboratory:
     environ: Mapping[str, str]  # the examined environment
     request: Request
     seconds: float  # total time limit, counted from construction
-    workers: int = 1  # processes at a time: one if devices cannot be shared
+    workers: int = 1  # number of concurrent processes; 1 if processes cannot share devices
     report: Callable[[str], None] = lambda text: None  # receives a description of the next measurement
     command: Sequence[str] = CHILD  # command of the child process
 

@@ -45,8 +45,8 @@ def single(name: str, fn: Callable[..., Any], *inputs: Callable[[], np.ndarray])
 
 
 def collective(name: str, fn: Callable[..., Any], elements: int) -> Operation:
-    """Returns an operation over all devices, each with a row of `elements` numbers; `fn` receives a row, under the axis
-    `AXIS`."""
+    """Returns an operation over all devices, each of which holds a row of `elements` numbers; `fn` receives one row,
+    with the axis `AXIS` bound."""
 
     def build(devices: Sequence[jax.Device]) -> Built:
         mesh = Mesh(np.asarray(devices), (AXIS,), axis_types=(AxisType.Auto,))
@@ -140,7 +140,7 @@ def _scatter_add(x: Any, at: Any) -> Any:
 
 
 def _sorted(x: Any) -> Any:
-    """Sorts values with equal keys, which an unstable sort may order differently."""
+    """Sorts values with ties, whose order may vary in an unstable sort."""
     return {"order": jnp.argsort(x, stable=False), "largest": lax.top_k(x, 16)}
 
 
@@ -150,7 +150,8 @@ def _attention(q: Any, k: Any, v: Any) -> Any:
 
 
 def _convolution(x: Any, w: Any) -> Any:
-    """Computes a convolution and the gradient of its weights, for which libraries offer the most algorithms."""
+    """Computes a convolution and the gradient of its weights, for which libraries have the most algorithms to choose
+    from."""
 
     def convolve(w: Any) -> Any:
         return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -209,7 +210,7 @@ DIGITS = 16
 
 
 def measure(operations: Sequence[Operation], devices: Sequence[jax.Device], *, runs: int) -> list[Measured]:
-    """Returns the digests of each operation from several runs, and from one with the devices in reverse order."""
+    """Returns the digests of each operation from several runs, and from one run with the devices in reverse order."""
     rows = []
     for operation in operations:
         row = Measured(operation=operation.name, devices=len(devices) if operation.several else 1)

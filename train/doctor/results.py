@@ -23,11 +23,11 @@ class Measured(Fields, kw_only=True):
     digests: Annotated[list[str], about("first 16 digits of the SHA-256 of its outputs, for each run")] = msgspec.field(
         default_factory=list
     )
-    devices: Annotated[int, about("number of devices that it ran on")] = 1
+    devices: Annotated[int, about("number of devices that the operation ran on")] = 1
     permuted: Annotated[
         str | None, about("digest with the devices in reverse order; `null` for an operation on one device")
     ] = None
-    problem: Annotated[str | None, about("reason why it could not be run, or `null`")] = None
+    problem: Annotated[str | None, about("reason why the operation could not be run, or `null`")] = None
 
 
 class Answer(Fields, kw_only=True):
@@ -60,7 +60,7 @@ class Check(Fields):
 
     name: Annotated[str, about("name of the check")]
     kind: Annotated[
-        Literal["run", "environment", "host"], about("programs were run, settings inspected, or hosts compared")
+        Literal["run", "environment", "host"], about("whether programs were run, settings inspected or hosts compared")
     ]
     outcome: Annotated[
         Outcome,
@@ -74,7 +74,7 @@ class Check(Fields):
     causes: Annotated[list[str], about("settings or components that were found to cause the result")] = msgspec.field(
         default_factory=list
     )
-    lines: Annotated[list[str], about("shell lines that set the remedy")] = msgspec.field(default_factory=list)
+    lines: Annotated[list[str], about("shell lines that apply the remedy")] = msgspec.field(default_factory=list)
 
 
 class Asked(Fields, kw_only=True):
@@ -115,7 +115,7 @@ def read_examined(path: AnyPath) -> Examined:
     """Reads the doctor's results from another host."""
     read = DOCTOR.read(path)
     if not any(each.digests for each in read.operations) or read.environment is None:
-        raise RecordError(f"{os.fspath(path)} holds no digests, since nothing could be run there; {DOCTOR.remedy}")
+        raise RecordError(f"{os.fspath(path)} has no digests, because no operation could be run there; {DOCTOR.remedy}")
     return read
 
 

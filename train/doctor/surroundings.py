@@ -30,8 +30,8 @@ def _read(path: str) -> str | None:
 
 
 def describe_host(read: Callable[[str], str | None] = _read) -> HostPart:
-    """Describes the host's processors. The time limit of the control group is read from either version of its
-    interface."""
+    """Describes the host's processors. The time limit of the control group is read from version 2 or version 1 of the
+    control-group interface."""
     found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", read(CPUINFO) or "", re.MULTILINE)
     times = (read(QUOTAS[0]) or "").split()
     if len(times) != 2 or not all(map(str.isdecimal, times)):
@@ -148,7 +148,7 @@ GPU_SETTINGS = {name: value for name, _, value in (flag.partition("=") for flag 
 
 def candidates(scene: Scene) -> dict[str, str | None]:
     """Returns changes that may make an operation deterministic: the settings known for the platform, and the removal of
-    each other setting."""
+    every other setting."""
     needed: dict[str, str | None] = {}
     if scene.platform == "gpu":
         needed = {**GPU_SETTINGS, **SET_FOR_GPUS, **dict.fromkeys(SCHEDULED, "false")}
@@ -173,7 +173,7 @@ def look(scene: Scene) -> Iterator[Check]:
     kernels = {
         "deterministic operations": (
             GPU_FLAGS[:2],
-            "kernels with nondeterministic summation order may be used (scatter, cuDNN)",
+            "kernels with a nondeterministic order of summation may be used (scatter, cuDNN)",
         ),
         "autotuning": (
             GPU_FLAGS[2:],
@@ -186,7 +186,7 @@ def look(scene: Scene) -> Iterator[Check]:
         if platform != "gpu":
             yield check(name, "not applicable", "there is no GPU")
         elif lacking:
-            sentence = f"{what}; the commands of sdc set this themselves; your own program must set it"
+            sentence = f"{what}; the sdc commands set the flags that prevent this, but your own program must set them"
             yield check(name, "risk", sentence, lacking, lines(environ, lacking))
         else:
             yield check(name, "ok", f"{' and '.join(flags)} {'is' if len(flags) == 1 else 'are'} set")
@@ -202,15 +202,15 @@ def look(scene: Scene) -> Iterator[Check]:
     else:
         lacking = {key: value for key, value in SET_FOR_SEVERAL_GPUS.items() if key not in given}
         sentence = (
-            "NCCL chooses algorithm, protocol and rings by topology and size: differently wired hosts add in "
-            "another order"
+            "NCCL chooses algorithm, protocol and rings by topology and size, so hosts with different wiring add "
+            "in a different order"
             if lacking
-            else "algorithm and protocol of NCCL are set; rings still depend on the topology"
+            else "NCCL's algorithm and protocol are set, but its rings still depend on the topology"
         )
         yield check("NCCL", _noted(lacking), sentence, lacking, lines(environ, lacking))
         set_so = [shown(name, given[name]) for name in SCHEDULED if name in given]
-        said = "left to XLA's defaults, which depend on its version"
-        said = f"{', '.join(set_so)}: keep equal" if set_so else said
+        said = "XLA's defaults apply, which depend on the version of XLA"
+        said = f"{', '.join(set_so)}: keep these equal on all hosts" if set_so else said
         yield check("asynchronous collectives", _noted(set_so), said, set_so)
 
     pool = "size of the thread pool"
@@ -221,12 +221,12 @@ def look(scene: Scene) -> Iterator[Check]:
     else:
         why = f"{machine.cores} processors"
         if machine.allowed != machine.cores:
-            why += f" of which this process may use {machine.allowed} (affinity)"
+            why += f", of which this process may use {machine.allowed} (affinity)"
         if machine.quota is not None and machine.quota < machine.allowed:
-            why += f" and the time of {machine.quota:g} (control group, which XLA ignores)"
+            why += f", with the CPU time of {machine.quota:g} processors (control group, which XLA ignores)"
         sentence = (
-            f"{THREADS} is not set, so the pool has {scene.pool} threads after {why}: it differs between hosts and "
-            f"affinity masks with different numbers; the commands of sdc set {THREADS} themselves"
+            f"{THREADS} is not set, so the host determines the number of threads: {scene.pool} for {why}. The number "
+            f"may differ on other hosts or with other affinity masks; the sdc commands set {THREADS} themselves"
         )
         yield check(pool, "information", sentence, [THREADS], lines({}, {THREADS: str(scene.pool)}))
 
@@ -237,14 +237,16 @@ def look(scene: Scene) -> Iterator[Check]:
         options = {key: value for key, value in environment.options.items() if PLAIN.get(key, value) != value}
         said = ", ".join(f"{key}={value}" for key, value in options.items())
         said = (
-            f"{said}: not the defaults; keep these equal on all hosts"
+            f"{said} (not the default); keep these options equal on all hosts"
             if options
             else "all options that change results have their defaults"
         )
         yield check("options of JAX", _noted(options), said, options)
         packages = environment.packages
         if len({packages.get(name, "").rpartition(".")[0] for name in ("jax", "jaxlib")}) > 1:
-            said = f"jax {packages.get('jax')} with jaxlib {packages.get('jaxlib')}: keep both equal on all hosts"
+            said = (
+                f"jax {packages.get('jax')} with jaxlib {packages.get('jaxlib')}: keep both versions equal on all hosts"
+            )
             yield check("libraries", "information", said, ["jax", "jaxlib"])
         else:
             there = (f"{name} {version}" for name, version in packages.items() if version != "not installed")
@@ -260,12 +262,12 @@ def look(scene: Scene) -> Iterator[Check]:
         said = f"{CACHE}={place}: programs compiled on another kind of host may be used here. Give each kind of host"
         yield check(cache, "information", f"{said} its own folder", [CACHE], [f'export {CACHE}="{place}/KIND-OF-HOST"'])
     else:
-        yield check(cache, "ok", f"{CACHE} is not set: no program compiled elsewhere is used")
+        yield check(cache, "ok", f"{CACHE} is not set, so no program compiled elsewhere is used")
     if platform == "cpu":
         vectors = ("avx512f", "avx2", "avx", "sve", "asimd")
         widest = next((name for name in vectors if name in machine.features), "unknown")
         said = (
-            f"programs are compiled for this processor (widest vectors: {widest}): hosts that lack one of its "
+            f"programs are compiled for this processor (widest vectors: {widest}); hosts that lack any of its "
             f"{len(machine.features)} features run different programs, with different low-order bits"
         )
         yield check("processor features", "information", said)
@@ -273,7 +275,7 @@ def look(scene: Scene) -> Iterator[Check]:
         yield check("processor features", "not applicable", "the devices are not CPUs")
     threading = "simultaneous multithreading"
     if machine.siblings is None:
-        yield check(threading, "not applicable", "the kernel does not report it")
+        yield check(threading, "not applicable", "the kernel does not report whether threads share cores")
     else:
         said = "on: two logical processors share a core and its faults" if machine.siblings else "off"
         yield check(threading, "ok", f"{said}; it does not affect bits")

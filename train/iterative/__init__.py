@@ -2,7 +2,7 @@
 
 models     the interface, and six algorithms
 corpora    documents, ratings and tables
-images     small labelled images, and batches of them
+images     small labeled images, and batches of images
 archives   files, archives from a package index, and rows of numbers
 """
 

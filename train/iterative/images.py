@@ -1,4 +1,4 @@
-"""Small labelled images (Fashion-MNIST, scikit-learn's digits, or a folder of idx files), and batches of them.
+"""Small labeled images (Fashion-MNIST, scikit-learn's digits, or a folder of idx files), and batches of images.
 
 Replicas on two hosts must train on the same images. Known files are verified by SHA-256, and the digest of the arrays
 covers all training and test data.
@@ -25,9 +25,9 @@ from sdc.settings import SettingError
 from .. import DataError
 from .archives import cache_folder, fixed_order, freeze, read_file
 
-DIGITS = "digits"  # 1,797 images of 8x8 that come with scikit-learn; the default, needs no network
+DIGITS = "digits"  # 1,797 images of 8x8 pixels that come with scikit-learn; the default, which needs no network
 
-FASHION_MNIST = "fashion-mnist"  # 70,000 images of 28x28, the contents of a Debian package
+FASHION_MNIST = "fashion-mnist"  # 70,000 images of 28x28 pixels, from a Debian package
 
 AUTO = "auto"  # Fashion-MNIST if available, otherwise digits
 
@@ -61,7 +61,7 @@ class ImagesError(DataError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Images:
-    """Labelled images for training and testing. The arrays are read-only."""
+    """Labeled images for training and testing. The arrays are read-only."""
 
     train_images: Float32[np.ndarray, "N h w 1"]  # float32 in [0, 1], one channel
     train_labels: Int32[np.ndarray, "N"]  # classes of `train_images`, from 0
@@ -90,7 +90,7 @@ def read_images(source: str | Path = DIGITS) -> Images:
         try:
             return _fashion_mnist()
         except ImagesError as error:
-            return _digits(f"scikit-learn digits, as {FASHION_MNIST} {error.problem.partition('; ')[0]}")
+            return _digits(f"scikit-learn digits, because {FASHION_MNIST} {error.problem.partition('; ')[0]}")
     if not os.path.isdir(source):  # unlike Path.is_dir, False also if a parent is not accessible
         raise ImagesError(
             source, f"is not a folder; expected {DIGITS}, {FASHION_MNIST}, {AUTO} or a folder of idx files"
@@ -120,8 +120,8 @@ def image_batches(images: Images, *, batch_size: int, seed: int) -> grain.Datase
         chosen_B = np.array([order(place // count)[place % count] for place in places])
         return images.train_images[chosen_B], images.train_labels[chosen_B]
 
-    # Read whole batches: grain's shuffle and batch operate on single images, which takes longer than a training step on
-    # digits.
+    # Whole batches are read, because grain's shuffle and batch operate on single images, which takes longer than a
+    # training step on digits.
     return iter(
         grain.MapDataset.range(sys.maxsize)
         .map(batch)
@@ -135,7 +135,8 @@ def _digits(source: str) -> Images:
     except ModuleNotFoundError as error:
         raise ImagesError(
             DIGITS,
-            "needs scikit-learn, which is not installed; pip install 'jax-sdc[study]', or give a folder of idx files",
+            "needs scikit-learn, which is not installed; run pip install 'jax-sdc[study]', or give a folder "
+            "of idx files",
         ) from error
     pixels, labels = datasets.load_digits(return_X_y=True)
     order = fixed_order(len(labels), 5, 0)  # a seed that gives 30 to 41 test images of every digit
@@ -154,7 +155,7 @@ def _fashion_mnist() -> Images:
                 if (found := hashlib.sha256(data).hexdigest()) != _SHA256[name]:
                     raise ImagesError(name, f"has SHA-256 {found}, expected {_SHA256[name]}; download it again")
         except DataError as error:
-            # Omit the remedy for a user's folder, since the one below covers both.
+            # The remedy for a user's folder is omitted, because the remedy below covers both folders.
             reasons.append(f"not {state} ({error.given}: {error.problem.partition('; ')[0]})")
         else:
             return _from_files(contents, f"Fashion-MNIST (Debian package {PACKAGE}, {state})")
@@ -188,13 +189,13 @@ def _from_files(contents: dict[str, bytes], source: str) -> Images:
         if len(pixels) != len(labels):
             raise ImagesError(
                 source,
-                f"{part} has {len(pixels)} images but {len(labels)} labels; give files that belong together",
+                f"{part} has {len(pixels)} images but {len(labels)} labels; give files of one data set",
             )
     if train_images.shape[1:] != test_images.shape[1:]:
         raise ImagesError(
             source,
-            f"training images of {train_images.shape[1:]} but test images of {test_images.shape[1:]}; "
-            "give files that belong together",
+            f"has training images of {train_images.shape[1:]} but test images of {test_images.shape[1:]}; "
+            "give files of one data set",
         )
     train, test = (pixels[..., None] / np.float32(255) for pixels in (train_images, test_images))
     return _images(train, train_labels.astype(np.int32), test, test_labels.astype(np.int32), source)
@@ -208,8 +209,8 @@ def _idx(data: bytes, rank: int, place: str) -> UInt8[np.ndarray, "..."]:
     if len(data) < header or int.from_bytes(data[:4], "big") != magic:
         raise ImagesError(
             place,
-            f"begins with 0x{data[:4].hex()}, expected 0x{magic:08x} for an idx file of bytes of rank {rank}; write it "
-            "again",
+            f"begins with 0x{data[:4].hex()}, expected 0x{magic:08x} (an idx file of bytes with rank {rank}); write "
+            "the file again",
         )
     shape = tuple(np.frombuffer(data, ">u4", rank, offset=4).tolist())
     expected = header + int(
@@ -218,7 +219,8 @@ def _idx(data: bytes, rank: int, place: str) -> UInt8[np.ndarray, "..."]:
     if len(data) != expected or 0 in shape:
         raise ImagesError(
             place,
-            f"has {len(data)} bytes, expected {expected} for {shape} and at least one value; write it again",
+            f"has {len(data)} bytes, expected {expected} for shape {shape}, and at least one value; write the "
+            "file again",
         )
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 

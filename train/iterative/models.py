@@ -29,10 +29,10 @@ class Iterative:
         name: name in the record. source: origin of the data. init: makes the initial state from a key.
         step: `(state, k) -> state`: iteration k, from 0; a pure function, compiled once for all k.
         loss: the loss of a state over fixed data, which determines convergence.
-        blocks: block of each row of an array, from 0, by array name. Rows of several arrays may share a block; they are
-            then lost and saved together.
-        moving: names of the arrays whose movement is measured: the parameters.
-        distance: movement of the rows of these arrays.
+        blocks: block number of each row, from 0, by array name. Rows of several arrays may share a block; such rows are
+            lost and saved together.
+        moving: names of the arrays whose movement is measured, that is, the parameters.
+        distance: function that measures the movement of the rows of these arrays.
     """
 
     name: str
@@ -48,30 +48,30 @@ class Iterative:
         """Checks arrays and blocks before anything is computed.
 
         Raises:
-            ValueError: an array has no blocks or too many, numbers of blocks have gaps, no array moves, the step
-                returns a different structure, or the loss is not a number.
+            ValueError: an array has no blocks or too many, block numbers have gaps, no array moves, the step returns a
+                different structure, or the loss is not a single number.
         """
         state = jax.eval_shape(lambda: self.init(jax.random.key(0)))
         if set(self.blocks) != set(state) or not self.moving or not set(self.moving) <= set(state):
             raise ValueError(
-                f"{self.name}: the state has {sorted(state)}, blocks are of {sorted(self.blocks)}, moving are "
-                f"{list(self.moving)}; expected blocks for each array, and at least one moving array"
+                f"{self.name}: the state has {sorted(state)}, blocks are given for {sorted(self.blocks)}, and the "
+                f"moving arrays are {list(self.moving)}; expected blocks for each array, and at least one moving array"
             )
         numbers = set[int]()
         for name, ids in self.blocks.items():
             rows = state[name].shape[:1]
             if ids.shape != rows or not rows or not np.issubdtype(ids.dtype, np.integer):
                 raise ValueError(
-                    f"{self.name}: {name} has shape {state[name].shape}, but its blocks are {ids.dtype} of shape "
-                    f"{ids.shape}; expected a whole number for each row"
+                    f"{self.name}: {name} has shape {state[name].shape}, but its block numbers are {ids.dtype} of "
+                    f"shape {ids.shape}; expected a whole number for each row"
                 )
             numbers |= set(ids.tolist())
         if numbers != set(range(len(numbers))):
-            raise ValueError(f"{self.name}: numbers of blocks are {sorted(numbers)[:8]}...; expected 0, 1, 2, ...")
+            raise ValueError(f"{self.name}: block numbers are {sorted(numbers)[:8]}...; expected 0, 1, 2, ...")
         after = jax.eval_shape(self.step, state, jax.ShapeDtypeStruct((), np.int32))
         kinds, expected = (jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (after, state))
         if kinds != expected:
-            raise ValueError(f"{self.name}: step returns {after}; expected a state like {state}")
+            raise ValueError(f"{self.name}: step returns {after}; expected the same structure as {state}")
         loss = jax.eval_shape(self.loss, state)
         if getattr(loss, "shape", None) != ():
             raise ValueError(f"{self.name}: loss returns {loss}; expected a single number")
@@ -82,7 +82,8 @@ class Iterative:
         return 1 + max(int(ids.max()) for ids in self.blocks.values())
 
     def sizes(self, state: State) -> Int[np.ndarray, "blocks"]:
-        """Returns the number of bytes of the parameters in each block, at most the number that a save writes."""
+        """Returns the number of bytes of the parameters in each block, which is at most what a save of the block
+        writes."""
         found = np.zeros(self.count, np.int64)
         for name in self.moving:
             leaf = state[name]
@@ -190,8 +191,8 @@ def matrix_factorization(ratings: Ratings, *, factors: int = 20, decay: float = 
     upper = np.triu_indices(factors)
 
     def half(others: Float32[Array, "m p"], r: Any, mask: Any) -> Array:
-        """Solves least squares for one factor: each row from those rows of the other factor with which it has a known
-        entry."""
+        """Solves least squares for one factor: each row is computed from the rows of the other factor with which it
+        shares a known entry."""
         squares = others[:, upper[0]] * others[:, upper[1]]
         packed = mask @ squares
         normal = jnp.zeros((r.shape[0], factors, factors)).at[:, upper[0], upper[1]].set(packed)
@@ -258,15 +259,15 @@ def topic_model(
     """Returns an algorithm that samples the topic of each token given the topics of all other tokens; documents are the
     blocks.
 
-    Griffiths and Steyvers, PNAS 2004, equation 5, with symmetric priors as Qiao et al., ICML 2019, appendix C:
+    Griffiths and Steyvers, PNAS 2004, equation 5, with symmetric priors as in Qiao et al., ICML 2019, appendix C:
 
         p(z = t | others) ~ (n_dt + alpha) (n_wt + beta) / (n_t + V beta)
 
     A token's own topic is excluded from all counts. Word counts are those at the start of the iteration, as in
     distributed samplers (Newman et al., JMLR 2009); the counts of a document are updated after each of its `PARTS`
-    parts. The random numbers of an iteration depend only on its number. A document's block consists of its topic counts
-    and its tokens' topics; word counts follow from these topics and cannot be lost. The distance between two states of
-    a document is the total variation between their topic distributions, times the document's length.
+    parts. The random numbers of an iteration depend only on the iteration number. A document's block consists of its
+    topic counts and its tokens' topics; word counts follow from these topics and cannot be lost. The distance between
+    two states of a document is the total variation between their topic distributions, times the document's length.
 
     Args:
         documents: words of each document.
@@ -305,7 +306,7 @@ def topic_model(
         uniform = jax.random.uniform(key, words.shape)
 
         def part(counts: Array, inputs: Any) -> tuple[Array, Array]:
-            """Samples the topics of the tokens at the same positions of all documents."""
+            """Samples the topics of the tokens in the same part of all documents."""
             word, weight, old, drawn = inputs
             own = one_hot(old) * weight[..., None]
             document = counts[:, None, :] - own + alpha
@@ -419,7 +420,7 @@ CHANNELS, HIDDEN = (8, 16), (64, 32)
 
 
 def patches(x_BHWC: Float[Array, "B H W C"]) -> Float[Array, "B H W 9*C"]:
-    """Returns the 3x3 neighbourhood of every pixel, row by row; zeros beyond the border."""
+    """Returns the 3x3 neighborhood of every pixel, row by row, with zeros beyond the border."""
     _, height, width, _ = x_BHWC.shape
     padded = jnp.pad(x_BHWC, ((0, 0), (1, 1), (1, 1), (0, 0)))
     shifted = [padded[:, row : row + height, column : column + width] for row in range(3) for column in range(3)]
@@ -436,7 +437,7 @@ def pooled_pixels(height: int, width: int) -> int:
     """Returns the number of pixels of an image after two poolings."""
     if min(height, width) < 4 or height % 4 or width % 4:
         raise ValueError(
-            f"images of {height}x{width} cannot be halved twice; expected multiples of 4: pad or crop the images"
+            f"images of {height}x{width} cannot be halved twice; expected multiples of 4, so pad or crop the images"
         )
     return height // 4 * (width // 4)
 
@@ -447,11 +448,12 @@ def convolutional_network(
     """Returns an algorithm that trains a network of two convolutional layers with max pooling and three dense layers.
 
     Qiao et al., ICML 2019, section 5.1 and appendix C: ReLU, batches of 64, and Adam with its recommended settings
-    (0.001, 0.9, 0.999, 1e-8). Adam's moments are in the block of their parameters.
+    (0.001, 0.9, 0.999, 1e-8). Adam's moments belong to the blocks of their parameters.
 
     Args:
         images: training images; height and width are multiples of 4.
-        by: `layers`: each weight matrix and each bias is a block; `shards`: each index of their first axis is a block.
+        by: `layers`: each weight matrix and each bias is a block; `shards`: each index of the first axis of these
+            arrays is a block.
         batch: images per batch.
         batches: batches per iteration; saves and losses happen only between iterations.
         samples: number of images in the loss that determines convergence.

@@ -55,13 +55,13 @@ def test_the_setting_is_found_or_it_is_said_that_none_is(seeded: Examined) -> No
     check = by_name(seeded)["in two processes"]
     assert check.causes == ["--xla_cpu_enable_fast_math"]
     assert check.lines == ['export XLA_FLAGS="--xla_cpu_enable_fast_math=false"']
-    assert "unless set: not with --xla_cpu_enable_fast_math=false" in check.sentence
-    assert "process: the 3 settings tried do not explain it" in check.sentence
+    assert "unless set: the difference disappears with --xla_cpu_enable_fast_math=false" in check.sentence
+    assert "process: the 3 settings tried do not explain the difference" in check.sentence
     for name in ("twice in one process", "order of devices"):
         found = by_name(seeded)[name]
         assert found.causes == found.lines == []
-        assert "settings tried do not explain it" in found.sentence  # it was seen again
-        assert "faulty device is a possible explanation: run sdc burnin" in found.sentence
+        assert "settings tried do not explain the difference" in found.sentence  # it was seen again
+        assert "faulty device is a possible cause; run sdc burnin" in found.sentence
 
 
 def test_settings_that_decide_bits_here_are_named(elsewhere: Examined) -> None:
@@ -89,10 +89,10 @@ def test_of_two_hosts_the_deciding_settings_are_named(elsewhere: Examined) -> No
     assert check.operations == ["product", "sum", "roundings", "types"]
     assert set(check.causes) == {*settings_of({"XLA_FLAGS": OTHER}), "NPROC", "JAX_ENABLE_X64"}
     for said in (
-        "product: decided by NPROC=8 there, NPROC=2 here",
-        "sum: decided by --xla_cpu_enable_fast_math=true there, no --xla_cpu_enable_fast_math here",
-        "roundings: decided by --xla_allow_excess_precision=false there",
-        "types: decided by no JAX_ENABLE_X64 there, JAX_ENABLE_X64=1 here",
+        "product: caused by NPROC=8 there, NPROC=2 here",
+        "sum: caused by --xla_cpu_enable_fast_math=true there, no --xla_cpu_enable_fast_math here",
+        "roundings: caused by --xla_allow_excess_precision=false there",
+        "types: caused by no JAX_ENABLE_X64 there, JAX_ENABLE_X64=1 here",
     ):
         assert said in check.sentence
     flags, threads, option = sorted(check.lines, key=len, reverse=True)
@@ -116,8 +116,8 @@ def test_what_no_setting_explains_is_left_open(elsewhere: Examined) -> None:
     answer.operations[0].digests = ["0" * 16] * 3
     check = compared(answer, elsewhere, environ)["bits of both hosts"]
     assert (check.outcome, check.operations, check.causes) == ("differs", ["steady"], [])
-    assert "steady: no setting explains it (of the same program), and libraries and processors are" in check.sentence
-    assert "faulty device is a possible explanation" in check.sentence
+    assert "steady: no setting explains the difference (with equal programs), and libraries" in check.sentence
+    assert "faulty device is a possible cause" in check.sentence
     answer.environment.packages["jaxlib"] = "0.11.0"
     check = compared(answer, elsewhere, environ)["bits of both hosts"]
     assert (

@@ -53,7 +53,7 @@ def test_a_campaign_that_is_cut_off_ends_with_the_same_table(tmp_path: Path) -> 
     assert manifest["where"] == JOB.where
     assert [device["rank"] for device in manifest["devices"]] == [{"data": 0, "model": 0}]
 
-    with pytest.raises(ValueError, match="is another campaign"):
+    with pytest.raises(ValueError, match="contains another campaign"):
         run_campaign(dataclasses.replace(resumed, follow=2), loaded=loaded(WORKLOAD))
     with pytest.raises(SettingError, match="already holds 60 injections"):
         run_campaign(dataclasses.replace(resumed, injections=9), loaded=loaded(WORKLOAD))

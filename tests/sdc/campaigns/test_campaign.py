@@ -177,7 +177,7 @@ def test_a_step_that_does_not_repeat_itself_is_refused() -> None:
     [
         ({"follow": 9}, "too few for follow=9"),
         ({"faults": ()}, "expected at least one kind of fault"),
-        ({"faults": "bitflip"}, "faults=bitflip: expected a sequence of faults, such as a list of one string"),
+        ({"faults": "bitflip"}, "faults=bitflip: expected a sequence of faults; wrap a single one in a list"),
         ({"faults": 3}, "faults=3: expected a sequence of faults"),
         ({"faults": ("meteor",)}, "unknown kind 'meteor'"),
         ({"faults": [sdc.Fault(BitFlip(), 0.1)]}, r"faults=bitflip\(rate=0.1\): a campaign chooses the site"),

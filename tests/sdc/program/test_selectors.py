@@ -232,7 +232,7 @@ DEEP = {
 
 @pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
 def test_selectors_nested_too_deeply_are_told_so(text: str) -> None:
-    with pytest.raises(ValueError, match=r"nested deeper than 100 levels|cannot be read; write it as in Python"):
+    with pytest.raises(ValueError, match=r"nested deeper than 100 levels|cannot be parsed; use Python syntax"):
         as_selector(text)
 
 
