@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs a burn-in in a pod and writes its result for node-verdict.sh: word, whether simulated, time, line.
+# Runs a burn-in in a pod, and writes the result for node-verdict.sh: verdict, whether simulated, time and sentence.
 #
 #   burnin.sh FILE FLAGS...   FLAGS are those of sdc burnin
 #
-# Ends with 0 for every verdict, so that the next container of the pod runs.
+# Exits with 0 for every verdict, so that the next container of the pod runs.
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source-path=SCRIPTDIR source=../lib/ask.sh
 source "$here/../lib/ask.sh" || exit 1

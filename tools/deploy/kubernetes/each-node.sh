@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts one burn-in on each node that a selector matches. Each node has its own Job, so a FAIL fails that Job only.
+# Starts one burn-in on each node that a selector matches. Each node has a separate Job, so a FAIL fails only that Job.
 #
 #   each-node.sh SELECTOR IMAGE KUBECTL_IMAGE DEVICES
 #   each-node.sh pool=gpu REGISTRY/jax-sdc:TAG REGISTRY/kubectl:TAG 8

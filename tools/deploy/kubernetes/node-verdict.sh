@@ -1,12 +1,13 @@
 #!/bin/sh
-# Sets the label and the taint of a node from a verdict, in any image that has kubectl and a shell.
+# Sets the label and the taint of a node from a verdict; runs in any image that has kubectl and a shell.
 #
-#   node-verdict.sh begin    before the burn-in: the verdict is INCONCLUSIVE until it ends
+#   node-verdict.sh begin    before the burn-in: the verdict is INCONCLUSIVE until the burn-in ends
 #   node-verdict.sh FILE     after the burn-in: FILE is what burnin.sh wrote
 #
 # The label sdc.verdict holds the last verdict, and annotations hold its details. A FAIL sets the taint
 # sdc.verdict=FAIL:NoSchedule, which stays until a person removes it, or until a PASS if SDC_UNTAINT is yes: a host with
-# an intermittent fault often passes. NODE_NAME is the node. Exit codes: 0 PASS, 1 FAIL, 2 no verdict, 3 INCONCLUSIVE, 4 the API server refused.
+# an intermittent fault often passes. NODE_NAME is the name of the node.
+# Exit codes: 0 PASS, 1 FAIL, 2 no verdict, 3 INCONCLUSIVE, 4 refused by the API server.
 word=INCONCLUSIVE
 simulated=false
 ended=
@@ -21,7 +22,7 @@ if [ "$1" != begin ]; then
     } <"$1"
   else
     word=BROKEN
-    line="there is no $1"
+    line="the burn-in wrote no result ($1 is missing)"
   fi
 fi
 label=$word
@@ -32,7 +33,7 @@ fi
 kubectl annotate node "$NODE_NAME" --overwrite "sdc.reason=$line" "sdc.ended=$ended" || exit 4
 kubectl label node "$NODE_NAME" --overwrite "sdc.verdict=$label" "sdc.simulated=$simulated" || exit 4
 if [ "$word" = PASS ] && [ "$simulated" = false ] && [ "${SDC_UNTAINT:-no}" = yes ]; then
-  kubectl taint node "$NODE_NAME" sdc.verdict:NoSchedule- || true # there may be none
+  kubectl taint node "$NODE_NAME" sdc.verdict:NoSchedule- || true # the node may have no taint
 fi
 echo "$word: $line"
 [ "$1" = begin ] && exit 0

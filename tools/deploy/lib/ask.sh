@@ -1,8 +1,9 @@
 # shellcheck shell=bash disable=SC2034 # variables for the scripts that source this file
-# Shared functions of the scripts in deploy/: settings, log, and the last verdict. Source this file; do not run it.
+# Shared functions of the scripts in deploy/: settings, log and last verdict. This file is sourced, not run.
 
 # Reads the settings of this host from a file of shell assignments, since Slurm gives its scripts no environment. If
-# scontrol does not find slurm.conf by default, put `export SLURM_CONF=...` there: health checks do not get it from Slurm.
+# scontrol does not find slurm.conf by default, put `export SLURM_CONF=...` into that file, because Slurm does not pass
+# this variable to health checks.
 sdc_settings() {
   local file=${SDC_SETTINGS:-/etc/default/sdc}
   PATH=${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}
@@ -11,8 +12,8 @@ sdc_settings() {
     # shellcheck disable=SC1090 # the host's own file
     source "$file"
   fi
-  SDC=${SDC:-sdc}                        # the command; with its path if it is in a virtual environment
-  SDC_STATE=${SDC_STATE:-/var/lib/sdc}   # folder of run folders with the results of this host, on its own disk
+  SDC=${SDC:-sdc}                        # the command, with its path if it is installed in a virtual environment
+  SDC_STATE=${SDC_STATE:-/var/lib/sdc}   # folder of this host's run folders, on the host's own disk
   SDC_MAX_AGE=${SDC_MAX_AGE:-7d}         # an older result is INCONCLUSIVE
   SDC_DRAIN_ON=${SDC_DRAIN_ON:-FAIL}     # or "FAIL INCONCLUSIVE": verdicts that take a node out of service
   SDC_ASK_LIMIT=${SDC_ASK_LIMIT:-20}     # time limit in seconds for reading the last verdict
@@ -30,7 +31,7 @@ sdc_log() {
 # line that it printed, and SDC_ENDED to the time of the result.
 #
 # The exit code alone is not enough: a Python that cannot start also ends with 1, so a bad upgrade would drain a whole
-# cluster. BROKEN means that there is no verdict: bad usage (2), or a missing (127), killed or late command.
+# cluster. BROKEN means that there is no verdict because of bad usage (2), or a missing (127), killed or late command.
 sdc_ask() {
   local said code
   said=$(timeout --kill-after=2 "$SDC_ASK_LIMIT" "$SDC" verdict "$@" 2>&1)

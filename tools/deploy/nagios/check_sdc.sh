@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Nagios plugin: 0 OK, 2 CRITICAL, 3 UNKNOWN.
 #
-# `sdc verdict --format nagios` prints the same line and maps verdicts in the same way, but bad usage ends with 2
-# (CRITICAL) and a Python that cannot start with 1 (WARNING). This wrapper reports both as UNKNOWN.
+# `sdc verdict --format nagios` prints the same line and maps verdicts in the same way, but bad usage exits with 2
+# (CRITICAL), and a Python that cannot start exits with 1 (WARNING). This wrapper reports both as UNKNOWN.
 # Settings: see lib/ask.sh.
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source-path=SCRIPTDIR source=../lib/ask.sh

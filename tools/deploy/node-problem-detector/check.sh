@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Plugin for node-problem-detector: 0 no problem, 1 problem, 2 unknown; prints one line for the condition's message.
 #
-# INCONCLUSIVE and a broken installation are unknown. Settings: see lib/ask.sh. Copy lib/ too, beside this file's folder.
+# INCONCLUSIVE and a broken installation are unknown. Settings: see lib/ask.sh; also copy lib/, beside this folder.
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source-path=SCRIPTDIR source=../lib/ask.sh
 source "$here/../lib/ask.sh" || exit 2

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # HealthCheckProgram of Slurm: drains a node whose last result is a FAIL. Slurm ignores the exit code and kills the
-# program after 60 s; this one takes half a second, and at most 50 s.
+# program after 60 s; this program takes half a second, and at most 50 s.
 #
 #   slurm.conf: HealthCheckProgram=.../deploy/slurm/health-check.sh
 #               HealthCheckInterval=300
@@ -8,7 +8,7 @@
 #
 # Settings as in prolog.sh, and:
 #
-#   SDC_RESUME   never (default), or newer-pass: resume a node that these scripts drained when a later burn-in passes.
+#   SDC_RESUME   never (default), or newer-pass: when a later burn-in passes, resume a node that these scripts drained.
 #                Many faults are intermittent, and one PASS does not clear a host that failed, so a person should
 #                resume it. The scripts never resume a node that they did not drain.
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)

@@ -14,7 +14,7 @@ sdc_node() {
   return 0
 }
 
-# sdc_drain: drains this node because of SDC_WORD and SDC_LINE, unless it is drained already: the first reason stays.
+# sdc_drain: drains this node because of SDC_WORD and SDC_LINE, unless it is already drained; the first reason is kept.
 #
 # The reason begins with the time of the result, so that a newer result can be recognized.
 sdc_drain() {

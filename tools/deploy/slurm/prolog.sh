@@ -8,14 +8,14 @@
 # Settings are in the file that SDC_SETTINGS names, by default /etc/default/sdc; lib/ask.sh lists those of all scripts.
 # Settings of the prolog:
 #
-#   SDC_PROLOG         verdict (default): reads the last result, 0.2 s. burnin: runs one, for nodes with exclusive jobs.
+#   SDC_PROLOG         verdict (default): reads the last result in 0.2 s. burnin: runs a burn-in, for nodes with exclusive jobs.
 #   SDC_BURNIN_FLAGS   further flags of sdc burnin, such as "--devices gpu:8", or "--suspect node11" in a rehearsal
 #   SDC_BURNIN_LIMIT   seconds after which the burn-in ends with the result so far (default 240)
-#   SDC_KEEP_DAYS      days to keep results without evidence (default 30); those with a bundle stay
+#   SDC_KEEP_DAYS      days to keep results without evidence (default 30); results with a bundle are kept
 #
-# Ends with 1, which drains the node, after a FAIL, and after INCONCLUSIVE if SDC_DRAIN_ON says so. Without a verdict (bad
-# usage, a missing or killed command) it logs a critical error and drains nothing: otherwise a typo in a file that all
-# nodes share would drain them all.
+# Exits with 1, which drains the node, after a FAIL, and after INCONCLUSIVE if SDC_DRAIN_ON contains it. Without a
+# verdict (bad usage, a missing or killed command), the prolog logs a critical error and drains nothing, because
+# otherwise a typo in a file that all nodes share would drain all nodes.
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source-path=SCRIPTDIR source=../lib/ask.sh
 source "$here/../lib/ask.sh" || exit 0
@@ -48,7 +48,7 @@ burn_in() {
   esac
 }
 
-# Removes old results without evidence: the prolog writes a result for each job.
+# Removes old results without evidence, because the prolog writes a result for each job.
 tidy() {
   local folder
   while IFS= read -r -d '' folder; do
