@@ -127,7 +127,7 @@ def test_a_compiler_that_fails(
         (("--target", "v5e:2x2"), "--step: expected either config or step"),
         (("--target", "v5e:2x2", "--config", "tiny", "--step", "a:b"), "expected either config or step"),
         (("--target", "v5e:2x2", "--step", "mymodel"), "--step mymodel: expected MODULE:FUNCTION"),
-        (("--target", "v5e:2x2", "--config", "tiny", "--model", "4"), "has 4 devices, and 2 twin × 1 data × 4 model"),
+        (("--target", "v5e:2x2", "--config", "tiny", "--model", "4"), "has 4 devices, but 2 twin × 1 data × 4 model"),
         (
             ("--target", "v5e:2x2", "--config", "tiny", "--twins", "1"),
             "--twins 1: expected a whole number from 2",

@@ -125,7 +125,7 @@ def test_nothing_to_restore_and_nowhere_to_save(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(
-            CheckpointError, match=r"cannot write checkpoint .*file/1 \(.*\); free some space or give another"
+            CheckpointError, match=r"cannot write checkpoint .*file/1 \(.*\); free some space or choose another"
         ) as error,
         Checkpoints(tmp_path / "file", every=1) as checkpoints,
     ):

@@ -157,11 +157,11 @@ def test_binary_file_is_named_with_the_offset(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [{"a.txt": ""}, {"a.jsonl": '\n{"text": ""}\n'}])
 def test_empty_corpus(tmp_path: Path, content: dict[str, str | bytes]) -> None:
     write(tmp_path, content)
-    assert f"{tmp_path}: is empty" in message(tmp_path)
+    assert f"{tmp_path}: contains no text" in message(tmp_path)
 
 
 def test_no_path_at_all() -> None:
-    assert "is empty" in message()
+    assert "contains no text" in message()
 
 
 def test_folder_without_text(tmp_path: Path) -> None:

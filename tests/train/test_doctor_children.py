@@ -26,10 +26,10 @@ def failure(code: str, *, limit: float = 20.0) -> str:
         ("import os; os.abort()", "ended with SIGABRT"),
         ("import sys; sys.exit(7)", "ended with exit code 7"),
         ("raise OSError('no device')", "exit code 1: OSError: no device"),
-        ("print('hello')", "answered b'hello\\n', which is not a result"),
-        ("pass", "answered b'', which is not a result"),
+        ("print('hello')", "printed b'hello\\n' instead of a result"),
+        ("pass", "printed b'' instead of a result"),
         ('print(\'{"format": "jax-sdc doctor child"}\')', "missing required field"),
-        ("import os; os.write(1, bytes(range(128, 256)))", "which is not a result"),
+        ("import os; os.write(1, bytes(range(128, 256)))", "instead of a result"),
     ],
 )
 def test_what_a_child_does_instead_of_answering(code: str, said: str) -> None:

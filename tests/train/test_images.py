@@ -93,7 +93,7 @@ def test_digest_sees_every_array_and_its_shape(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "data", "expected"),
     [
-        (0, idx(TRAIN)[:-1], f"has {16 + TRAIN.size - 1} bytes, expected {16 + TRAIN.size} for (7, 4, 8)"),
+        (0, idx(TRAIN)[:-1], f"has {16 + TRAIN.size - 1} bytes, expected {16 + TRAIN.size} for shape (7, 4, 8)"),
         (0, idx(TRAIN) + b"\0", f"has {16 + TRAIN.size + 1} bytes, expected {16 + TRAIN.size}"),
         (0, b"", "begins with 0x, expected 0x00000803"),
         (2, b"\0\0\x08\x03\0\0\0", "begins with 0x00000803"),
@@ -128,7 +128,7 @@ def test_missing_folder_and_file_are_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     assert f"digits: has no {FILES[3]} or {FILES[3]}.gz" in message(Path("digits"))  # a folder of that name
     (tmp_path / "digits" / FILES[3]).mkdir()
-    assert "is a folder, expected a file" in message("./digits")
+    assert "is a folder; give one of the files" in message("./digits")
     (tmp_path / "digits" / FILES[3]).rmdir()
     os.mkfifo(tmp_path / "digits" / FILES[3])
     assert "is a pipe, not a file" in message("./digits")
@@ -189,7 +189,9 @@ def test_fashion_mnist_that_is_not_at_hand(places: tuple[Path, Path], fake_digit
     assert text.endswith(f"install the Debian package {PACKAGE}, give a folder of its files, or use digits")
     # The run record says why there are digits.
     digits = read_images("auto")
-    assert digits.source.startswith(f"scikit-learn digits, as fashion-mnist is not installed ({FILES[3]}: has SHA-256 ")
+    assert digits.source.startswith(
+        f"scikit-learn digits, because fashion-mnist is not installed ({FILES[3]}: has SHA-256 "
+    )
     assert digits.digest == read_images("digits").digest
 
 
@@ -203,7 +205,7 @@ def test_where_the_cache_is(places: tuple[Path, Path], tmp_path: Path, monkeypat
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", homeless)
-    assert "no home folder for a cache; set XDG_CACHE_HOME" in message("fashion-mnist")
+    assert "there is no home folder for a cache)" in message("fashion-mnist")
 
 
 @pytest.mark.skipif(not INSTALLED.is_dir(), reason="Debian's Fashion-MNIST is not installed")

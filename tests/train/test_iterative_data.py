@@ -172,7 +172,7 @@ def test_bad_rows_are_named(tmp_path: Path, read: Callable[[Path], object], data
             b"-7,1,2,3,4,5\n",
             "line 1 is '-7,1,2,3,4,5', expected a number of ratings from 0 to 5 in the first column",
         ),
-        (read_ratings, b"6,1,2,3,4,5\n", "line 1 is '6,1,2,3,4,5', expected the number of ratings"),
+        (read_ratings, b"6,1,2,3,4,5\n", "line 1 is '6,1,2,3,4,5', expected a number of ratings"),
         (read_ratings, b"0,99,99,99,99,99\n", "has no ratings; give a file with ratings"),
         (read_table, b"1\n2\n", "has one column; expected features followed by a class"),
         (read_table, b"1,2\n1,2\n", "has only the class 2; give rows of at least two classes"),
@@ -192,7 +192,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty.csv.gz").write_bytes(b"")
     for read in (read_ratings, read_table):
-        assert "is a folder, expected a file" in message(partial(read, tmp_path))
+        assert "is a folder; give one of the files" in message(partial(read, tmp_path))
         assert "is a pipe, not a file" in message(partial(read, tmp_path / "pipe"))
         assert "has no row" in message(partial(read, tmp_path / "empty.csv.gz"))
         assert "cannot be read" in message(partial(read, "a\0b"))

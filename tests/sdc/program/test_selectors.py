@@ -249,8 +249,8 @@ def test_selectors_may_be_long_but_not_deep() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "cannot be read"),
-        ("primitive(", "cannot be read"),
+        ("", "cannot be parsed"),
+        ("primitive(", "cannot be parsed"),
         ("dot_general", "'dot_general' is not a selector; expected everything, probes"),
         ("primitive()", "expected at least one pattern"),
         ("primitive(3)", "expected at least one pattern"),
