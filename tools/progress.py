@@ -130,7 +130,7 @@ class CountProgress(_Line):
         self._done = 0
 
     def advance(self, text: str) -> None:
-        """Counts one more part as done; the text names the next one."""
+        """Counts one more part as done; the text describes the next part."""
         self._done += 1
         self._refresh(self._done, text)
 

@@ -71,7 +71,7 @@ def usage_errors() -> Iterator[None]:
 def run_errors(folder: object, *, resumable: bool = True) -> Iterator[None]:
     """Turns errors of a run into exit codes: 2 for wrong input or a full or broken disk, 3 for an inconclusive run.
 
-    Files written so far remain readable. The message names the command's folder and, if the command has the flag
+    Files written so far remain readable. The message states the command's folder and, if the command has the flag
     `--resume`, how to resume.
     """
     from sdc.multihost import Unreachable

@@ -97,7 +97,7 @@ def test_processes_that_do_not_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("pool", "--twins: expected the number of hosts; give it, or --processes"),
+        ("pool", "--twins: expected the number of hosts; give --twins or --processes"),
         ("pool --twins 2", "--twins 2: expected at least three hosts; compare two with sdc pair"),
         ("pair --coordinator 127.0.0.1:1 --processes 3 --process 0", "--processes 3: expected a multiple of 2"),
         ("pair --resolve {there}/none", "there is no {there}/none; give a file that sdc pair or sdc pool wrote"),

@@ -64,7 +64,7 @@ def test_what_is_recorded_is_confirmed(run: Run, recorded: Path, tmp_path: Path)
     assert "1 digests confirmed by this host" in run("verify", recorded, "--rounds", 1, "--devices", 1, code=0).out
     whole = run.json("verify", recorded, "--no-run", code=0)
     assert "verdict" not in whole  # nothing was compared
-    assert "is undamaged: 1 digests, 0 disputed, none run here" in whole["sentence"]
+    assert "is undamaged: 1 digests, 0 disputed; no workload was run" in whole["sentence"]
 
 
 def test_a_register_is_not_overwritten(run: Run, recorded: Path) -> None:

@@ -358,7 +358,7 @@ def _process(number: int) -> dict[str, float]:
     serial = plain.whole.max(axis=1) - plain.compute.max(axis=1)
     choice = aggregation.select_threshold(latencies, serial)
     if len(set(everyone(repr(choice)))) > 1:
-        raise RuntimeError("processes with the same latencies found different thresholds")
+        raise RuntimeError("processes with the same latencies chose different thresholds")
     limited = _train(choice.threshold, delays)
     gained = limited.throughput / plain.throughput
     predicted = aggregation.effective_speedup(latencies, serial, choice.threshold)

@@ -117,7 +117,7 @@ def run(options: BurninCommand) -> int:
 
 
 def _burn(options: BurninCommand, asked: DeviceRequest, session: "Session") -> BurninResult:
-    starting = _start_timer(STARTING, options, session, f"devices that do not start in {STARTING:g} s")
+    starting = _start_timer(STARTING, options, session, f"devices that did not start within {STARTING:g} s")
     try:
         devices, problem = start_devices(asked)
     finally:

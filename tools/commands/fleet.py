@@ -126,7 +126,7 @@ def _summarize(options: SummarizeCommand) -> int:
     try:
         with usage_errors():
             if not options.files:
-                raise SettingError("FILES", None, "expected results of sdc burnin, or folders that hold them")
+                raise SettingError("FILES", None, "expected results of sdc burnin, or folders that contain them")
             files = list(fleet.find_results(options.files))
             ledger, added, report = None, None, {}
             if options.ledger is not None:

@@ -147,7 +147,7 @@ def _verify(options: VerifyCommand) -> int:
     (register,) = _read([options.file])
     if options.no_run:
         counts = f"{len(register.entries)} digests, {len(register.disputed)} disputed"
-        sentence = f"{options.file} is undamaged: {counts}, none run here"
+        sentence = f"{options.file} is undamaged: {counts}; no workload was run"
         return _show({"file": str(options.file), "sentence": sentence}, options.json)
     if options.devices is None and all(each.subject.kind.startswith("cpu ") for each in register.entries):
         most = max((len(recording.devices) for recording in register.recordings.values()), default=1)
@@ -159,7 +159,7 @@ def _verify(options: VerifyCommand) -> int:
     about = {"file": str(options.file), "confirmed": found.confirmed, "elsewhere": found.elsewhere}
     sentence = f"{found.confirmed} digests confirmed by this host"
     if found.elsewhere:
-        sentence += f", {found.elsewhere} are of other devices or versions"
+        sentence += f", {found.elsewhere} belong to other devices or versions"
     return _end(found, about, sentence, options.json)
 
 

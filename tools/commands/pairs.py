@@ -91,7 +91,7 @@ def pool(command: PoolCommand) -> int:
     with usage_errors():
         count = command.peers.processes if command.twins is None else command.twins
         if count is None:
-            raise SettingError("twins", None, "expected the number of hosts; give it, or --processes")
+            raise SettingError("twins", None, "expected the number of hosts; give --twins or --processes")
         if count < 3:
             name = "processes" if command.twins is None else "twins"
             raise SettingError(name, count, "expected at least three hosts; compare two with sdc pair")
@@ -103,7 +103,9 @@ def compare(command: ComparisonCommand, kind: Literal["pair", "pool"], twins: in
     with usage_errors():
         if peers.processes is not None and peers.processes > 1 and peers.processes % twins:
             raise SettingError(
-                "processes", peers.processes, f"expected a multiple of {twins}: each host has equally many processes"
+                "processes",
+                peers.processes,
+                f"expected a multiple of {twins}, because every host runs the same number of processes",
             )
     loaded = check_job(job, peers, command.devices, kind=kind)
     # From here on peers and devices are needed.

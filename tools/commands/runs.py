@@ -46,8 +46,9 @@ class TraceCommand(JobCommand):
     Example: sdc trace runs/golden --steps 20 --where 'primitive("dot_general")'
     Example: sdc trace runs/suspect --steps 20 --where 'primitive("dot_general")' --against runs/golden
 
-    Trace the same run on two machines or on two days, then compare the traces with `sdc diff`; --against compares
-    during the run. Exit codes: 0 traced (with --against: equal), 1 the traces differ, 2 bad usage, 3 inconclusive.
+    Trace the same run on two machines or on two days, then compare the traces with `sdc diff`; with --against, the
+    comparison takes place during the run. Exit codes: 0 traced (with --against: equal), 1 the traces differ, 2 bad
+    usage, 3 inconclusive.
     """
 
     job: Tracing
