@@ -1,4 +1,4 @@
-"""From run records to verdicts, statistics, tables, figures and one offline HTML page.
+"""Derives verdicts, statistics, tables, figures and one offline HTML page from run records.
 
 conclusion      verdict, tables and report of a record; the index of a folder of records
 run_verdict     the only place where a run's verdict is derived from its lines

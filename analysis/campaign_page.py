@@ -1,4 +1,4 @@
-"""The page of a campaign, with its tables and figures, all made from its summary."""
+"""The page of a campaign with its tables and figures, all of which are made from the campaign's summary."""
 
 import contextlib
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ LONGEST = 25
 REACHED = OUTCOMES[1:]
 FILL = dict(zip(REACHED, (report.ZERO, *(report.COLOURS[place] for place in (4, 5, 1)), report.FULL), strict=True))
 HATCH = dict(zip(REACHED, ("", "..", "//", "\\\\", "xx"), strict=True))
-SOURCE = "L and state belong to the clean run at the same step, primed symbols to the struck run."
+SOURCE = "L and state denote values of the clean run at the same step; primed symbols denote values of the struck run."
 
 
 def build(campaign: Contents, summary: CampaignSummary) -> Report:
@@ -29,8 +29,8 @@ def build(campaign: Contents, summary: CampaignSummary) -> Report:
     manifest, visible = campaign.campaign, "none was visible"
     if (hits := summary.visible) is not None and summary.steps_to_visible is not None:
         visible = (
-            f"{show(summary.steps_to_visible)} ({hits.count:,} of the {hits.of:,} unmasked injections changed it "
-            "visibly)"
+            f"{show(summary.steps_to_visible)} ({hits.count:,} of the {hits.of:,} unmasked injections changed the "
+            "loss visibly)"
         )
     outcomes, detectors = _outcomes(summary), _detectors(summary)
     names = [name for name in GROUPS if name != "site"]
@@ -67,7 +67,7 @@ def build(campaign: Contents, summary: CampaignSummary) -> Report:
             ("Configuration", campaign.manifest.get("config")),
         ],
         definitions=definitions(manifest.thresholds),
-        about=(SOURCE, "Intervals assume independent injections; the actual ones are spread more evenly."),
+        about=(SOURCE, "Intervals assume independent injections; the actual injections are spread more evenly."),
         brief=[marked(outcomes, SIMULATED), marked(detectors, SIMULATED)],
     )  # fmt: skip
 
@@ -79,7 +79,7 @@ def _headline(summary: CampaignSummary, visible: str) -> Headline:
     if not summary.complete:
         actions.append(
             Action(
-                "Let it continue, or resume it",
+                "Let the campaign continue, or resume it",
                 "Shares refer to the injections recorded so far; --resume runs the rest.",
             )
         )
@@ -88,7 +88,7 @@ def _headline(summary: CampaignSummary, visible: str) -> Headline:
         actions.append(
             Action(
                 "Protect the operation that is harmed most",
-                "Use checked products (--abft), twins, or higher precision.",
+                "Use checked matrix products (--abft), twins, or higher precision.",
             )
         )
     found = {name: entry.of_harmful for name, entry in summary.detectors.items() if name != "fingerprint"}
@@ -125,7 +125,7 @@ def definitions(thresholds: Mapping[str, Number]) -> tuple[Definition, ...]:
         ),
         Definition(
             "Outcome: loss spike",
-            f"some (L' - L) / L > {spike}, the last one not",
+            f"some (L' - L) / L > {spike}, but not the last one",
             "The loss exceeded the clean loss by more than this limit, but was below the limit again at the last "
             "followed "
             "step.",
@@ -147,7 +147,9 @@ def definitions(thresholds: Mapping[str, Number]) -> tuple[Definition, ...]:
         Definition("Vulnerability", "1 - masked / reached", "Exact (Clopper-Pearson) intervals, 95 %."),
         Definition("Harm", "(spike + divergence + NaN or infinity) / reached", "Intervals as above."),
         Definition(
-            "Visible loss change", f"|L' - L| / L > {visible}", "Latencies are steps since the struck one, which is 0."
+            "Visible loss change",
+            f"|L' - L| / L > {visible}",
+            "Latencies are counted in steps since the struck step, which is step 0.",
         ),
         Definition(
             "Phase",
@@ -178,7 +180,7 @@ def definitions(thresholds: Mapping[str, Number]) -> tuple[Definition, ...]:
         Definition(
             "Detector: history bound",
             "|m| ≤ c (1 - β₁ᵗ), v ≤ c² (1 - β₂ᵗ)",
-            "Fires if the bound is exceeded, which no correct step with gradients clipped to norm c can do (after He "
+            "Fires if the bound is exceeded; no correct step with gradients clipped to norm c can exceed it (after He "
             "et al., "
             "ISCA 2023).",
         ),
@@ -202,8 +204,8 @@ def _detectors(summary: CampaignSummary) -> Table:
         rows.append((name.replace("_", " "), *shares, show(entry.median_latency), show(entry.largest_latency)))
     header = ("detector", "found", "share", "harmful found", "share of harmful", "median latency", "largest latency")
     note = (
-        "Shares of the injections that were not masked; latencies in steps since the struck one, up to the last "
-        "followed step."
+        "Shares of the injections that were not masked; latencies are in steps since the struck step, up to the "
+        "last followed step."
     )
     return Table("Detectors", header, tuple(rows), note)
 
@@ -215,7 +217,7 @@ def _group(summary: CampaignSummary, name: str) -> Table | LeftOut:
     if name == "site":
         group.sort(key=lambda item: (-item[1].harm.count, -(item[1].harm.share or 0), item[0]))
         shown = min(len(group), LONGEST)
-        note = f"{shown:,} of {len(group):,} sites, ordered by harm; summary.json has all of them."
+        note = f"{shown:,} of {len(group):,} sites, ordered by harm; summary.json contains all sites."
         group = group[:shown]
     rows = (
         (key, show(entry.injections), *_share(entry.vulnerability)[1:], *_share(entry.harm)[1:]) for key, entry in group
@@ -234,7 +236,8 @@ def _share(entry: Share | None) -> tuple[str, str, str]:
 
 
 def _bits(summary: CampaignSummary) -> Figure | LeftOut:
-    """Draws heat maps, one per dtype: the share of the injections into each bit position that had each outcome."""
+    """Draws one heat map per dtype, which shows the share of the injections into each bit position that had each
+    outcome."""
     title = "Outcome by bit position"
     table = summary.bits
     if not table:
@@ -268,14 +271,14 @@ def _bits(summary: CampaignSummary) -> Figure | LeftOut:
             axes.tick_params(length=0)
 
     caption = (
-        "Share of the injections into each bit with each outcome. Lines separate sign, exponent and mantissa. Grey: no "
-        "injection with this outcome; empty columns: no injection."
+        "Share of the injections into each bit that had each outcome. Lines separate sign, exponent and mantissa. A "
+        "grey cell means that no injection had this outcome; an empty column means that no injection struck the bit."
     )
     return Figure(title, caption, draw, height=1.0 + 1.7 * len(table))
 
 
 def _by_group(summary: CampaignSummary, name: str) -> Figure | LeftOut:
-    """Draws vulnerability and harm, each with its interval, by layer or by another group."""
+    """Draws vulnerability and harm with their intervals, by layer or by another group."""
     title = f"Sensitivity by {name}"
     group = summary.groups[name]
     if not group:
@@ -309,7 +312,7 @@ def _operations(summary: CampaignSummary) -> Figure | LeftOut:
     title = "Outcomes by operation"
     group = summary.groups["operation"]
     if not group:
-        return LeftOut(title, "no injection has an operation")
+        return LeftOut(title, "no injection is assigned to an operation")
     ordered = sorted(group.items(), key=lambda item: (-(item[1].harm.share or 0), -(item[1].vulnerability.share or 0)))
     ordered = ordered[:24]
 
@@ -330,7 +333,9 @@ def _operations(summary: CampaignSummary) -> Figure | LeftOut:
         if len(ordered) == len(group)
         else f" {len(ordered)} of {len(group)} operations are shown; the table has all."
     )
-    caption = f"Operations by harm, the most harmed first, with the number of injections in parentheses.{drawn}"
+    caption = (
+        f"Operations ordered by harm, with the most harmed first; the number of injections is in parentheses.{drawn}"
+    )
     return Figure(title, caption, draw, height=1.0 + 0.22 * len(ordered))
 
 

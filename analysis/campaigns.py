@@ -1,7 +1,8 @@
 """Computes the tables of a campaign, the contents of its `summary.json`, from its lines.
 
-All shares refer to the injections that reached their site. *Vulnerability* is the share whose state differed from the
-clean run's after the struck step; *harm* the share that ended in a loss spike, divergence, NaN or infinity.
+All shares refer to the injections that reached their site. *Vulnerability* is the share of injections after which the
+state at the end of the struck step differed from that of the clean run. *Harm* is the share of injections that ended in
+a loss spike, divergence, NaN or infinity.
 """
 
 import contextlib
@@ -69,8 +70,8 @@ def summarize_campaign(manifest: CampaignManifest, rows: Sequence[InjectionRow])
     missed = sum(all(whole(row.detected.get(name)) is None for name in alone) for row in harmful)
     return CampaignSummary(
         reason=(
-            f"{len(unmasked):,} of {len(reached):,} injections changed training; {len(harmful):,} of them harmed it, "
-            f"of which detectors without a recorded trace missed {missed:,}"
+            f"{len(unmasked):,} of {len(reached):,} injections changed training; {len(harmful):,} of them harmed "
+            f"training, and detectors without a recorded trace missed {missed:,} of these"
         ),
         simulated=True,
         planned=planned,
@@ -96,7 +97,8 @@ def summary_of(campaign: records.Contents) -> CampaignSummary:
     summary, stored = summarize_campaign(campaign.campaign, campaign.injections), campaign.campaign_summary
     if stored is not None and any(getattr(summary, name) != getattr(stored, name) for name in SEALED):
         raise records.RecordError(
-            f"{campaign.path} is damaged: {records.INJECTIONS} does not match its summary; restore it or run it anew"
+            f"{campaign.path} is damaged: {records.INJECTIONS} does not match its summary; restore the record, or run "
+            "the campaign again"
         )
     return summary
 

@@ -1,4 +1,5 @@
-"""Verdict, tables and report of a record, written next to it; and the index of a folder of records."""
+"""Verdict, tables and report of a record, which are written next to the record; and the index of a folder of
+records."""
 
 import datetime
 from collections import Counter
@@ -38,7 +39,7 @@ def conclude(folder: str | PathLike[str], *, write: bool = True) -> dict[str, An
 
     Args:
         folder: folder of a run, a trace, a campaign or a study.
-        write: whether to write the summary; otherwise only the report is written, and nothing else in the folder
+        write: whether to write the summary; if false, only the report is written, and nothing else in the folder
             changes.
 
     Returns:
@@ -54,7 +55,7 @@ def conclude(folder: str | PathLike[str], *, write: bool = True) -> dict[str, An
 def write_report(path: Path) -> Path:
     """Writes `report.html` and `report.md` into a run folder, each atomically.
 
-    Equal records give equal bytes.
+    Equal records yield files with equal bytes.
 
     Args:
         path: folder of a complete or incomplete run.
@@ -78,7 +79,7 @@ def summarize_folder(path: Path) -> Ending:
 
 
 def draw_conclusion(folder: str | PathLike[str], *, write: bool = True) -> Conclusion:
-    """Implements `conclude`; without `write`, the summary is not written."""
+    """Implements `conclude`; if `write` is false, the summary is not written."""
     found = describe(folder)
     path = Path(folder)
     if write and found.ended:
@@ -103,8 +104,8 @@ def describe(folder: str | PathLike[str]) -> Conclusion:
 def write_overview(folder: str | PathLike[str]) -> Overview:
     """Writes the report of every run in a folder, and an `index.html` that lists the runs.
 
-    A damaged run is listed with the reason. Damaged runs count as inconclusive, as do incomplete runs that are not
-    already corrupt.
+    A damaged run is listed with the reason why it counts as damaged. Damaged runs count as inconclusive, as do incomplete
+    runs that are not already corrupt.
 
     Args:
         folder: a folder whose subfolders are runs.

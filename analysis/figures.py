@@ -1,4 +1,4 @@
-"""The figures of a run: differences by place and time, over steps and by layer.
+"""The figures of a run: differences by place and time, by step and by layer.
 
 Every line has its own marker or dash pattern, so no figure relies on colour alone.
 """
@@ -192,7 +192,7 @@ def flags_over_time(steps: Sequence[StepRow]) -> Figure | LeftOut:
             found = [site for name, site in row.sites.items() if name.startswith(f"{way}/")]
             flagged, of = (sum(getattr(site, name) or 0 for site in found) for name in ("flagged", "checked"))
             shares.append(flagged / of if of else 0.0)
-    caption = "Forward, recomputed and backward products, over all ranks. Steps without a flag have no point."
+    caption = "Forward, recomputed and backward matrix products, over all ranks. Steps without a flag have no point."
     return over_steps(title, caption, "flagged / checked rows", steps, lines, "y")
 
 

@@ -119,8 +119,8 @@ def test_the_report(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     assert "Outcome: masked" in markdown
     if len(rows) == len(ROWS):
         assert (
-            "5 of 7 injections changed training; 3 of them harmed it, of which detectors without a recorded trace "
-            "missed 1" in page
+            "5 of 7 injections changed training; 3 of them harmed training, and detectors without a recorded "
+            "trace missed 1 of these" in page
         )
         assert page.count("<svg") == 5
         assert json.loads((tmp_path / "run" / "summary.json").read_text())["complete"]
@@ -173,7 +173,7 @@ def test_every_table_and_figure_says_that_faults_are_simulated(tmp_path: Path) -
     assert all(caption.startswith("[simulated faults]") for caption in captions)
     assert len(re.findall(r"<text[^>]*>simulated faults</text>", page)) == 5
     assert "Shares of the 7 injections that reached their site" in page
-    assert "0.5 (2 of the 5 unmasked injections changed it visibly)" in page
+    assert "0.5 (2 of the 5 unmasked injections changed the loss visibly)" in page
 
 
 def test_a_figure_says_what_it_leaves_out(tmp_path: Path) -> None:

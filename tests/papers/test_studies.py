@@ -144,7 +144,7 @@ def test_other_workloads_learn(name: str, tmp_path: Any) -> None:
     ("call", "message"),
     [
         (lambda: study("paft", [], steps=9), "steps=9: expected at least 10"),
-        (lambda: study("lossy", [], seed=-1), "seed=-1: expected a number from 0 to"),
+        (lambda: study("lossy", [], seed=-1), "seed=-1: expected an integer from 0 to"),
         (lambda: study("other", []), "study=other: expected one of paft, dropcompute, lossy, shadow"),
         (lambda: ProductsStudy(steps=0).check(), "steps=0: expected at least 1"),
         (lambda: Calibration(dtypes=()).check(), "dtypes: expected float32, bfloat16 or both"),

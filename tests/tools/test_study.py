@@ -29,7 +29,7 @@ from sdc.train.studies.settings import NodesStudy
         (("nodes", "--runs", 3), "--runs 3: expected 20 to 1,000; fewer do not suffice for an interval"),
         (("nodes", "--steps", 3), "--steps 3: expected 40 to 1,000; fewer do not suffice for a conclusion"),
         (("scar", "--starts", 3), "--starts 3: expected at least 5"),
-        (("scar", "--trials", 30, "--starts", 20), "--trials 30: expected a multiple of the 20 starts"),
+        (("scar", "--trials", 30, "--starts", 20), "--trials 30: expected a multiple of 20, the number of starts"),
         (("scar", "--workload", "other"), "invalid choice"),
         (("scar", "--workload", "regression", "--table", "nowhere.csv"), "--table nowhere.csv: does not exist"),
         (

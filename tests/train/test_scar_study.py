@@ -140,7 +140,7 @@ def test_what_does_not_converge_is_said_and_not_priced(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"starts": 4}, "starts=4: expected at least 5"),
-        ({"trials": 7, "starts": 5}, "trials=7: expected a multiple of the 5 starts"),
+        ({"trials": 7, "starts": 5}, "trials=7: expected a multiple of 5, the number of starts"),
         ({"trials": 0}, "trials=0: expected a multiple"),
         ({"seed": -1}, "seed=-1: expected a whole number from 0"),
     ],

@@ -139,7 +139,9 @@ def test_failures_are_drawn_as_said(how: trials.How, regression: Trajectory) -> 
 
 
 def test_what_does_not_converge_is_said(shrinking: Trajectory) -> None:
-    with pytest.raises(DoesNotConverge, match=r"contraction does not converge to a loss of 1e-09: it was .* after 40"):
+    with pytest.raises(
+        DoesNotConverge, match=r"contraction does not converge to a loss of 1e-09: its loss was .* after 40"
+    ):
         trials.until(shrinking, 1e-9)
     with pytest.raises(DoesNotConverge, match="does not converge"):
         trials.until(shrinking, math.inf)

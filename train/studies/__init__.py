@@ -1,4 +1,4 @@
-"""The experiments of the studies, which return measurements and neither print nor end the process.
+"""The experiments of the studies. Experiments return measurements, and neither print nor end the process.
 
 settings      specifications of the studies: each flag of `sdc study` is a field
 workloads     models, data and training of the aggregation studies

@@ -6,11 +6,11 @@ Three quantities are fitted, and `sdc study nodes` prints them next to the value
 - `fit_bursts`: the number of steps in which a node with few mismatches is struck, from the spread of its counts between
   layers (tables 6, 7);
 - `NoiseModel`: the share of elements in severe steps, from the worst noise-to-signal ratios (figure 5, equation 5). As
-  a test, the model predicts the ratio of each node from the ratios of the others.
+  a test, the model predicts the ratio of each node from the ratios of the other nodes.
 
 In the noise model, a step has ||g' - g||^2 / ||g||^2 = response sum over sites of (share of elements struck) 4/3 V^2 +
 rounding^2 (share of microsteps struck). The first term is linear: V is the mean relative change, and 4/3 V^2 is the
-mean square of changes that are uniform in (0, 2 V]; in the forward pass, normalization bounds the effect of one element
+mean square of changes that are uniform in (0, 2 V]; in the forward pass, normalization limits the effect of one element
 on its token of 4,096 elements. The second term is the response of bfloat16 arithmetic: after any changed bit, however
 small the change, the rest of a microstep is rounded differently. Both factors (response and rounding) are the same for
 all nodes.
@@ -90,9 +90,10 @@ def fit_tail(few: float, *, draws: int = 2000, seed: int = 0) -> FittedValue:
     """Fits the inverse tail index of the severities to the spread of the largest severities between layers.
 
     The largest severity of a layer is the smallest possible severity times u^-tail, where u is the smallest draw of the
-    steps in which the layer is struck (`smallest_draws`). The variance of its logarithm between identical layers is
-    therefore tail^2 times the variance of log u. If layers differ, the tail is lighter. The interval is a bootstrap
-    interval over the groups of layers (submodules of nodes).
+    steps in which the layer is struck (`smallest_draws`). The variance of the logarithm of this severity between
+    identical layers is therefore tail^2 times the variance of log u. If layers differ, the true tail is lighter than
+    the fitted one. The interval is obtained by a bootstrap over the groups of layers (one group for each submodule of a
+    node).
 
     """
     groups = []
@@ -118,8 +119,9 @@ def fit_bursts(name: str, *, few: float) -> FittedValue | None:
     """Estimates in how many of the 4,500 steps a node is struck, from the spread of its counts between adjacent layers.
 
     A layer's count is a sum over bursts whose sizes are distributed as (1 + few) u^few, with a squared coefficient of
-    variation of few^2 / (2 few + 1). For a sum over n bursts, this is divided by n, and independent elements add
-    1/count. Differences between adjacent layers exclude trends. The interval is that of a variance (chi-square).
+    variation of few^2 / (2 few + 1). For a sum over n bursts, this coefficient is divided by n, and sampling of independent
+    elements adds 1/count. Taking differences between adjacent layers removes trends. The interval is the chi-square
+    interval of a variance.
     """
     from scipy.special import gammainccinv
 
@@ -210,8 +212,8 @@ class NoiseModel:
     def predict(
         self, name: str, simulated: Mapping[str, Float64[np.ndarray, "..."]], *, draws: int = 4000
     ) -> Predicted:
-        """Predicts the ratio of a node from the other nodes, given that the node follows the model (as 19 of 20 nodes
-        do by assumption)."""
+        """Predicts the ratio of a node from the ratios of the other nodes, given that the node follows the model (19 of
+        20 nodes are assumed to do so)."""
         rng = np.random.default_rng([self.seed, 1, NODES.index(name)])
         weights = self.weights({other: found for other, found in simulated.items() if other != name})
         points = np.unravel_index(rng.choice(weights.size, draws, p=weights.reshape(-1)), weights.shape)
@@ -221,7 +223,8 @@ class NoiseModel:
         return Predicted(published_noise(name), float(median), float(low), float(high))
 
     def estimates(self, simulated: Mapping[str, Float64[np.ndarray, "..."]]) -> dict[str, FittedValue]:
-        """Returns the parameters fitted to all nodes: weighted mean, and 95 % interval on the grid."""
+        """Returns the parameters fitted to all nodes: the weighted mean and the 95 % interval of each parameter on the
+        grid."""
         weights = self.weights(simulated)
         found = {}
         axes = {
@@ -264,8 +267,8 @@ def compare_tables(name: str, *, runs: int = 100, seed: int = 0) -> list[Compare
     """Compares tables 1, 2 and 6 to 9 of the study with simulated runs of a node (4,500 steps at the study's size).
 
     The function simulates the faults that `node_faults` returns for 16 layers: the number of elements struck in each
-    step and layer, and the severity of each step. These quantities do not depend on the values of tensors, so no
-    tensors are needed. `name` may also be that of a simpler model of a node (`node11:uniform`).
+    step and layer, and the severity of each step. These quantities do not depend on the values of tensors, so the
+    function needs no tensors. `name` may also be that of a simpler model of a node (`node11:uniform`).
     """
     base = name.partition(":")[0]
     rng = np.random.default_rng([seed, NODES.index(base)])
@@ -325,7 +328,7 @@ def _layer(
 def compare_time(name: str, *, runs: int = 100, seed: int = 0) -> list[Compared]:
     """Compares the study's description of a node's behaviour in time with simulated runs."""
     rng = np.random.default_rng([seed, 1, node_number(name)])
-    hit = "steps with a mismatch, of 4,500"
+    hit = "number of steps with a mismatch, out of 4,500"
     claims: list[tuple[str, Float64[np.ndarray, "runs"], Callable[[float, float], bool], str]] = []
     if name == "node7":
         words = "figure 3: spikes, and no mismatch during most of the steps"
@@ -333,7 +336,7 @@ def compare_time(name: str, *, runs: int = 100, seed: int = 0) -> list[Compared]
         claims.append((hit, few, lambda low, high: 0 < low < high < STEPS / 2, words))
     elif name == "node14":
         few, every = (_steps_hit(name, sync, runs, rng) for sync in ("compute", "params"))
-        share = "share of steps with a mismatch, parameters synchronized"
+        share = "share of steps with a mismatch, with synchronized parameters"
         claims.append((hit, few, lambda low, high: low <= 1 <= high, "appendix D.2: a singular spike"))
         claims.append((share, every / PARAMETER_STEPS, lambda low, _: low > 0.999, "section 9: at every step"))
     elif name in ("node10", "node11"):
@@ -345,9 +348,11 @@ def compare_time(name: str, *, runs: int = 100, seed: int = 0) -> list[Compared]
         frequency = ((1 + kind.few) * u**kind.few) @ np.asarray(fault.rate) * course
         first = frequency[:, :5].mean(1) / frequency[:, 100:].mean(1)
         words = "figure 4: large initial spikes"
-        claims.append(("first five steps over steps from 100 on", first, lambda low, _: low > 1, words))
+        claims.append(
+            ("frequency in the first five steps, relative to steps 100 and later", first, lambda low, _: low > 1, words)
+        )
     elif name == "node13":
-        note = "figure 6: none before step 450. An input of the model, so not a test"
+        note = "figure 6: no mismatch before step 450; an input of the model, so this is not a test"
         where, onset = "first step with a mismatch, without synchronization", float(behaviour(name, "none").onset)
         return [Compared(name, "time", where, None, onset, note=note)]
     rows = []
@@ -376,7 +381,7 @@ def correlation(name: str, *, seed: int = 0) -> float | None:
     """Returns the correlation of the mismatch frequencies of a node's submodules over the steps.
 
     The result is the mean correlation coefficient over pairs of submodules, computed from sums over the layers without
-    the initial burst; it is None if fewer than two submodules are struck in `CORRELATED` steps.
+    the initial burst. The result is None if fewer than two submodules are struck in `CORRELATED` steps.
     """
     rng = np.random.default_rng([seed, node_number(name)])
     spikes: dict[When, Bool[np.ndarray, "steps"]] = {}
@@ -398,7 +403,7 @@ SHARE = 1e-3  # share of elements struck in that measurement
 
 
 def sized(layers: int, width: int, length: int, *, steps: int) -> TrainConfig:
-    """Returns a small configuration in bfloat16, with four microsteps of one sequence.
+    """Returns a small configuration in bfloat16, with four microsteps of one sequence each.
 
     The learning rate warms up for the same share of the steps as in the study: 2,000 of 2,500 (appendix B.3).
     """
@@ -449,7 +454,7 @@ class SmallModel:
         return jax.jit(run)
 
     def responses(self) -> Response:
-        """Measures the response of gradients to wrong last bits in a few elements, and to severe errors at each
+        """Measures how gradients respond to wrong last bits in a few elements, and to severe errors at each
         submodule."""
         windows = [When(onset=k * WINDOW, end=(k + 1) * WINDOW) for k in range(len(SUBMODULES) + 1)]
         # 64 wrong last bits in a microstep; the response hardly depends on their number.
@@ -466,7 +471,7 @@ class SmallModel:
 
     def train(self, node: str) -> Drifting | None:
         """Trains on a simulated node, with and without synchronized parameters; returns None if the study provides no
-        rate."""
+        fault rate of the node."""
         if not published_layers(node):
             return None
         step = self._compile(self._scaled(node))
@@ -501,7 +506,8 @@ class SmallModel:
         return [dataclasses.replace(f, rate=tuple(np.minimum(np.asarray(f.rate) * times, 1).tolist())) for f in faults]
 
     def _noise(self, step: Callable[..., Any]) -> Float[np.ndarray, "steps"]:
-        """Returns noise-to-signal ratios of the gradients from the healthy states (equation 5 before the maximum)."""
+        """Returns the noise-to-signal ratios of gradients that are computed from the healthy states (equation 5 before
+        the maximum)."""
         found = []
         for number in range(self.steps):
             gradient = step(self.states[number], self.tokens[number])[2]
@@ -510,7 +516,7 @@ class SmallModel:
 
 
 def _norm(tree: Any, less: Any = None) -> float:
-    """Returns the norm of a tree, or of its difference from another."""
+    """Returns the norm of a tree, or of its difference from another tree."""
     tree = tree if less is None else jax.tree.map(jnp.subtract, tree, less)
     return math.sqrt(sum(float(jnp.sum(jnp.square(leaf.astype(jnp.float32)))) for leaf in jax.tree.leaves(tree)))
 
@@ -560,17 +566,17 @@ def experiment(study: NodesStudy) -> Generator[str, None, NodesMeasured]:
 
 def _drift(node: str, trained: Drifting | None) -> list[Compared]:
     """Compares a small model with figure 6, in which parameters drift apart step by step while loss curves coincide."""
-    words = {"drift": "figure 6: drifts away incrementally", "loss": "figure 6: identical to the healthy one"}
+    words = {"drift": "figure 6: drifts away incrementally", "loss": "figure 6: identical to the healthy curve"}
     if trained is None or not trained.distances.any():
         return [
-            Compared(node, name, "", None, None, note=f"{said}; no mismatch, since the run is too short")  # type: ignore[arg-type]
+            Compared(node, name, "", None, None, note=f"{said}; no mismatch here, since the run is too short")  # type: ignore[arg-type]
             for name, said in words.items()
         ]
     quarter, half, last = (trained.distances[len(trained.distances) * part // 4 - 1] for part in (1, 2, 4))
     worst = float(trained.losses.max())
     return [
         Compared(node, "drift", "", None, float(last), None, None, bool(quarter <= half <= last),
-                 f"{words['drift']}; here {quarter:.2g} after a quarter of the steps, {half:.2g} after half of them"),
+                 f"{words['drift']}; here {quarter:.2g} after a quarter of the steps, and {half:.2g} after half"),
         Compared(node, "loss", "", None, worst, None, None, worst < 0.01, words["loss"]),
     ]  # fmt: skip
 
@@ -599,8 +605,8 @@ def find_node(node: str, steps: int, *, twins: int = 2, config: str | TrainConfi
     """Runs the first stage of a pair or a pool whose last host is a simulated node, until a difference is found.
 
     All twins are on one device. The program is compiled once per node, which takes seconds for any number of steps. See
-    `sdc.nodes.parse_suspect` for names of nodes; `node4(times=1e6)` has a million times the rates of `node4`. Two twins
-    form a pair, more form a pool.
+    `sdc.nodes.parse_suspect` for names of nodes; the rates of `node4(times=1e6)` are a million times those of `node4`.
+    Two twins form a pair; three or more form a pool.
     """
     workload = Workload(config=config, seed=seed)
     job = FullLoad(workload=workload, steps=steps, twins=twins, placement="vmap", suspect=node)

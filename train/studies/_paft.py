@@ -34,7 +34,7 @@ def experiment(study: PaftStudy, workloads: Sequence[Task]) -> Generator[str, No
     """Trains each workload with each method and noise, and measures the divergence of replicas."""
 
     def noise(setting: tuple[Any, Any]) -> optax.GradientTransformation:
-        """Returns the noise; a setting is the pair of sigma and the sigma of bursts."""
+        """Returns the noise; a setting is a pair: the sigma of the noise, and the sigma of bursts."""
         sigma, burst = setting
         return gradient_noise(DATA, sigma, seed=study.seed, burst_period=study.burst_every, burst_sigma=burst)
 
@@ -99,8 +99,8 @@ def _trainer(
 
 
 def _drift(study: PaftStudy, workload: Task, period: int | None) -> np.ndarray:
-    """Measures the squared divergence under plain SGD, for which lemma 3.1 holds with any loss: a common mean gradient,
-    and independent noise of each worker."""
+    """Measures the squared divergence under plain SGD, for which lemma 3.1 holds with any loss: all workers have the
+    same mean gradient, and each has independent noise."""
     around = optax.sgd(study.rate) if period is None else paft_sync(optax.sgd(study.rate), DATA, period)
 
     def report(params: Any, gradient: Any) -> Mapping[str, Any]:

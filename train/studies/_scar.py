@@ -59,7 +59,8 @@ class Subject:
     Attributes:
         name: name of the algorithm on the command line.
         task: the algorithm.
-        iterations: number of iterations; the mean loss of all starts after them is the convergence criterion.
+        iterations: number of iterations; the convergence criterion is the mean loss of all starts after these
+            iterations.
         interval: number of iterations in which a checkpoint writes everything once.
     """
 
@@ -135,7 +136,7 @@ def subjects(names: Sequence[str], sources: Sources) -> list[Subject]:
         if name not in SUBJECTS:
             raise SettingError("workload", name, f"expected one of {', '.join(SUBJECTS)}")
     if sources.table is not None and "regression" not in names:
-        raise SettingError("table", sources.table, "applies only to the workload regression; add it")
+        raise SettingError("table", sources.table, "applies only to the workload regression; add this workload")
     return [SUBJECTS[name](sources) for name in dict.fromkeys(names)]
 
 
@@ -210,8 +211,8 @@ def _measured(subject: Subject, seed: int) -> tuple[Trajectory, State, float]:
     distance shrinks.
 
     The optimum is the final state of a run that is twenty times as long; for a sampler, it is the mean over the last
-    half of a run that is four times as long. The factor is the largest one observed in a single iteration or, if the
-    distance does not shrink in every iteration, that of all iterations together.
+    half of a run that is four times as long. The factor is the largest factor of a single iteration or, if the distance
+    does not shrink in every iteration, the factor of all iterations together.
     """
     task = subject.task
     sampled = "assigned" in task.blocks
@@ -400,8 +401,8 @@ def parts_of(study: ScarStudy, subjects: Sequence[Subject]) -> list[Part]:
 
 
 def _criterion(study: ScarStudy, subject: Subject) -> Criterion:
-    """Returns the losses at which a run counts as converged: the mean losses over all starts, in the last quarter of
-    the iterations."""
+    """Returns the losses at which a run counts as converged: the losses in the last quarter of the iterations, averaged
+    over all starts."""
     losses = np.stack([_train(study, subject, start).losses for start in range(study.starts)])
     mean = losses.mean(axis=0)
     last = max(1, subject.iterations // 4)
@@ -410,8 +411,9 @@ def _criterion(study: ScarStudy, subject: Subject) -> Criterion:
     best = int(np.argmin(mean[: subject.iterations + 1]))
     if criteria[0] >= mean[0] or best < subject.iterations - last:
         raise DoesNotConverge(
-            f"{subject.name} does not converge: its loss was {mean[0]:.4g}, is {criterion:.4g} after "
-            f"{subject.iterations} iterations, and was lowest after {best}, so costs are undefined"
+            f"{subject.name} does not converge: its loss was {mean[0]:.4g} at the start and "
+            f"{criterion:.4g} after {subject.iterations} iterations, and was lowest after {best} iterations, so costs "
+            "are undefined"
         )
     return Criterion(
         criteria=criteria, iterations=subject.iterations, interval=subject.interval, blocks=subject.task.count,
@@ -431,7 +433,7 @@ def _alone(run: Callable[[], Found]) -> Callable[[Sequence[PartRow]], Found]:
 def _failures(study: ScarStudy, subject: Subject, start: int, done: Sequence[PartRow]) -> Failures:
     part = next(one for one in done if (one.workload, one.what) == (subject.name, "criterion"))
     if part.failed is not None:
-        raise DoesNotConverge(f"{subject.name} has no convergence criterion; see that part")
+        raise DoesNotConverge(f"{subject.name} has no convergence criterion; see its part 'criterion'")
     trajectory = trials.until(_train(study, subject, start), *part.read(Criterion).criteria)
     seed, count = [study.seed, start], study.trials // study.starts
     hit = {
@@ -475,7 +477,8 @@ def _failures(study: ScarStudy, subject: Subject, start: int, done: Sequence[Par
 def _predictions(
     case: Case, hit: Mapping[Any, Sequence[Failure]], held: Mapping[tuple[Policy, float], Held]
 ) -> dict[str, list[float | None]]:
-    """Returns for each failure the prediction of the outlook just before it; None if there was no outlook."""
+    """Returns, for each failure, the prediction of the outlook just before the failure; None if there was no
+    outlook."""
     if case.policy != "priority" or case.fraction == 1:
         return {}
     outlooks = [held[case.policy, case.fraction].outlooks[one.after] for one in hit[case.lost, case.how]]
@@ -552,7 +555,7 @@ def finish_parts(
         on_row: called with the findings of each part, as a line of the record.
 
     Returns:
-        A line for each part; if a run does not converge, `failed` has the reason.
+        A line for each part; if a run does not converge, `failed` contains the reason.
     """
     found = list(before)
     for number, part in enumerate(parts[len(found) :], len(found)):

@@ -1,5 +1,5 @@
-"""The study of the shadow replica: which faulty ranks it detects, after how many steps, and which ranks it
-identifies."""
+"""The study of the shadow replica: which faulty ranks the replica detects, after how many steps, and which ranks it
+identifies as faulty."""
 
 import math
 from collections.abc import Generator, Sequence

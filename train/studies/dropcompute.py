@@ -36,7 +36,7 @@ RATES = np.linspace(0.0, 0.3, 25)  # drop rates at which a speedup is predicted
 
 
 def experiment(study: DropComputeStudy, workloads: Sequence[Task]) -> Generator[str, None, DropComputeMeasured]:
-    """Predicts the speedup of a threshold, measures it on real clocks, and trains with a threshold."""
+    """Predicts the speedup of a threshold, measures the speedup on real clocks, and trains with a threshold."""
     predicted, clocked, trainings = [], [], []
     for workers in study.fleets:
         predicted.append(_predict(study, workers))
@@ -75,7 +75,7 @@ def _predict(study: DropComputeStudy, workers: int) -> PredictedSpeedup:
 
 
 def _clock(study: DropComputeStudy, workers: int) -> ClockedSpeedup:
-    """Measures the speedup of threads that wait for sampled latencies and stop at the threshold."""
+    """Measures the speedup with threads that wait for sampled latencies and stop at the threshold."""
     scale = study.unit / study.latency.base
     latencies = _sampled(study, workers, study.seed, study.iterations).astype(np.float64) * scale
     serial = study.serial * scale
@@ -84,8 +84,8 @@ def _clock(study: DropComputeStudy, workers: int) -> ClockedSpeedup:
     ones = [jnp.float32(1)] * latencies.shape[-1]
 
     def iterate(watch: Stopwatch) -> tuple[int, float]:
-        """Returns the number of completed micro-batches and the seconds of all iterations; each iteration ends with its
-        slowest worker."""
+        """Returns the number of completed micro-batches and the duration of all iterations, in seconds; each iteration
+        ends when its slowest worker does."""
 
         def one(delays: np.ndarray) -> int:
             return watch.run(jnp.float32(0), ones, delays=delays.tolist()).completed

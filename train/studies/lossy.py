@@ -33,8 +33,8 @@ def experiment(study: LossyStudy, workloads: Sequence[Task]) -> Generator[str, N
 
 
 def _losses(study: LossyStudy) -> Mapping[str, tuple[tuple[float, ...], Callable[[float], Mapping[str, Any]]]]:
-    """Returns the loss models other than the loss of whole shards: their rates, and the settings of `lossy_zero2` for a
-    rate."""
+    """Returns all loss models except the loss of whole shards: the rates of each model, and the settings of
+    `lossy_zero2` for a rate."""
 
     def packets(channel: float | Channel, **more: Any) -> Mapping[str, Any]:
         return {"p_grad": channel, "p_param": channel, "packet": study.packet, **more}

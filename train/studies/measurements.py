@@ -1,6 +1,7 @@
 """Measurements of studies: raw numbers, from which tables, figures and claims are made.
 
-The experiments return these and `sdc.analysis.studies` reads them, so nothing here needs JAX.
+The experiments return these measurements, and `sdc.analysis.studies` reads them without JAX, so this module does not
+need JAX.
 """
 
 import dataclasses
@@ -187,7 +188,7 @@ Quantity: TypeAlias = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """A published value and the simulated one."""
+    """A published value and the corresponding simulated value."""
 
     node: str
     quantity: Quantity
@@ -202,7 +203,7 @@ class Compared:
 
 @dataclasses.dataclass(frozen=True)
 class Predicted:
-    """The worst noise-to-signal ratio of a node, and its prediction from the other nodes with a 95 % interval."""
+    """The worst noise-to-signal ratio of a node, and the prediction from the other nodes with a 95 % interval."""
 
     published: float
     median: float

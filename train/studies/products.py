@@ -57,7 +57,7 @@ def reference_steps(
     steps: int,
     seed: int,
 ) -> Iterator[tuple[Any, Step, tuple[Any, Any]]]:
-    """Trains, and yields for each step the reports of a transformation, the step and its arguments."""
+    """Trains; for each step, yields the reports of a transformation, the step function and its arguments."""
     config = config.of_type(dtype)
     check(config, 1, 1)
     placement = place(twins=None, data=1, model=1, devices=jax.devices()[:1])
@@ -118,7 +118,7 @@ def measure(dtype: str, *, seed: int = 0, depths: Sequence[int] = DEPTHS) -> dic
     """Measures the rounding errors of matrix products of one data type, on the default device, over all
     `DISTRIBUTIONS`.
 
-    Returns, by number of terms, the largest `|r| / (q + |cs|)` of any row, where q is the second tier's scale.
+    Returns, by number of terms, the largest value of `|r| / (q + |cs|)` over all rows; q is the second tier's scale.
     """
     product = Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32))
 
@@ -145,7 +145,7 @@ def fit(narrow: Mapping[int, float] | None, wide: Mapping[int, float] | None) ->
     """Fits the rounding of a device to its errors with bfloat16 (`narrow`) and float32 (`wide`) factors; an argument is
     None if these errors were not measured.
 
-    Elementwise products of bfloat16 factors are exact in float32, so the errors are those of the sums. These errors
+    Elementwise products of bfloat16 factors are exact in float32, so all errors arise in the sums. These errors
     determine kappa: the largest value that keeps each error within half of its bound, or infinity if sums do not need
     the term. Larger errors with float32 factors are due to rounding of the factors.
     """
@@ -165,8 +165,8 @@ def fit(narrow: Mapping[int, float] | None, wide: Mapping[int, float] | None) ->
 
 
 def begin_with_second(examined: Mapping[str, int], checked: Mapping[str, int]) -> tuple[str, ...]:
-    """Returns the sites for which the first tier passes on so many rows that starting with the second tier is
-    cheaper."""
+    """Returns the sites at which the first tier passes so many rows to the second tier that starting with the second
+    tier is cheaper."""
     return tuple(name for name, count in examined.items() if checked[name] and count / checked[name] > SHARE)
 
 
@@ -184,8 +184,8 @@ def calibrate(study: Calibration, config: TrainConfig, dataset: Dataset) -> Gene
         rounding = fit(errors.get("bfloat16"), errors.get("float32"))
     except ValueError as error:
         raise CalibrationError(
-            f"the errors of synthetic products are too large to be rounding ({error}): this device may compute "
-            "wrong numbers. No profile was made; compare with another device"
+            f"the errors of synthetic matrix products are too large to be rounding errors ({error}), so this device "
+            "may compute wrong numbers, and no profile was written; compare this device with another one"
         ) from error
     profile = Profile(rounding, measured_on=hardware())
     checked, examined, flagged = Counter[str](), Counter[str](), Counter[str]()
@@ -203,9 +203,9 @@ def calibrate(study: Calibration, config: TrainConfig, dataset: Dataset) -> Gene
         yield f"{dtype}, {config.name}"
     if flagged.total():
         raise CalibrationError(
-            f"{flagged.total():,} of {checked.total():,} rows of real products exceed the thresholds from synthetic "
-            "products: this device may compute wrong numbers. No profile was made; "
-            "compare with another device"
+            f"{flagged.total():,} of {checked.total():,} rows of real matrix products exceed the thresholds from "
+            "synthetic matrix products, so this device may compute wrong numbers, and no profile was written; compare "
+            "this device with another one"
         )
     kernel = time_both()
     yield "fused kernel"
@@ -246,10 +246,10 @@ def flagged(
 def one_per_row(
     key: PRNGKeyArray, product: Dot, c: Shaped[Array, "*c"], change: Callable[[Any, Any], Any]
 ) -> tuple[Shaped[Array, "*c"], Bool[Array, "rows"]]:
-    """Changes one random element of each row: rows are checked individually, so each is an independent experiment.
+    """Changes one random element of each row. Rows are checked individually, so each row is an independent experiment.
 
-    `change` maps the elements and the root mean squares of their rows to new elements. Returns the changed product, and
-    a mask of rows that changed.
+    `change` maps the elements and the root mean squares of their rows to new elements. Returns the changed matrix
+    product, and a mask of the rows that changed.
     """
     rows = product.matrix(c)
     columns = jax.random.randint(key, rows.shape[:1], 0, rows.shape[1])
@@ -276,10 +276,10 @@ def errors_found(
     judges: Sequence[Callable[[Any], Bool[Array, "*rows"]]],
     magnitudes: Float[Array, "n"],
 ) -> Found:
-    """Injects errors into a matrix product, one in each row, and counts the rows that each judge flags.
+    """Injects one error into each row of a matrix product, and counts the rows that each judge flags.
 
     Errors of each magnitude, in units of the root mean square of the row, are added or subtracted; in further trials,
-    each bit is flipped. Judges receive the changed product and return a mask of the rows that they flag.
+    each bit is flipped. Judges receive the changed matrix product and return a mask of the rows that they flag.
     """
     bits = jax.dtypes.itemsize_bits(c.dtype)
     rows = product.matrix(c)
@@ -321,7 +321,7 @@ class Variant:
     scheme: SchemeName  # scheme that checks it
 
     def operands(self, product: Dot, a: Any, b: Any, sums: Any) -> Operands:
-        """Returns the scheme's input: the sums of a product, or their rounded values."""
+        """Returns the scheme's input: the sums of a matrix product, or their rounded values."""
         if self.output == "float32":
             return Operands(a, b, sums)
         rounded = lax.optimization_barrier(sums.astype(self.output))
@@ -331,8 +331,8 @@ class Variant:
 
 
 def variants(dtype: str) -> list[Variant]:
-    """Returns all variants for one type. A result that is not rounded has no residual, so the scheme `residual` is
-    omitted for it."""
+    """Returns all variants for one data type. A result that is not rounded has no residual, so its variants omit the
+    scheme `residual`."""
     sums = [Variant(f"{dtype}, sums", "float32", scheme) for scheme in EVERY if scheme != "residual"]
     if dtype == "float32":
         return [dataclasses.replace(variant, name=dtype) for variant in sums]
@@ -399,8 +399,8 @@ Judges: TypeAlias = tuple[tuple[Variant, Settings], ...]
 
 
 def _expected(product: Dot, every: Judges, a: Any, b: Any, c: Any) -> Iterator[tuple[Variant, Settings, Any, Any]]:
-    """Yields every variant with its settings, input and expected checksum, which variants of one scheme share for equal
-    factors."""
+    """Yields every variant with its settings, input and expected checksum. Variants of one scheme share the expected
+    checksum if their factors are equal."""
     known: dict[str, Expected] = {}
     for variant, settings in every:
         operands = variant.operands(product, a, b, c)
@@ -436,7 +436,7 @@ def _errors(key: Any, product: Dot, every: Judges, a: Any, b: Any) -> list[dict[
 
 
 class _Judged:
-    """A rule that checks a product with every variant, and reports the numbers of rows checked and flagged."""
+    """A rule that checks a matrix product with every variant, and reports the numbers of rows checked and flagged."""
 
     def __init__(self, every: Judges) -> None:
         self.every = every

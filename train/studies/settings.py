@@ -79,10 +79,10 @@ class Study(abc.ABC, Generic[Measurement]):
     """Seed for the parameters, the data and all simulations."""
 
     def check(self) -> None:
-        """Checks the settings, and raises a SettingError that names the wrong one."""
-        _check_steps(self.steps, 10, ", since the last ones give the result")
+        """Checks the settings, and raises a SettingError that identifies the first invalid one."""
+        _check_steps(self.steps, 10, ", since the result is computed from the last steps")
         if not 0 <= self.seed <= LARGEST_SEED:
-            raise SettingError("seed", self.seed, f"expected a number from 0 to {LARGEST_SEED}")
+            raise SettingError("seed", self.seed, f"expected an integer from 0 to {LARGEST_SEED}")
 
     def about(self, workloads: Sequence[Task]) -> Mapping[str, Any]:
         """Returns the fields of `Measured` about the study itself."""
@@ -102,16 +102,17 @@ class Study(abc.ABC, Generic[Measurement]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaftStudy(Study["PaftMeasured"]):
-    """Accuracy and perplexity under inconsistent gradients and under bursts; divergence of replicas.
+    """The study of accuracy and perplexity under inconsistent gradients and under bursts, and of the divergence of
+    replicas.
 
     Attributes:
         variances: sigma^2 of the noise, the paper's measure of inconsistency.
         periods: periods of `paft_sync`.
         burst_every: number of steps from one burst to the next; the paper has one burst in 500 steps of a longer run.
         bursts: sigma^2 of occasional large noise, added to the smallest of the variances.
-        rate: learning rate of the plain SGD whose divergence is measured.
-        sigma: noise of that SGD.
-        drifting_steps: maximum number of steps of that SGD.
+        rate: learning rate of the plain SGD with which divergence is measured.
+        sigma: sigma of the noise in this SGD.
+        drifting_steps: maximum number of steps of this SGD.
     """
 
     name: ClassVar[str] = "paft"
@@ -139,7 +140,8 @@ class PaftStudy(Study["PaftMeasured"]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DropComputeStudy(Study["DropComputeMeasured"]):
-    """Speedup by drop rate and number of workers, predicted and measured on a real clock; loss by step and by time.
+    """The study of the speedup by drop rate and number of workers, predicted and measured on a real clock, and of the
+    loss by step and by time.
 
     Attributes:
         micro_batches: micro-batches per step and worker, as in the paper's simulated-delay environment.
@@ -150,7 +152,7 @@ class DropComputeStudy(Study["DropComputeMeasured"]):
         unit: base of the threads' delays, in seconds.
         iterations: number of iterations of a measurement.
         drops: drop rates of the training runs.
-        mended: the drop rate at which extra steps and corrections are tried.
+        mended: the drop rate at which extra steps and corrections are tested.
     """
 
     name: ClassVar[str] = "dropcompute"
@@ -172,7 +174,8 @@ class DropComputeStudy(Study["DropComputeMeasured"]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossyStudy(Study["LossyMeasured"]):
-    """Perplexity and accuracy at several loss rates; drift between copies in training and in a random walk.
+    """The study of perplexity and accuracy at several loss rates, and of the drift between copies in training and in a
+    random walk.
 
     Attributes:
         rates: fractions of gradient and parameter shards that are lost; the first is 0.
@@ -180,8 +183,8 @@ class LossyStudy(Study["LossyMeasured"]):
             losses repaired by parity or reliable packets.
         packet: elements per packet.
         burst: mean length of a burst, in packets.
-        perplexity_seeds, accuracy_seeds: number of training runs averaged for a score; single perplexities differ by
-            one or two percent.
+        perplexity_seeds, accuracy_seeds: number of training runs over which a score is averaged; the perplexities of
+            single runs differ by one or two percent.
         walk_rates: loss rates of the random walk.
         walk, settled: number of steps of the walk, and the number of initial steps that are discarded.
     """
@@ -244,8 +247,8 @@ KINDS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShadowStudy(Study["ShadowMeasured"]):
-    """Detection of faulty ranks by a shadow replica: which ranks it detects, after how many steps, and which rank it
-    identifies.
+    """The study of faulty ranks under a shadow replica: which ranks the replica detects, after how many steps, and
+    which rank it identifies as faulty.
 
     Attributes:
         workers: number of ranks, including one spare; with two spares there is one more rank.
@@ -337,15 +340,16 @@ class Sources:
     images: str = "auto"
     """Images: fashion-mnist, digits, auto (fashion-mnist if installed, else digits), or a folder of idx files."""
     table: Path | None = None
-    """CSV file of numbers with the class last (such as CoverType), to train the regression on instead of images."""
+    """CSV file of numbers with the class in the last column (such as CoverType), on which to train the regression
+    instead of images."""
     ratings: Annotated[str | Path, Flag(type=str)] = "movielens-100k"
-    """Ratings: movielens-100k, or a file of users, items and ratings, or a matrix as in Jester."""
+    """Ratings: movielens-100k, a file of users, items and ratings, or a file with a matrix, as in Jester."""
     documents: Annotated[str | Path, Flag(type=str)] = "reuters"
     """Documents: reuters, plays, or a folder of texts, such as 20 Newsgroups."""
     corpus: tuple[str, ...] = ("python",)
     """Training text: python (the source of the standard library), or files and folders of text or JSONL."""
     archives: Path | None = None
-    """Folder with the archives of movielens-100k, reuters and plays (default: one in the cache)."""
+    """Folder with the archives of movielens-100k, reuters and plays (default: a folder in the cache)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -361,15 +365,15 @@ class ScarStudy:
     perturbations: int = 1000
 
     def check(self) -> None:
-        """Checks the settings, and raises a SettingError that names the wrong one."""
+        """Checks the settings, and raises a SettingError that identifies the first invalid one."""
         check_fields(self)
         if self.starts < 5:
-            raise SettingError("starts", self.starts, "expected at least 5, which an interval needs")
+            raise SettingError("starts", self.starts, "expected at least 5; fewer do not suffice for an interval")
         if self.trials > MOST_TRIALS:
             problem = f"expected at most {MOST_TRIALS:,}, since the outcome of each trial is kept"
             raise SettingError("trials", self.trials, problem)
         if self.trials < self.starts or self.trials % self.starts:
-            raise SettingError("trials", self.trials, f"expected a multiple of the {self.starts} starts")
+            raise SettingError("trials", self.trials, f"expected a multiple of {self.starts}, the number of starts")
 
     def parts(self, subjects: Sequence[Subject]) -> list[Part]:
         """Returns the parts in the order in which they run.
@@ -387,7 +391,7 @@ class ScarStudy:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodesStudy:
     """Comparison of each simulated node with the published figures of the real node; the noise model is fitted to all
-    fifteen."""
+    fifteen nodes."""
 
     name: ClassVar[str] = "nodes"
     nodes: tuple[str, ...] = NODES
@@ -400,7 +404,7 @@ class NodesStudy:
     """Seed for all simulations."""
 
     def check(self) -> None:
-        """Checks the settings, and raises a SettingError that names the wrong one."""
+        """Checks the settings, and raises a SettingError that identifies the first invalid one."""
         check_fields(self)
         if unknown := [node for node in self.nodes or (None,) if node not in NODES]:
             raise SettingError("nodes", unknown[0], f"expected one or more of {NODES[0]} ... {NODES[-1]}")
@@ -430,21 +434,21 @@ class NodesStudy:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductsStudy:
-    """Measurement of the errors detected and the false alarms raised by each checksum scheme, on the matrix products of
-    real training."""
+    """Measurement of the errors that each checksum scheme detects and the false alarms that it raises, on the matrix
+    products of real training."""
 
     dtypes: tuple[DType, ...] = ("float32", "bfloat16")
     """Data types of activations and compute parameters to study."""
     steps: int = 20
-    """Number of optimizer steps. Every scheme checks every product of every step; errors are injected in the first and
-    last step."""
+    """Number of optimizer steps. Every scheme checks every matrix product of every step; errors are injected in the
+    first and the last step."""
     where: str = "products"
     """Selector of the matrix products to study, such as 'scope("*/ffn/*")'."""
     seed: int = 0
     """Seed for the parameters and the errors."""
 
     def check(self) -> None:
-        """Checks the settings, and raises a SettingError that names the wrong one."""
+        """Checks the settings, and raises a SettingError that identifies the first invalid one."""
         check_measurement(self.steps, self.dtypes)
         as_selector(self.where)
 
@@ -487,12 +491,12 @@ class Calibration:
     dtypes: tuple[DType, ...] = ("float32", "bfloat16")
     """Data types to measure."""
     steps: int = 5
-    """Number of optimizer steps for each type whose matrix products are checked with the measured profile."""
+    """Number of optimizer steps, for each data type, whose matrix products are checked with the measured profile."""
     seed: int = 0
     """Seed for the parameters and the synthetic factors."""
 
     def check(self) -> None:
-        """Checks the settings, and raises a SettingError that names the wrong one."""
+        """Checks the settings, and raises a SettingError that identifies the first invalid one."""
         check_measurement(self.steps, self.dtypes)
 
     def count(self) -> int:
@@ -510,8 +514,8 @@ class Calibration:
             The profile, for `sdc.abft(step, profile=...)`.
 
         Raises:
-            CalibrationError: errors are too large to be rounding, or real products are flagged: this device may compute
-                wrong numbers.
+            CalibrationError: errors are too large to be rounding errors, or real matrix products are flagged, so this
+                device may compute wrong numbers.
             SettingError: there are no steps or no types.
             ValueError: the configuration or the data set does not fit.
         """

@@ -4,17 +4,18 @@
 SGD with rates eta_s; worker m's aggregated gradient has an error e_m ~ N(0, sigma^2) in each of d elements.
 
 **Erratum.** The paper prints lemma 3.1 with the factor (M + 1)/M. If the e_m are independent, theta_m - mean(theta) is
--sum_s eta_s (e_m - mean(e)), whose variance is (1 - 1/M) sigma^2 sum_s eta_s^2 for each element, so the factor is (M -
-1)/M. The paper also omits d; here the lemma is interpreted per element and multiplied by d. A simulation with M = 4, d
-= 1000, sigma = 0.5, eta = 0.1 and 300 steps gives 562; the exact form gives 562.5 and the printed form 937.5.
+-sum_s eta_s (e_m - mean(e)), whose variance for each element is (1 - 1/M) sigma^2 sum_s eta_s^2. The correct factor is
+therefore (M - 1)/M. The paper also omits d; this module applies the lemma to each element and multiplies the result by
+d. A simulation with M = 4, d = 1000, sigma = 0.5, eta = 0.1 and 300 steps gives 562; the exact form gives 562.5 and the
+printed form 937.5.
 
 **Lossy collectives** (Weintraub, Banner, Orda, *Distributed Training under Packet Loss*, 2025). A copy of a shard is
 renewed with probability 1 - p at each step and kept otherwise; its age a (the number of steps since its renewal, at
 least 0) has the distribution P(a) = (1 - p) p^a.
 
-**Erratum.** The paper prints the limit of the drift between two copies as 2p/(1 + p) s^2, which ignores that a stale
-copy may have been stale before. A simulation at p = 0.1, 0.2, 0.4 gives 0.203, 0.418, 0.960; the exact form gives
-0.202, 0.417, 0.952, and the printed form 0.182, 0.333, 0.571.
+**Erratum.** The paper prints the limit of the drift between two copies as 2p/(1 + p) s^2. This form ignores the fact
+that a stale copy may already have been stale in earlier steps. A simulation at p = 0.1, 0.2, 0.4 gives 0.203, 0.418,
+0.960; the exact form gives 0.202, 0.417, 0.952, and the printed form 0.182, 0.333, 0.571.
 
 The functions for PAFT take these arguments:
 
@@ -28,9 +29,10 @@ The functions for PAFT take these arguments:
 This module has only the exact forms; `sdc study paft` and `sdc study lossy` compare the exact and the printed forms
 with measurements.
 
-**DropCompute** (Giladi et al., NeurIPS 2023; equation numbers are from there): the speedup of a compute threshold, from
-mean and variance of the latency of a micro-batch. `sdc.aggregation.speedup` computes it from measured latencies. These
-functions take the same arguments, and raise ValueError if one is out of range:
+**DropCompute** (Giladi et al., NeurIPS 2023, which is the source of the equation numbers): the speedup of a compute
+threshold, from the mean and the variance of the latency of a micro-batch. `sdc.aggregation.speedup` computes the
+speedup from measured latencies. The functions for DropCompute take the same arguments, and raise ValueError if one is
+out of range:
 
     mu, sigma       mean and standard deviation of the latency of a micro-batch, in seconds
     micro_batches   M, micro-batches of a worker in an iteration
@@ -50,12 +52,13 @@ _EULER = 0.57721566490153286
 
 
 def divergence(sigma: float, rates: Sequence[float] | np.ndarray, *, workers: int, dimension: int = 1) -> float:
-    """Returns E||mean_k(theta_k) - theta_m||^2 after steps with these rates, from equal replicas (lemma 3.1, equation
-    6).
+    """Returns E||mean_k(theta_k) - theta_m||^2 after steps with these rates that start from equal replicas (lemma 3.1,
+    equation 6).
 
         d (M - 1)/M sigma^2 sum_s eta_s^2
 
-    The same holds after the last synchronization, with the rates of the steps since then; this is exactly lemma 4.1.
+    The same formula holds after a synchronization, with the rates of the steps since then; this is the exact form of
+    lemma 4.1.
     """
     factor = _factor(sigma, workers, dimension)
     return factor * float(np.sum(np.square(np.asarray(rates, np.float64))))
@@ -69,7 +72,7 @@ def divergence_over_time(
     dimension: int = 1,
     period: int | None = None,
 ) -> np.ndarray:
-    """Returns `divergence` after each step, before a synchronization if there is one."""
+    """Returns `divergence` after each step; if the step ends with a synchronization, the value is that before it."""
     squares = np.square(np.asarray(rates, np.float64))
     total = np.cumsum(squares)
     if period is not None:
@@ -154,7 +157,7 @@ def _factor(sigma: float, workers: int, dimension: int) -> float:
     if not 0 <= sigma < math.inf or dimension < 0:
         raise ValueError(f"sigma={sigma}, dimension={dimension}: expected numbers of at least 0")
     if workers < 2:
-        raise ValueError(f"workers={workers}: expected at least two")
+        raise ValueError(f"workers={workers}: expected at least two workers")
     return dimension * sigma**2 * (workers - 1) / workers
 
 
@@ -168,7 +171,7 @@ def pair_drift(p: float, square: float = 1.0) -> float:
 
         2 p / (1 - p^2) s^2
 
-    which is s^2 E|a - b| for the ages a, b of the two copies.
+    This is s^2 E|a - b| for the ages a, b of the two copies.
     """
     _check_loss(p)
     return 2 * p / (1 - p**2) * square
@@ -186,7 +189,7 @@ def steady_drift(p: float, move: float) -> float:
 
         2 p / (1 - p)^2 v^2
 
-    which is v^2 E[(a - b)^2], twice the variance of an age.
+    This is v^2 E[(a - b)^2], which is v^2 times twice the variance of an age.
     """
     _check_loss(p)
     return 2 * p / (1 - p) ** 2 * move**2
@@ -197,8 +200,8 @@ def own_weight(p: float, workers: int) -> float:
 
         E[1 / (1 + Bin(N - 1, 1 - p))] = (1 - p^N) / (N (1 - p))
 
-    All weights sum to 1, so the mean is unbiased for gradients with the same expectation. For given, different
-    gradients the mean is biased towards the owner's gradient, which has this weight instead of 1/N.
+    All weights sum to 1, so the mean is unbiased for gradients with the same expectation. If the gradients differ and
+    are considered fixed, the mean is biased towards the owner's gradient, which has this weight instead of 1/N.
     """
     _check_loss(p)
     return (1 - p**workers) / (workers * (1 - p))
@@ -206,9 +209,9 @@ def own_weight(p: float, workers: int) -> float:
 
 def _check_loss(p: float) -> None:
     if not 0 <= p <= 1:
-        raise ValueError(f"p={p!r}: expected a probability, between 0 and 1")
+        raise ValueError(f"p={p!r}: expected a probability between 0 and 1")
     if p == 1:
-        raise ValueError("p=1: no packet arrives, so drift has no limit; give a probability below 1")
+        raise ValueError("p=1: no packet arrives, so the drift has no limit; give a probability below 1")
 
 
 def expected_iteration_time(mu: float, sigma: float, micro_batches: int, workers: int, serial: float = 0.0) -> float:
@@ -248,7 +251,7 @@ def expected_completed(mu: float, sigma: float, micro_batches: int, threshold: f
     """
     _check_latency(mu, sigma, micro_batches)
     if not threshold > 0:
-        raise ValueError(f"threshold={threshold}: expected a time above 0; math.inf drops nothing")
+        raise ValueError(f"threshold={threshold}: expected a time above 0; pass math.inf to drop nothing")
     return _expected_completed(mu, sigma, micro_batches, threshold)
 
 
@@ -261,7 +264,7 @@ def expected_speedup(
     threshold: float,
     iteration_time: float | None = None,
 ) -> float:
-    """Returns the effective speedup from mean and variance of the latency: equation (11).
+    """Returns the effective speedup from the mean and the variance of the latency: equation (11).
 
         E[S] ~ E[Mdone]/M (E[T] + Tc) / (min(tau, E[T]) + Tc)
 
@@ -269,8 +272,9 @@ def expected_speedup(
     in equation (6).
 
     Args:
-        iteration_time: measured E[T] + Tc, instead of equation (7); more accurate if latencies are not normal, since
-            the slowest of many workers depends on their tail.
+        iteration_time: measured E[T] + Tc, used instead of equation (7). The measured value is more accurate if
+            latencies are not normal, since the time of the slowest of many workers depends on the tail of the
+            latencies.
 
     Example:
         >>> round(expected_speedup(0.45, 0.2, 12, 200, 0.0, 5.9), 3)
@@ -281,21 +285,21 @@ def expected_speedup(
         iteration_time = predicted
     elif not serial < iteration_time < math.inf:
         raise ValueError(
-            f"iteration_time={iteration_time}: expected the time of a whole iteration, above its serial={serial}"
+            f"iteration_time={iteration_time}: expected the time of a whole iteration, more than serial={serial}"
         )
     share = expected_completed(mu, sigma, micro_batches, threshold) / micro_batches
     return share * iteration_time / min(threshold + serial, iteration_time)
 
 
 def analytic_threshold(mu: float, sigma: float, micro_batches: int, serial: float) -> float:
-    """Returns the threshold in seconds, from mean and variance of the latency, for many workers (appendix C.2).
+    """Returns the threshold in seconds for many workers, from the mean and the variance of the latency (appendix C.2).
 
         tau* = argmax_tau (1/(tau + Tc)) sum_{m=1..M} Phi((tau - m mu)/sqrt(m sigma²)),  tau > M mu/2
 
     The threshold does not depend on the number of workers, since it is assumed to be below the time of the slowest
     worker. With few workers, tau* can exceed that time, in which case no micro-batches are dropped. If sigma approaches
-    mu and Tc is small, normal latencies are often negative and tau* is the limit M mu/2: use measurements and
-    `select_threshold` instead.
+    mu and Tc is small, normal latencies are often negative, and tau* is the limit M mu/2. In this case, use
+    measurements and `select_threshold` instead.
 
     Example:
         >>> round(analytic_threshold(0.45, 0.2, 12, 0.0), 2)
@@ -327,7 +331,9 @@ def _expected_completed(mu: float, sigma: float, micro_batches: int, threshold: 
 
 def _check_latency(mu: float, sigma: float, micro_batches: int, serial: float = 0.0) -> None:
     if not 0 < mu < math.inf or not 0 <= sigma < math.inf:
-        raise ValueError(f"mu={mu}, sigma={sigma}: expected a finite mean above 0, a standard deviation of at least 0")
+        raise ValueError(
+            f"mu={mu}, sigma={sigma}: expected a finite mean above 0 and a finite standard deviation of at least 0"
+        )
     if micro_batches < 1:
         raise ValueError(f"micro_batches={micro_batches}: expected at least one micro-batch")
     if not 0 <= serial < math.inf:

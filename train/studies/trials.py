@@ -1,6 +1,6 @@
 """Simulated perturbations and failures of iterative-convergent training, and the cost of each in iterations.
 
-The run without failures is executed once, and all its states are kept. They determine the contents of a running
+The run without failures is executed once, and all its states are kept. These states determine the contents of a running
 checkpoint, so a recovered state is represented by one number for each block: the iteration from which the block comes.
 """
 
@@ -24,7 +24,7 @@ How: TypeAlias = Literal["random", "contiguous"]
 
 
 class DoesNotConverge(ValueError):
-    """A run does not reach its convergence criterion, so costs are undefined."""
+    """A run does not reach its convergence criterion, so the costs of failures are undefined."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,14 +77,14 @@ def train(task: Iterative, iterations: int, *, seed: int = 0) -> Trajectory:
 
 
 def until(trajectory: Trajectory, *criteria: float) -> Trajectory:
-    """Returns the same run with these decreasing losses as convergence criteria."""
+    """Returns the same run with the given decreasing losses as its convergence criteria."""
     losses, iterations = trajectory.losses, []
     for criterion in criteria:
         at = int(np.argmax(losses <= criterion))
         if at == 0:
             raise DoesNotConverge(
-                f"{trajectory.task.name} does not converge to a loss of {criterion:.5g}: it was {losses[0]:.5g}, and "
-                f"is {losses[-1]:.5g} after {len(losses) - 1} iterations, so costs are undefined"
+                f"{trajectory.task.name} does not converge to a loss of {criterion:.5g}: its loss was "
+                f"{losses[0]:.5g} at the start and is {losses[-1]:.5g} after {len(losses) - 1} iterations, so costs are undefined"
             )
         iterations.append(float(crossing(at, losses[at - 1], losses[at], criterion)))
     return dataclasses.replace(trajectory, criteria=np.asarray(criteria), iterations=np.asarray(iterations))
@@ -127,7 +127,7 @@ def failures(
 
 
 def hold(trajectory: Trajectory, fraction: float, interval: int, policy: Policy, *, seed: int = 0) -> Held:
-    """Returns the contents of a running checkpoint, with the policies of `sdc.checkpoints.RunningCheckpoint`."""
+    """Returns the contents of a running checkpoint, under the policies of `sdc.checkpoints.RunningCheckpoint`."""
     task, every = trajectory.task, max(1, round(fraction * interval))
     sizes = task.sizes({name: leaf[0] for name, leaf in trajectory.states.items()})
     watch, steps = Watch(sizes.tolist()), np.zeros(task.count, np.int32)
@@ -178,7 +178,7 @@ def recovered(trajectory: Trajectory, at: Sequence[Int[np.ndarray, "blocks"]]) -
 
 
 def go_on(trajectory: Trajectory, after: Sequence[int], starts: State) -> Outcome:
-    """Continues perturbed runs to convergence, with the batches and random numbers of their iterations."""
+    """Continues perturbed runs to convergence, with the batches and random numbers that belong to each iteration."""
     # A run that takes three times as long as without a failure counts as not converging.
     limit = jnp.int32(math.ceil(3 * trajectory.iterations[-1]))
     # Each device runs the same number of trials; the last trial is repeated as padding.
@@ -235,5 +235,5 @@ def _going_on(task: Iterative, *arguments: Any) -> tuple[Array, Array]:
 
 
 def finite(costs: Float[np.ndarray, "trials"]) -> list[float | None]:
-    """Returns costs as numbers for the record, with None for runs that did not converge again."""
+    """Returns costs as numbers for the record; the cost of a run that did not converge again is None."""
     return [float(cost) if np.isfinite(cost) else None for cost in costs]

@@ -1,11 +1,11 @@
 """Workloads of the studies and their training: a transformer on text, a convolutional network on images, a linear
 model.
 
-A convolution is the matrix product of 3x3 patches and a kernel. If it is mapped over workers with their own parameters,
-it remains one batched matrix product, whereas `lax.conv_general_dilated` becomes a grouped convolution, which is
-several times slower on a CPU. There is no batch normalization: images of a batch interact only through gradients, so
-the workers' mean gradient is the gradient of the whole batch, and the state of a replica consists only of its
-parameters.
+A convolution is the matrix product of 3x3 patches and a kernel. If the convolution is mapped over workers with
+different parameters, it remains one batched matrix product, whereas `lax.conv_general_dilated` becomes a grouped
+convolution, which is several times slower on a CPU. There is no batch normalization: images of a batch interact only
+through gradients, so the workers' mean gradient is the gradient of the whole batch, and the state of a replica consists
+only of its parameters.
 
 Letters of shapes:
 
@@ -75,7 +75,8 @@ class Task:
 
 
 class ConvNet(nnx.Module):
-    """Two convolutions, each with ReLU and a pooling that halves height and width, then two dense layers; float32."""
+    """Two convolutions, each followed by ReLU and a pooling that halves height and width, and two dense layers; in
+    float32."""
 
     def __init__(self, shape: tuple[int, int, int], classes: int, rngs: nnx.Rngs) -> None:
         height, width, channels = shape
@@ -144,8 +145,8 @@ def convnet(images: Images) -> Task:
 
 
 def halved(images: Images) -> Images:
-    """Returns images averaged over two by two pixels if they are large, and cropped to sizes that can be halved twice:
-    28 pixels become 12."""
+    """Returns images that are averaged over two by two pixels if they are large, and cropped to sizes that can be
+    halved twice: 28 pixels become 12."""
     if images.shape[0] <= LARGEST:
         return images
 
@@ -219,7 +220,7 @@ def transformer(corpus: tuple[str, ...]) -> Task:
     seen = dataclasses.replace(dataset, chunks=dataset.chunks[:-HELD_OUT])
 
     def adam(steps: int) -> optax.GradientTransformation:
-        """Returns Adam with a short linear warm-up and half a cosine down to zero, as usual for language models."""
+        """Returns Adam with a short linear warm-up and half a cosine down to zero, as is usual for language models."""
         return optax.adam(optax.warmup_cosine_decay_schedule(0.0, 6e-3, max(1, steps // 20), steps), b2=0.99)
 
     def data(rows: int, seed: int) -> Iterator[Any]:
@@ -241,7 +242,7 @@ def transformer(corpus: tuple[str, ...]) -> Task:
 
 
 def images_of(source: str) -> Images:
-    """Reads the images that a flag selects; a name with a path separator is a folder."""
+    """Reads the images that a flag selects; a name with a path separator denotes a folder."""
     return read_images(Path(source) if os.sep in source else source)
 
 
