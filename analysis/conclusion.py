@@ -104,8 +104,8 @@ def describe(folder: str | PathLike[str]) -> Conclusion:
 def write_overview(folder: str | PathLike[str]) -> Overview:
     """Writes the report of every run in a folder, and an `index.html` that lists the runs.
 
-    A damaged run is listed with the reason why it counts as damaged. Damaged runs count as inconclusive, as do incomplete
-    runs that are not already corrupt.
+    A damaged run is listed with the reason why it counts as damaged. Damaged runs count as inconclusive, as do
+    incomplete runs that are not already corrupt.
 
     Args:
         folder: a folder whose subfolders are runs.

@@ -20,7 +20,7 @@ from sdc.train.studies.settings import NodesStudy
     ("flags", "message"),
     [
         (("paft", "--steps", 5), "--steps 5: expected at least 10"),
-        (("lossy", "--seed", -1), "--seed -1: expected a number from 0"),
+        (("lossy", "--seed", -1), "--seed -1: expected an integer from 0"),
         (("shadow", "--images", "nowhere/at/all"), "--images nowhere/at/all: is not a folder"),
         (("dropcompute", "--corpus", "nowhere", "--workload", "transformer"), "--corpus nowhere: does not exist"),
         (("other",), "other: expected one of paft, dropcompute, lossy, shadow, scar, nodes. See sdc study --help"),

@@ -119,9 +119,9 @@ def fit_bursts(name: str, *, few: float) -> FittedValue | None:
     """Estimates in how many of the 4,500 steps a node is struck, from the spread of its counts between adjacent layers.
 
     A layer's count is a sum over bursts whose sizes are distributed as (1 + few) u^few, with a squared coefficient of
-    variation of few^2 / (2 few + 1). For a sum over n bursts, this coefficient is divided by n, and sampling of independent
-    elements adds 1/count. Taking differences between adjacent layers removes trends. The interval is the chi-square
-    interval of a variance.
+    variation of few^2 / (2 few + 1). For a sum over n bursts, this coefficient is divided by n, and sampling of
+    independent elements adds 1/count. Taking differences between adjacent layers removes trends. The interval is the
+    chi-square interval of a variance.
     """
     from scipy.special import gammainccinv
 

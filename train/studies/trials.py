@@ -84,7 +84,8 @@ def until(trajectory: Trajectory, *criteria: float) -> Trajectory:
         if at == 0:
             raise DoesNotConverge(
                 f"{trajectory.task.name} does not converge to a loss of {criterion:.5g}: its loss was "
-                f"{losses[0]:.5g} at the start and is {losses[-1]:.5g} after {len(losses) - 1} iterations, so costs are undefined"
+                f"{losses[0]:.5g} at the start and is {losses[-1]:.5g} after {len(losses) - 1} iterations, so costs "
+                "are undefined"
             )
         iterations.append(float(crossing(at, losses[at - 1], losses[at], criterion)))
     return dataclasses.replace(trajectory, criteria=np.asarray(criteria), iterations=np.asarray(iterations))
