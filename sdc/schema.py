@@ -207,13 +207,13 @@ class DifferencePlace(OperationPlace, kw_only=True):
 
     step: Annotated[int | None, about("number of the step")] = None
     devices: Annotated[
-        list[dict[str, int]], about("devices that differ at this place, each as its index on every mesh axis")
+        list[dict[str, int]], about("devices that differ at this place, each given by its index on every mesh axis")
     ] = []
     outputs: Annotated[list[int], about("numbers of the operation's outputs that differ")] = []
 
 
 class OperationCounts(OperationPlace, kw_only=True):
-    """`operations` of a step, for twins that digest each operation: counts, and the place of the first difference."""
+    """Field `operations` of a step, for twins that digest each operation: counts and the first difference."""
 
     checked: Annotated[Number, about("digests compared")] = None
     mismatched: Annotated[Number, about("digests that differ; absent if none differs")] = None
@@ -221,7 +221,7 @@ class OperationCounts(OperationPlace, kw_only=True):
     undecided: Annotated[bool | None, about("whether three or more twins had no majority")] = None
     ranks: Annotated[
         list[dict[str, int]],
-        about("devices on which the first difference occurs, each as its index on every mesh axis"),
+        about("devices on which the first difference occurs, each given by its index on every mesh axis"),
     ] = []
 
 
@@ -274,7 +274,7 @@ class CheckedProducts(ProductCounts, kw_only=True):
 
 
 class ProductRow(CheckedProducts, kw_only=True):
-    """`abft` of a step: counts, and details of the flagged rows."""
+    """Field `abft` of a step: counts, and details of the flagged rows."""
 
     rows: Annotated[
         list[FlagRow], about("one entry for each product, rank, microstep and layer with flagged rows")
@@ -299,7 +299,7 @@ class SaveTimings(Fields, kw_only=True):
 
 
 class OutlookRow(Fields, kw_only=True):
-    """`outlook` of a step: the predicted cost of losing part of the state."""
+    """Field `outlook` of a step: the predicted cost of losing part of the state."""
 
     step: Annotated[Number, about("steps done")] = None
     every: Annotated[Number, about("steps since the previous save")] = None
@@ -325,7 +325,7 @@ class Source(Fields, kw_only=True):
 
 
 class RecoveryRow(Fields, kw_only=True):
-    """`recovered` or `restarted` of a step: the lost part of the state, and its recovery."""
+    """Field `recovered` or `restarted` of a step: the lost part of the state, and its recovery."""
 
     simulated: Annotated[bool | None, about("whether the loss was simulated")] = None
     policy: Annotated[str | None, about("`partial` or `full`")] = None
@@ -500,7 +500,8 @@ class InjectionRow(Fields, kw_only=True):
     detected: Annotated[
         dict[str, Number],
         about(
-            "for each detector, the number of steps from the fault to its detection; `null` if the detector missed it"
+            "for each detector, the number of steps from the fault to its detection; `null` if the detector "
+            "missed the fault"
         ),
     ] = {}
     visible_after: Annotated[
@@ -532,7 +533,7 @@ class PartRow(Fields, kw_only=True):
 
 
 class Perturbed(Fields, kw_only=True):
-    """Costs of perturbations of a training run, with their bounds: `found` of `quadratic` and `resets`."""
+    """Costs of perturbing a training run, and bounds: field `found` of the experiments `quadratic` and `resets`."""
 
     c: Annotated[float, about("factor by which errors shrink per iteration")]
     distance: Annotated[float, about("distance to the optimum at the start")]
@@ -557,7 +558,7 @@ class RecoveringRun(Fields, kw_only=True):
 
 
 class Overhead(Fields, kw_only=True):
-    """Wall time of checkpoint saves, and the course of training with a failure: `found` of `overhead`."""
+    """Wall time of checkpoint saves, and training with a failure: field `found` of the experiment `overhead`."""
 
     after: Annotated[int, about("iteration after which half of the state is lost")]
     undisturbed: Annotated[list[float], about("losses without a failure")]
@@ -570,7 +571,7 @@ class Overhead(Fields, kw_only=True):
 
 
 class Criterion(Fields, kw_only=True):
-    """Criteria of convergence: `found` of `criterion`."""
+    """Criteria of convergence: field `found` of the experiment `criterion`."""
 
     criteria: Annotated[list[float], about("losses at which training counts as converged")]
     iterations: Annotated[int, about("iterations until the last criterion is met")]
@@ -603,7 +604,7 @@ class FailureCase(LossCosts, kw_only=True, omit_defaults=True):
 
 
 class Failures(Fields, kw_only=True):
-    """Costs of failures during training: `found` of `failures`."""
+    """Costs of failures during training: field `found` of the experiment `failures`."""
 
     iterations: Annotated[list[float], about("iterations until each criterion is met without a failure")]
     after: Annotated[list[int], about("iterations after which failures occur")]
@@ -738,7 +739,7 @@ class Arithmetic(Fields, kw_only=True):
 
 
 class ProductSettings(Arithmetic, kw_only=True):
-    """`abft` of a manifest: how matrix products are checked."""
+    """Field `abft` of a manifest: how matrix products are checked."""
 
     mode: Annotated[str | None, about("`detect` or `correct`")] = None
     scheme: Annotated[str | None, about("scheme of the checksums")] = None
@@ -752,7 +753,7 @@ class ProductSettings(Arithmetic, kw_only=True):
 
 
 class RunningSettings(Fields, kw_only=True):
-    """`running` of a manifest: how a running checkpoint is saved."""
+    """Field `running` of a manifest: how a running checkpoint is saved."""
 
     fraction: Annotated[Number, about("share of the state that each save writes")] = None
     losses: Annotated[list[str], about("one readable line for each simulated loss")] = []

@@ -51,7 +51,7 @@ class Strike(NamedTuple):
 
 
 def site_number(name: str) -> int:
-    """Returns the number of a site: the CRC-32 of its name, or 1 if that is 0."""
+    """Returns the number of a site: the CRC-32 of its name, or 1 if the CRC-32 is 0."""
     return zlib.crc32(name.encode()) or 1
 
 

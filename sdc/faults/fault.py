@@ -253,7 +253,7 @@ class When:
 
     @functools.cached_property
     def _largest_gamma(self) -> float:
-        """Limit that the gamma distribution exceeds with a probability below 1e-12; larger draws are clipped to it.
+        """Limit to which draws are clipped; the gamma distribution exceeds it with a probability below 1e-12.
 
         Chernoff's bound: P(X > c) <= (c e^(1 - c))^shape for a gamma variable of mean 1.
         """
@@ -280,9 +280,9 @@ class When:
 class Fault:
     """A fault of simulated hardware: how elements change, where, when and how often.
 
-    `inject` applies a fault to a step repeatedly, at its rate; `strike_on` and `campaign` apply it once, at a place
-    that does not depend on the rate. The `repr` of a fault is its text, which `parse_fault` reads (`as_fault` if the
-    fault has no rate).
+    `inject` applies a fault to a step repeatedly, at its rate; `strike_on` and `campaign` apply the fault once, at a
+    place that does not depend on the rate. The `repr` of a fault is its text, which `parse_fault` reads (`as_fault` if
+    the fault has no rate).
 
     Attributes:
         what: the kind, which defines how a struck element changes.
@@ -412,10 +412,10 @@ EXAMPLE = 'bitflip(bits=30, rate=1e-4, site="fwd/attn")'
 def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
     """Parses a fault from a line of text: `KIND(rate=R, key=value, ...)`, or the shorthand `KIND,rate=R,key=value`.
 
-    Kinds and patterns are those of `as_fault`. Further keys are `rate`, `site` (a pattern of probe names) or `where` (a
-    selector), and `layer`. The keys for the time are `onset`, `end`, `spike`, `burst`, `decay` and `gamma`, or `step`
-    for a single step. Any other key is a mesh axis, and its value is the index of the device along this axis, as in
-    `model=1` or `fsdp=3`.
+    Kinds and patterns are the same as in `as_fault`. Further keys are `rate`, `site` (a pattern of probe names) or
+    `where` (a selector), and `layer`. The keys for the time are `onset`, `end`, `spike`, `burst`, `decay` and `gamma`,
+    or `step` for a single step. Any other key is a mesh axis, and its value is the index of the device along this axis,
+    as in `model=1` or `fsdp=3`.
 
     Args:
         text: the line.

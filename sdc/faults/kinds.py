@@ -115,7 +115,7 @@ def two_words(bits: int) -> tuple[int, int]:
 
 
 def held_bits(value: float, dtype: Any) -> int:
-    """Returns the bits of a value after rounding it to a dtype; raises ValueError if the dtype cannot represent it."""
+    """Returns the bits of a value rounded to a dtype; raises ValueError if the dtype cannot represent the value."""
     name = jnp.dtype(dtype).name
     with np.errstate(all="ignore"):
         if jnp.issubdtype(dtype, jnp.floating):
@@ -161,7 +161,7 @@ class FaultKind(abc.ABC):
         return self
 
     def share(self, u: Float32[ArrayLike, ""]) -> Float32[ArrayLike, ""]:
-        """Returns the factor on the rate for the draw u; its mean over u is 1."""
+        """Returns the factor on the rate for the draw u; the mean of this factor over u is 1."""
         return np.float32(1)
 
     def largest_share(self) -> float:
@@ -283,7 +283,7 @@ class StuckBit(FaultKind):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Sign(FaultKind):
-    """Inverts the sign bit of the element: the one `BitFlip` that no bound on magnitudes can detect."""
+    """Inverts the sign bit of the element; this is the only `BitFlip` that no bound on magnitudes can detect."""
 
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
         return BitFlip(field="sign").change(key, (), dtype, layer)
@@ -318,9 +318,9 @@ class Add(FaultKind):
 class Relative(FaultKind):
     """Changes the element x to x (1 + s u severity), where s is a random sign and u is uniform in (0, 1].
 
-    If rounding would undo the change, the last bit changes instead, so that a struck element always differs. Zeros,
-    NaNs and infinities are unchanged. (`change` alone handles neither case.) Ma et al. (arXiv:2502.12340) measured
-    severity, the mean relative size of an error, on unhealthy nodes.
+    If rounding would undo the change, the last bit changes instead, so a struck element always differs. Zeros, NaNs and
+    infinities are unchanged. (`change` alone handles neither case.) Ma et al. (arXiv:2502.12340) measured severity, the
+    mean relative size of an error, on unhealthy nodes.
 
     Attributes:
         severity: the largest relative change; one number, or one per layer.
@@ -357,7 +357,7 @@ class Relative(FaultKind):
 class Tailed(Relative):
     """`Relative` with a severity drawn for each step and layer from a heavy-tailed distribution.
 
-    For each step and layer, a number u is drawn uniformly from (0, 1); it is the same for all elements, microsteps and
+    For each step and layer, a number u is drawn uniformly from (0, 1) and shared by all elements, microsteps and
     devices:
 
     - The mean relative change is V = severity u^-tail, which has a Pareto tail of index 1/tail and the minimum
@@ -534,7 +534,7 @@ class Rotate(FaultKind):
     """Rotates the values of elements that are struck together, which simulates wrong addresses.
 
     With two elements (`Run(2)`), a rotation is a swap. No published study states how frequent this fault is. Sums and
-    XORs cannot detect it, so it is a good test of other checks.
+    XORs cannot detect a rotation, which is therefore a good test of other checks.
 
     Attributes:
         by: offset of the rotation; element k takes the value of element k + by.

@@ -94,7 +94,7 @@ def published_noise(name: str) -> float:
 
 
 def published_disagreement(name: str) -> dict[str, float]:
-    """Returns the share of test predictions that differ if a node, not a healthy one, fine-tunes the model (table 5).
+    """Returns the share of test predictions that differ after fine-tuning on a node and on a healthy node (table 5).
 
     Raises:
         ValueError: there is no such node.

@@ -182,7 +182,7 @@ def _tailed(name: str, layers: int, sync: Load) -> list[Fault]:
 
 
 def least_node_severity(name: str, figures: Layers, *, tail: float, few: float) -> float:
-    """Returns the minimum severity of a node's steps at a site, from the largest severities of the layers.
+    """Returns the minimum severity of a node's steps at a site, computed from the largest severities of the layers.
 
     Layers are treated as equal, since the study observed no trend over layers (its appendix C.2) and the largest
     severities of the layers scatter as independent draws would.
@@ -313,7 +313,7 @@ def least_severity(
     """Returns the `severity` for which the largest severities of a `Tailed` in a run match the observed ones, by layer.
 
     Layers are treated as equal except for their numbers of hits; logarithms are averaged. The worst step is assumed to
-    be the one with the smallest draw, which holds if the tail is heavy or there are many hits.
+    be the step with the smallest draw; this assumption holds if the tail is heavy or there are many hits.
 
     `largest` is zero for layers without hits. A step has one cell for each device and microstep, `cells` in total; the
     severity of the step is the largest mean of its cells.

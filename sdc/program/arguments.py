@@ -118,8 +118,8 @@ class _Changing(_Call):
     """A call with NNX objects among its arguments; `nnx.update_context` splits and merges these objects four times.
 
     Each tree of arrays is a pair: the states of the objects, keyed by number, and the other leaves. The returned tree
-    also holds the reports; its objects are the arguments that the step changed, followed by the objects in the step's
-    output. Unchanged objects are not modified, so the step can read a module of an outer trace.
+    also holds the reports; the objects in this tree are the arguments that the step changed, followed by the objects in
+    the step's output. Unchanged objects are not modified, so the step can read a module of an outer trace.
     """
 
     def __init__(self, nnx: Any, step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -295,7 +295,7 @@ _ASIDE: set[type[Any]] = set()
 
 
 def aside(kind: Kind) -> Kind:
-    """Declares a type of arguments that precede the step's own; they are neither part of the step nor sites."""
+    """Declares a type of arguments that precede the step's own and are neither part of the step nor sites."""
     _ASIDE.add(kind)
     return kind
 

@@ -6,7 +6,7 @@ own computation is bound in the scope `Tags.HIDDEN`, where no transformation loo
 computation are bound to a mark that has the primitive, parameters and inputs of the equation. An outer transformation
 that selects the equation therefore sees the values with which the step continues, such as corrupted ones. A *guard*
 raises an error when it is differentiated. A step must be differentiated before it is rewritten, because rewriting
-replaces a call that has a custom derivative by the body of the call, whose derivative differs.
+replaces a call that has a custom derivative with the body of the call, whose derivative differs.
 """
 
 from collections.abc import Sequence

@@ -179,7 +179,7 @@ class _Substitute:
 def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwargs: Any) -> list[Site]:
     """Lists the sites of a step that a selector matches, in program order, without running the step.
 
-    `for site in sdc.sites(step, *args): print(site)` prints them with shapes, dtypes, operations and source lines.
+    `for site in sdc.sites(step, *args): print(site)` prints the sites with shapes, dtypes, operations and source lines.
 
     Args:
         step: any function that JAX can trace.

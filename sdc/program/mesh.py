@@ -69,7 +69,7 @@ def agreed(predicate: Any) -> Any:
 
 
 class Platform(NamedTuple):
-    """The devices for which a program is traced, which may be other devices than those of this process."""
+    """The devices for which a program is traced, which need not be devices of this process."""
 
     platform: str  # `cpu`, `gpu` or `tpu`
     kind: str  # JAX's `device_kind`, such as `TPU v5 lite`
@@ -95,7 +95,7 @@ def compiled_for() -> Platform:
 
 @contextmanager
 def compiling_for(platform: str, *, whole: bool, kind: str = "") -> Iterator[None]:
-    """Within the block, traces are for devices other than those of this process; `compiled_for` returns the arguments.
+    """Makes traces within the block apply to the given devices, which `compiled_for` then returns.
 
     Clears JAX's caches, because earlier traces may have been for other devices, which JAX does not track.
     """

@@ -59,7 +59,7 @@ def _in_use_order(jaxpr: Any) -> Any:
 
 
 def _swaps(product: Any, permutation: Any) -> bool:
-    """Returns whether a transposition puts the axes of the second factor before those of the first."""
+    """Returns whether a transposition puts the axes of the second factor before the axes of the first."""
     if product.params.get("out_sharding") is not None:
         return False
     (contracted, _), (batched, _) = product.params["dimension_numbers"]

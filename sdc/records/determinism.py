@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Platform: TypeAlias = Literal["cpu", "gpu", "tpu"]
 
 # Excludes GPU kernels with nondeterministic summation order. Autotuning picks kernels by measured time, so two hosts
-# may pick different ones: autotuning is disabled. TPUs and CPUs are deterministic by default.
+# may pick different ones; autotuning is therefore disabled. TPUs and CPUs are deterministic by default.
 GPU_FLAGS = (
     "--xla_gpu_deterministic_ops=true",
     "--xla_gpu_exclude_nondeterministic_ops=true",
@@ -147,7 +147,7 @@ class EnvironmentDifference(NamedTuple):
     values: tuple[Any, ...]
 
     def describe(self, labels: Sequence[str] | None = None) -> str:
-        """Returns a sentence with the key, the first value and every other value that differs, each after its label."""
+        """Returns a sentence with the key, the first value and all values that differ from it, with their labels."""
         names = labels or [f"process {number} has" for number in range(len(self.values))]
         pairs = list(zip(names, self.values, strict=True))
         shown = [pairs[0], *(pair for pair in pairs[1:] if pair[1] != pairs[0][1])]

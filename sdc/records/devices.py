@@ -69,7 +69,7 @@ def describe_devices(
     """Returns descriptions of the hardware behind this process's devices. Calling this function starts JAX's devices.
 
     Args:
-        devices: the devices to describe; those of other processes are skipped (default: all).
+        devices: the devices to describe; devices of other processes are skipped (default: all devices).
         sources: sources of information (default: the host's files, libraries and commands).
 
     Returns:
@@ -187,7 +187,7 @@ def _of_nvidia(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[s
 def _asked_of_cuda(library: Any, ordinal: int) -> tuple[str | None, str | None]:
     """Returns bus address and UUID for JAX's device number, which counts the devices in CUDA_VISIBLE_DEVICES.
 
-    The UUID is that of the whole GPU, the replaceable part, even if only a part of it is used (MIG).
+    The UUID identifies the whole GPU, which can be replaced, even if only a part of the GPU is used (MIG).
     """
     number = ctypes.c_int()
     if library is None or library.cuInit(0) != 0 or library.cuDeviceGet(ctypes.byref(number), ordinal) != 0:

@@ -6,8 +6,8 @@ mirrors the file. JSON has no NaN or infinity: these numbers are written as the 
 
 The checksum is the CRC-32 of a whole file, or of a line together with all lines before it. The checksum therefore no
 longer matches if a line was lost, repeated, edited or moved. A CRC-32 detects every change of up to 32 adjacent bits
-and misses one in 4e9 of all other changes. It protects against accidents, but not against manipulation, since anyone
-can recompute the checksum.
+and misses one in 4e9 of all other changes. The checksum protects against accidents, but not against manipulation, since
+anyone can recompute it.
 """
 
 import json
@@ -50,7 +50,7 @@ def is_sound(text: bytes) -> bool:
 
 
 def parse_json(text: str | bytes, decode: Callable[[Any], Any] = json.loads) -> Any:
-    """Parses a JSON text; raises ValueError if it is not JSON or is nested deeper than `DEEPEST`."""
+    """Parses a JSON text; raises ValueError if the text is not JSON or is nested deeper than `DEEPEST`."""
     too_deep = ValueError(f"it is nested deeper than {DEEPEST} levels")
     try:
         value = decode(text)
@@ -259,7 +259,7 @@ class Format(Generic[T]):
         back = f"read it with {wrote} wrote it, or {self.remedy}"
         if type(schema) is not int or schema != self.version:
             raise RecordError(
-                f"{place} has layout {schema!r}, but this version of jax-sdc reads {self.version}; {back}"
+                f"{place} has layout {schema!r}, but this version of jax-sdc reads layout {self.version}; {back}"
             )
         if format is None:
             raise RecordError(f"{place} is not a {self.noun} (its format is None); {self.remedy}")

@@ -20,7 +20,7 @@ SHARE = 10  # rewrites take at most one part in this many of the time
 
 
 def start(path: AnyPath) -> int:
-    """Returns the initial checksum of a file, before its first line; it depends on the file's name."""
+    """Returns the initial checksum of a file, before its first line; this checksum depends on the file's name."""
     return zlib.crc32(os.path.basename(os.fspath(path)).encode())
 
 
@@ -84,7 +84,7 @@ def read_rows(path: AnyPath, type: type, *, whole: bool, key: str, end: tuple[in
     if end is not None and (found := (len(lines), f"{end_of(content, start(path)):08x}")) != tuple(end):
         raise RecordError(
             f"{os.fspath(path)} has {found[0]} lines (checksum {found[1]}), but the run ended with {end[0]} "
-            f"({end[1]}); {REMEDY}"
+            f"lines (checksum {end[1]}); {REMEDY}"
         )
     return Rows([row for _, row in lines], [line for line, _ in lines])
 
@@ -156,7 +156,7 @@ class _Shared:
 
 
 def _row(line: bytes, key: str, type: type | None, decode: Callable[[bytes], Any]) -> Any:
-    """Decodes a line; raises ValueError with the reason if it is invalid. Valid lines take a fast path."""
+    """Decodes a line; raises ValueError with the reason if the line is invalid. Valid lines take a fast path."""
     if not any(word in line for word in ODD) and line.count(b"[") + line.count(b"{") <= DEEPEST:
         with suppress(ValueError, RecursionError):
             row = decode(line)

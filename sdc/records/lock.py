@@ -2,8 +2,8 @@
 
 The lock is a file that identifies its holder. On a file system, `flock` determines the holder. An object store has no
 `flock`; there, the holder is the process that created the file, which succeeds only if the file does not exist. A lock
-left by a dead process of this host is taken over. A lock of another host is not, since it is unknown whether the
-process that holds the lock is alive.
+left by a dead process of this host is taken over. A lock of another host is not taken over, since it is unknown whether
+the process that holds the lock is alive.
 """
 
 import errno

@@ -177,7 +177,7 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
     # Checksums of later lines cannot show that complete lines are missing at the end of a file.
     known = max([manifest.get("discarded") or 0, *(getattr(row, "discarded", None) or 0 for row in lines.typed)])
     if len(discarded) < known:
-        raise lost(DISCARDED, f"has {len(discarded)} of {known} lines")
+        raise lost(DISCARDED, f"has only {len(discarded)} of {known} lines")
     if kind.details is not None and details:
         counts = collections.Counter(getattr(row, kind.number) for row in beside.typed)
         for number, row in zip(numbers, lines.typed, strict=True):
@@ -425,8 +425,8 @@ class Record:
 
         Args:
             name: name of the file, such as `sites.json`.
-            value: contents of the file. If they are an object, the versions of the schema and of jax-sdc, and the host,
-                are added.
+            value: contents of the file. If the contents are a JSON object, the versions of the schema and of jax-sdc,
+                and the host, are added.
 
         Returns:
             Path of the file.

@@ -59,7 +59,7 @@ def endless(path: AnyPath) -> str | None:
 
 
 def read_bytes(path: AnyPath) -> bytes:
-    """Returns the current contents of a file; raises FileNotFoundError if it does not exist.
+    """Returns the current contents of a file; raises FileNotFoundError if the file does not exist.
 
     Raises RecordError for an object that may be endless, without opening it, since a pipe would block.
     """
@@ -106,7 +106,7 @@ def create_bytes(path: AnyPath, data: bytes) -> bool:
     """Writes a file only if the file does not exist; returns whether it was written.
 
     Only one of several concurrent processes succeeds, because of O_EXCL on a disk and of a conditional write in an
-    object store. TensorFlow has no conditional write; with it, the file's existence is checked before writing.
+    object store. TensorFlow has no conditional write; with TensorFlow, the file's existence is checked before writing.
     """
     if appends(path):
         try:

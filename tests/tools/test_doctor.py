@@ -34,7 +34,7 @@ def test_without_an_answer_it_is_inconclusive(environ: dict[str, str], capsys: p
         ("", "is damaged"),
         ("[]", "expected a JSON object"),
         ('{"format": "jax-sdc burn-in"}', "is not a result of sdc doctor (its format is 'jax-sdc burn-in')"),
-        ('{"format": "jax-sdc doctor", "schema": 2}', "has layout 2, but this version of jax-sdc reads 1"),
+        ('{"format": "jax-sdc doctor", "schema": 2}', "has layout 2, but this version of jax-sdc reads layout 1"),
         ('{"format": "jax-sdc doctor", "schema": 1}', "is damaged (object missing required field version)"),
     ],
 )

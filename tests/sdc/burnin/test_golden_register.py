@@ -66,7 +66,7 @@ def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     ("change", "message"),
     [
         (lambda v: v.update(format="jax-sdc burn-in"), "is not a register of golden digests"),
-        (lambda v: v.update(schema=2), "has layout 2, but this version of jax-sdc reads 1"),
+        (lambda v: v.update(schema=2), "has layout 2, but this version of jax-sdc reads layout 1"),
         (lambda v: v.update(schema="1"), "has layout '1'"),
         (lambda v: v.pop("entries"), "different fields .*entries"),
         (lambda v: v["entries"][0].update(digest=5), "different fields .*digest"),

@@ -215,7 +215,7 @@ def test_a_part_alone_is_compared_and_vouches_for_nothing(checkpointer: Certifie
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda body: body | {"schema": 2}, "has layout 2, but this version of jax-sdc reads 1"),
+        (lambda body: body | {"schema": 2}, "has layout 2, but this version of jax-sdc reads layout 1"),
         (lambda body: body | {"algorithm": "sum"}, "has digests of 'sum'; expected 'sum-and-squares'"),
         (lambda body: body | {"step": 7}, "belongs to step 7, process 0"),
         (lambda body: body | {"processes": 2}, "the certificate lacks the part of process 1"),

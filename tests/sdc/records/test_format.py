@@ -67,8 +67,8 @@ def test_numbers_that_json_has_no_word_for(tmp_path: Path) -> None:
         (text_of(lambda body: body.update(format="other")), "is not a sample (its format is 'other')"),
         (
             text_of(lambda body: body.update(schema=2, version="9.1")),
-            "has layout 2, but this version of jax-sdc reads 1; read it with jax-sdc 9.1, which wrote it, or make "
-            "it again",
+            "has layout 2, but this version of jax-sdc reads layout 1; read it with jax-sdc 9.1, which wrote it, or "
+            "make it again",
         ),
         (text_of(lambda body: body.update(schema=True)), "has layout True, but this version"),
         (text_of(lambda body: body.pop("host")), "is damaged (object missing required field host)"),

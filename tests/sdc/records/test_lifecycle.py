@@ -180,7 +180,7 @@ def test_records_of_version_1_are_read_and_continued(tmp_path: Path, kind: str) 
 def test_another_schema_is_refused_with_its_writer(tmp_path: Path, changes: dict[str, Any], writer: str) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"kind": "twin", **changes}))
     for act in (lambda: read_record(tmp_path), lambda: Record.resume(tmp_path, {}, at=0)):
-        with pytest.raises(RecordError, match=rf"has layout .* reads 1; read it with {writer}, or restore it"):
+        with pytest.raises(RecordError, match=rf"has layout .* reads layout 1; read it with {writer}, or restore it"):
             act()
 
 

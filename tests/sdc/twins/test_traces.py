@@ -214,7 +214,7 @@ def cut_consistently(path: Path) -> None:
         (damage_digit, "trace.jsonl line 2 does not match its checksum"),
         (cut_off, "trace.jsonl is cut off after line 2"),
         (drop_line, "trace.jsonl line 2 does not match its checksum"),
-        (other_schema, "has layout 9, but this version of jax-sdc reads 1"),
+        (other_schema, "has layout 9, but this version of jax-sdc reads layout 1"),
         (no_sites, "lacks sites.json; trace that run again"),
         (other_source, r"sites.json is damaged \(its checksum is wrong\)"),
         (cut_consistently, r"steps.jsonl has 1 lines .*, but the run ended with 3"),
