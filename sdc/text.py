@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-# The largest depth of an expression; a chain of operators has one level per operator. Functions that walk through an
+# The largest depth of an expression; each operator in a chain counts as one level. Functions that walk through an
 # expression recurse to its depth, and Python allows a thousand nested calls, including those of the caller.
 DEEPEST = 100
 
@@ -177,7 +177,7 @@ def _argument(node: ast.expr, source: str) -> str:
 
 
 def _pattern(head: str, known: Mapping[str, Any], form: Form) -> str:
-    """Returns an example of a head with its required settings."""
+    """Returns an example of a term: the head with its required settings."""
     return _call(head, [f"{key}=..." for key in form.required or [key for key in known if known[key]][:1]])
 
 

@@ -52,5 +52,5 @@ def gravest(verdicts: Iterable[Verdict | None]) -> Verdict | None:
 
 
 def exit_code(verdict: str | None) -> int:
-    """Returns the exit code of a verdict; 0 for None, the verdict of a run in which nothing had to be compared."""
+    """Returns the exit code of a verdict; 0 for None, the verdict of a run that compares nothing."""
     return int(Exit.CLEAN if verdict is None else Verdict(verdict).code)

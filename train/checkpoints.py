@@ -193,8 +193,8 @@ class Checkpoints:
             abstract: shapes, types and target shardings (`jax.ShapeDtypeStruct`); the shardings may differ from those
                 of the saved arrays.
             step: step of the checkpoint (default: the newest complete one).
-            only: part of the state to read. Everything else is returned as given in `abstract`, and is not compared
-                with the checkpoint.
+            only: part of the state to read. Everything else is returned as given in `abstract` and is not compared with
+                the checkpoint.
 
         Returns:
             The bit-identical state, and the position of the data iterator.
@@ -250,7 +250,7 @@ class Checkpoints:
                 raise CheckpointError(f"{path} is {what}, not a file; delete {path.parent}")
         context = ocp.Context()
         # By default, Orbax saves a slice of each replica, and replicas may differ if memory is faulty. This option
-        # saves a single replica.
+        # makes Orbax save a single replica.
         context.array.saving.use_replica_parallel = False
         orbax = ocp.training.Checkpointer(self.folder, context=context, preservation_policy=self._newest, **options)
         return Certified(orbax, lock=False)  # the record of the run has a lock of its own

@@ -51,7 +51,7 @@ class Agreement(NamedTuple):
 
 
 def agreement(leaves: list[Shaped[Array, "..."]], axis_name: str) -> Agreement:
-    """Compares the twins' digests of arrays along the twin axis; each twin sends 8 bytes."""
+    """Compares the digests of the twins' arrays along the twin axis; each twin sends 8 bytes."""
     digests = exchanged(digest(leaves[0]) if len(leaves) == 1 else tree_digest(leaves), axis_name)
     same = jnp.all(digests[:, None] == digests[None, :], axis=-1)
     if len(digests) == 2:

@@ -8,9 +8,9 @@ per element, i is n times the element's index in the whole tensor, plus the numb
 
 Integer sums wrap and are associative, so the digest depends neither on the sharding nor on the order of the reduction,
 and the digest of a tensor is the sum of the digests of its shards. Every step up to h_i is a bijection of the word, so
-a change inside one word is never missed. If h_i and h_j change by d and -d, their sum is preserved; the sum of squares
-is also preserved only if d * (h_i - h_j + d) is a multiple of 2**31. Sums, index-weighted sums and XOR are cheaper, but
-each misses whole classes of changes.
+a change inside one word is never missed. If h_i and h_j change by d and -d, their sum is preserved, but the sum of
+squares is preserved only if d * (h_i - h_j + d) is a multiple of 2**31. Sums, index-weighted sums and XOR are cheaper,
+but each misses whole classes of changes.
 
 The multiplier 0x9E3779B1 is 2**32 divided by the golden ratio. Its multiples are well spread, so the words of narrow
 elements collide only if the elements are more than 29,000 apart (Knuth, The Art of Computer Programming, volume 3,

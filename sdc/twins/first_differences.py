@@ -161,7 +161,7 @@ def place_of(site: Site, iteration: Iteration) -> tuple[int, ...]:
 
 
 def _before(reports: Reports, place: tuple[int, ...], nearest: int) -> tuple[int, tuple[tuple[Site, Iteration], ...]]:
-    """Returns the number of digests before a place, and the places of the nearest of these digests."""
+    """Returns the number of digests before a place, and the places of the last of these digests."""
     count = 0
     places: list[tuple[tuple[int, ...], Site, Iteration]] = []
     for site, value in zip(reports.sites, reports.values(), strict=True):

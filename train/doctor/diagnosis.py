@@ -43,7 +43,7 @@ class Examination:
     against: Path | None = None
     """Output of sdc doctor --json on another host, to compare operation by operation."""
     seconds: Annotated[float, Within(0, 86_400, above=True)] = 300.0
-    """Time limit in seconds; checks that are not complete by then are reported as such."""
+    """Time limit in seconds; checks that are incomplete at that time are reported as such."""
 
     def check(self) -> Examined | None:
         """Checks every setting that can be checked without a device, and reads the other host's file."""

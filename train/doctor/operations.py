@@ -111,7 +111,7 @@ def standard(options: Mapping[str, Any]) -> list[Operation]:
     return [
         single("matmul", jnp.matmul, left, right),
         single("matmul bfloat16", narrow, left, right),
-        # Few outputs with long sums, which libraries split over threads or blocks (split-k).
+        # The product has few outputs with long sums, which libraries split over threads or blocks (split-k).
         single("matmul split-k", lambda x, g: jnp.matmul(x.T, g), floats(4096, 64, seed=3), floats(4096, 64, seed=4)),
         single("reductions", _reductions, floats(257, 513, seed=6)),
         single("scatter-add", _scatter_add, floats(20_000, seed=7), words(64, 20_000, 8, np.int32)),

@@ -1,4 +1,4 @@
-"""Data files: plain, compressed, or in archives that a user downloads once from a package index; rows of numbers.
+"""Data files (plain, compressed, or in archives that a user downloads once from a package index) and rows of numbers.
 
 All hosts must train on the same data, so digests and orders do not depend on the host.
 """

@@ -57,10 +57,10 @@ class Documents:
     """Tokens of concatenated documents. The arrays are read-only; no document and no word is empty.
 
     Attributes:
-        words: word of each token, as an index into the vocabulary.
+        words: index of each token's word in the vocabulary.
         documents: the document of each token, from 0, sorted.
         vocabulary: the words; each has at least one token.
-        source: description of their origin, for the run record.
+        source: description of the documents' origin, for the run record.
         digest: SHA-256 (hexadecimal) over words, documents and vocabulary.
     """
 
@@ -221,9 +221,10 @@ class Ratings:
     """Ratings, at most one per user and item. The arrays are read-only; every user and every item has a rating.
 
     Attributes:
-        users: user of each rating, from 0. items: item of each rating, from 0.
+        users: user of each rating, from 0.
+        items: item of each rating, from 0.
         values: the ratings.
-        source: description of their origin, for the run record.
+        source: description of the ratings' origin, for the run record.
         digest: SHA-256 (hexadecimal) over the three arrays.
     """
 
@@ -358,7 +359,7 @@ class LabelledTable:
         features: columns standardized to mean 0 and standard deviation 1; constant columns are 0.
         labels: the class of each row, from 0.
         classes: number of classes, at least 2.
-        source: description of their origin, for the run record.
+        source: description of the rows' origin, for the run record.
         digest: SHA-256 (hexadecimal) over the two arrays.
     """
 

@@ -26,7 +26,9 @@ class Iterative:
     """A training algorithm in the form of Qiao et al. (ICML 2019, section 2): x_{k+1} = f(x_k).
 
     Attributes:
-        name: name in the record. source: origin of the data. init: makes the initial state from a key.
+        name: name in the record.
+        source: origin of the data.
+        init: makes the initial state from a key.
         step: `(state, k) -> state`: iteration k, from 0; a pure function, compiled once for all k.
         loss: the loss of a state over fixed data, which determines convergence.
         blocks: block number of each row, from 0, by array name. Rows of several arrays may share a block; such rows are
@@ -227,8 +229,8 @@ def matrix_factorization(ratings: Ratings, *, factors: int = 20, decay: float = 
 def solve(a: Float32[Array, "*n p p"], b: Float32[Array, "*n p"]) -> Float32[Array, "*n p"]:
     """Solves many small symmetric positive definite systems at once, by simultaneous Cholesky factorization.
 
-    `jnp.linalg.cholesky` factors matrices sequentially on CPUs, which takes several times as long for thousands of
-    systems.
+    `jnp.linalg.cholesky` factors matrices sequentially on CPUs, which takes several times as long as this function for
+    thousands of systems.
     """
     size = a.shape[-1]
     columns: list[Array] = []
