@@ -131,7 +131,7 @@ def test_lines_of_a_run_that_goes_back_are_kept(plain: tuple[Path, dict[str, Any
     [
         (Decision.RERUN, "10 times in a row"),
         (Decision.ROLL_BACK, "there is no checkpoint yet"),
-        (None, "decided None at step 0; expected a Decision"),
+        (None, "returned None at step 0; expected a Decision"),
     ],
 )
 def test_a_policy_that_lets_nothing_pass_ends_the_run(decision: Any, message: str, tmp_path: Path) -> None:
