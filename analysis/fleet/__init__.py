@@ -1,11 +1,11 @@
 """Results of many hosts: disagreements, slow devices, totals over time, and schedules of pairs.
 
-collection      results from external files, and the devices in them
-suspects        votes of hosts on digests; suspects and the confidence in each
+collection      results from external files, and the devices that they contain
+suspects        majority votes of hosts on digests; the suspects, and the confidence in each
 ledger          the totals of all burn-ins on each device
-fleet_summary   all of these in one result
-fleet_page      the page and sheets of the summary
-pair_schedule   schedules of pairs
+fleet_summary   the summary, which combines all of the above
+fleet_report    the page and the spreadsheets of the summary
+pair_schedule   schedules of pairs, and simulations of them
 """
 
 from typing import TYPE_CHECKING

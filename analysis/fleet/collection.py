@@ -1,4 +1,5 @@
-"""Reads burn-in results from external files, checks them and counts each once. Reports files that are not counted."""
+"""Reads burn-in results from external files, checks them, counts each result once, and reports files that are not
+counted."""
 
 import dataclasses
 import datetime
@@ -104,23 +105,23 @@ def find_results(paths: Iterable[AnyPath]) -> Iterator[Path]:
     """Yields the given files, and every `result.json` in the given folders and their subfolders."""
     for path in map(Path, paths):
         if not path.exists():
-            raise SettingError("FILES", path, "no such file or folder; give results of sdc burnin")
+            raise SettingError("FILES", path, "no such file or folder; pass result files or run folders of sdc burnin")
         if not path.is_dir():
             yield path
             continue
         found = sorted(Path(folder, RESULT) for folder, _, names in os.walk(path) if RESULT in names)
         if not found:
             raise SettingError(
-                "FILES", path, f"this folder and its subfolders contain no {RESULT}; give another folder, or files"
+                "FILES", path, f"this folder and its subfolders contain no {RESULT}; pass another folder or files"
             )
         yield from found
 
 
 def collect(paths: Iterable[AnyPath], progress: Callable[[str], None] = lambda _: None) -> Collection:
-    """Reads results, and refuses files that are damaged, have another layout or contradict themselves.
+    """Reads results, and refuses files that are damaged, have an unknown layout or contradict themselves.
 
-    Two files with the same id count once if they are equal. If they differ, both are refused, since either may be
-    wrong.
+    Two files with the same id and the same contents count once. If their contents differ, both files are refused, since
+    either may be wrong.
     """
     refused: list[Refused] = []
     duplicates: list[Duplicate] = []
@@ -159,7 +160,9 @@ def collect(paths: Iterable[AnyPath], progress: Callable[[str], None] = lambda _
             others = ", ".join(other for other in files if other != file)
             refused.append(
                 Refused(
-                    file, f"has the id of {others} but other contents, so either may be wrong; give only one of them"
+                    file,
+                    f"has the same id as {others} but different contents, so either may be wrong; pass only the "
+                    "correct one",
                 )
             )
     ordered = sorted(
@@ -170,7 +173,7 @@ def collect(paths: Iterable[AnyPath], progress: Callable[[str], None] = lambda _
 
 
 def _impossible(report: BurninResult) -> Iterator[str]:
-    """Yields a description of each impossible count in a report, so that false claims cannot reduce the sums over a
+    """Yields a description of each impossible count in a report, so that false counts cannot distort the totals of a
     fleet."""
     indices = [device.index for device in report.devices]
     if len(set(indices)) < len(indices):
@@ -185,8 +188,8 @@ def _impossible(report: BurninResult) -> Iterator[str]:
 
 
 def reduced(file: str, report: BurninResult) -> HostResult:
-    """Returns the parts of a report that later stages use. Equal strings are interned, since a fleet repeats each of
-    them a thousand times."""
+    """Returns the parts of a report that later stages use. Strings are interned, since the results of a fleet repeat
+    each of them about a thousand times."""
     named = [candidates(report, device) for device in report.devices]
     surroundings = report.environment
     parts: dict[int, DeviceResult] = {}
@@ -224,7 +227,7 @@ def reduced(file: str, report: BurninResult) -> HostResult:
 
 
 def _settled(results: Sequence[HostResult]) -> tuple[list[HostResult], tuple[str, ...]]:
-    """Removes from the devices of all results those identities that two hosts claim at the same time."""
+    """Removes identities that two hosts claim at the same time from the devices of all results."""
     claims: dict[str, list[tuple[datetime.datetime, datetime.datetime, HostKey]]] = defaultdict(list)
     for result in results:
         try:
@@ -254,8 +257,8 @@ def _settled(results: Sequence[HostResult]) -> tuple[list[HostResult], tuple[str
 
 
 def printable(text: str, longest: int = LONGEST) -> str:
-    """Makes external text safe to show: removes control characters and changes of writing direction, and truncates
-    it."""
+    """Makes external text safe to display: escapes control characters and changes of writing direction, and truncates
+    long text."""
     shown = text if len(text) <= longest else f"{text[:longest]}..."
     if shown.isprintable():
         return shown
@@ -288,8 +291,7 @@ def _is(value: str | None) -> bool:
 def identities(named: Sequence[Sequence[str]], doubtful: Set[str] = frozenset()) -> list[str]:
     """Returns, for each device of a result, the first candidate that is unique in the result and not doubtful.
 
-    Devices on one board share the serial number of the board, and some drivers report the same serial number for all
-    devices.
+    Devices on the same board share its serial number, and some drivers report the same serial number for all devices.
     """
     counts = Counter(name for names in named for name in names)
     return [

@@ -1,4 +1,4 @@
-"""The page of a fleet, and its tables for spreadsheets (RFC 4180)."""
+"""The report page of a fleet, and its tables for spreadsheets (CSV, RFC 4180)."""
 
 import csv
 import io
@@ -23,34 +23,35 @@ MARKS = {"all": "SIMULATION: ", "some": "PARTLY SIMULATED: ", "none": ""}
 MOST = 200  # maximum number of rows in a table on the page; the sheets have every row
 FORMULAS = tuple("=+-@＝＋－＠\t\r\n|%")  # prefixes that some spreadsheet interprets as a formula or command
 DEFINITIONS = (
-    ("Confirmed", "Two independent kinds of evidence name this device alone, or two burn-ins do."),
-    ("Probable", "One kind of evidence in one burn-in names this device alone."),
+    ("Confirmed", "Two independent kinds of evidence, or the evidence of two burn-ins, point to this device alone."),
+    ("Probable", "One kind of evidence in one burn-in points to this device alone."),
     (
         "Possible",
-        "Devices differ and either may be wrong; or other hosts have the same digest, which a shared setting, firmware "
-        "or fault explains better than independent faults.",
+        "Devices differ and no majority shows which is wrong; or other hosts have the same wrong digest, which a "
+        "shared setting, firmware or fault explains better than independent faults.",
     ),
     ("Points", "Points rank devices within a class; they are not a probability."),
     (
         "Majority",
-        "The digest with more than half of the hosts (one vote each, shared by its devices) and more than half of the "
-        "devices, on at least two hosts. Without a majority no device is outvoted.",
+        "The digest with more than half of the votes (one for each host, shared by its devices) and more than half of "
+        "the devices, on at least two hosts. Without a majority, no device is outvoted.",
     ),
     (
         "Outlier",
-        "A device whose throughput differs from the median of its kind by at least five robust deviations and a tenth.",
+        "A device whose throughput differs from the median of its kind by at least five robust deviations and by at "
+        "least a tenth of the median.",
     ),
 )
 
 
 def prepare_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise SettingError("output", folder, "is not a folder; give another")
+        raise SettingError("output", folder, "is not a folder; pass the path of a folder")
     folder.mkdir(parents=True, exist_ok=True)
     names = {PAGE, SUSPECTS_SHEET, DEVICES_SHEET}
     if strange := sorted(path.name for path in folder.iterdir() if path.name not in names):
         raise SettingError(
-            "output", folder, f"holds {strange[0]}, which is not part of a fleet summary; give another folder"
+            "output", folder, f"contains {strange[0]}, which is not part of a fleet summary; pass another folder"
         )
 
 
@@ -64,11 +65,11 @@ def write_pages(folder: Path, summary: FleetSummary, devices: Sequence[DeviceShe
 def fleet_page(summary: FleetSummary) -> Report:
     simulated = ""
     if summary.simulated == "all":
-        simulated = "All results have simulated faults: this is a rehearsal and does not test the hardware."
+        simulated = "All results contain simulated faults, so this is a rehearsal, not a test of the hardware."
     elif summary.simulated == "some":
         simulated = (
-            f"{summary.simulated_results:,} of {summary.results:,} results have simulated faults. They do not test the "
-            "hardware, are marked SIMULATED, and do not vote if other results have a majority."
+            f"{summary.simulated_results:,} of {summary.results:,} results contain simulated faults. These results do "
+            "not test the hardware, are marked SIMULATED, and do not vote if the other results have a majority."
         )
     banner = Banner(summary.verdict, MARKS[summary.simulated] + LABELS[summary.verdict], summary.sentence, simulated)
     notes = tuple(Text(note, "note") for note in _notes(summary))
@@ -86,7 +87,7 @@ def fleet_page(summary: FleetSummary) -> Report:
         seen.append(Section(f"{_place(row)}: {row.confidence}", parts, "folded" if place else "open"))
     sections = (
         Section("", notes),
-        Section("Suspects, the most certain first", (suspects, *seen) if summary.suspects else ()),
+        Section("Suspects, from most to least certain", (suspects, *seen) if summary.suspects else ()),
         *(Section(heading, (table,)) for heading, table in tables),
         Section("What was checked", (facts,)),
         Section("Definitions", (Facts(DEFINITIONS, "definitions"),)),
@@ -99,34 +100,34 @@ def fleet_page(summary: FleetSummary) -> Report:
 def _notes(summary: FleetSummary) -> Iterator[str]:
     if summary.refused:
         files = summary.results + len(summary.refused) + len(summary.duplicates)
-        yield f"{len(summary.refused):,} of {files:,} files are refused and not counted."
+        yield f"{len(summary.refused):,} of {files:,} files were refused and are not counted."
     if left := summary.compared.hosts_not_compared:
         names = ", ".join(left[:10]) + (" and others" if len(left) > 10 else "")
-        yield f"Not compared with any other host: {names}. Only their own evidence counts."
+        yield f"These hosts were not compared with any other, so only their own evidence counts: {names}."
     if split := summary.compared.workloads_of_several_versions:
         yield (
-            f"{split:,} workloads ran with different programs, versions, drivers or kinds of devices, which are not "
-            "comparable."
+            f"{split:,} workloads ran with different programs, versions, drivers or kinds of devices; results are "
+            "compared only if all of these are equal."
         )
     if doubtful := summary.doubtful_identities:
         yield (
-            f"Two hosts claimed {doubtful[0]} at the same time{' (and others)' if len(doubtful) > 1 else ''}: such "
-            "identities are not used."
+            f"Two hosts claimed the same identity at the same time: {doubtful[0]}"
+            f"{' (and others)' if len(doubtful) > 1 else ''}. Such identities are not used to recognize devices."
         )
     if (ledger := summary.ledger) is not None:
         if ledger.foreign:
             what = "not simulated" if ledger.simulated else "simulated"
-            yield f"{ledger.foreign:,} results are {what} and not in the ledger."
+            yield f"{ledger.foreign:,} results are {what} and were not entered in the ledger."
         if ledger.changed:
             yield (
-                f"{len(ledger.changed):,} burn-ins continued after they were entered in the ledger, which keeps the "
-                f"earlier results: {ledger.changed[0]}."
+                f"{len(ledger.changed):,} burn-ins continued after their results were entered in the ledger, which "
+                f"keeps the earlier results; the first is {ledger.changed[0]}."
             )
 
 
 def _facts(summary: FleetSummary) -> Iterator[tuple[str, str]]:
     compared = summary.compared
-    yield "Results", f"{summary.results:,}, of {summary.hosts:,} hosts and {summary.devices:,} devices"
+    yield "Results", f"{summary.results:,}, from {summary.hosts:,} hosts and {summary.devices:,} devices"
     yield "Numbers checked", show(float(summary.elements))
     yield "Time at load", f"{summary.seconds / 3600:,.3g} device hours"
     yield "Programs that several hosts ran", f"{compared.programs:,}"
@@ -186,16 +187,16 @@ def _tables(summary: FleetSummary) -> Iterator[tuple[str, Table]]:
         lambda row: (f"{_mark(row)}{row.host}", show(row.device), row.since, row.reason),
     )  # fmt: skip
     yield from table(
-        "Outliers in throughput", "Devices far from others of their kind",
+        "Outliers in throughput", "Devices whose throughput is far from that of others of their kind",
         ("host", "device", "", "of the median", "workloads", "farthest in"), summary.outliers,
         lambda row: (
             f"{_mark(row)}{row.host}", show(row.device), "slow" if row.slow else "fast", f"{row.ratio:.0%}",
             f"{row.far} of {row.judged}", row.workload,
         ),
-        "A slow device is not corrupt: check its temperature, power and neighbours.",
+        "A slow device is not necessarily corrupt; check its temperature, its power and the neighboring devices.",
     )  # fmt: skip
     yield from table(
-        "Moved", "Devices that were in several hosts", ("device", "hosts"), summary.moved,
+        "Moved", "Devices that were installed in several hosts", ("device", "hosts"), summary.moved,
         lambda row: (row.identity, " → ".join(row.hosts)),
     )  # fmt: skip
     yield from table(
@@ -210,11 +211,11 @@ def _mark(row: Any) -> str:
 def _more(rows: Sequence[Any], file: str = "") -> str:
     if len(rows) <= MOST:
         return ""
-    return f"{len(rows) - MOST:,} more rows are not shown{f'; {file} has all of them' if file else ''}."
+    return f"{len(rows) - MOST:,} more rows are not shown{f'; {file} contains all of them' if file else ''}."
 
 
 def simulation_table(rounds: Sequence[Named], hosts: int, bad: int, probability: float) -> list[Part]:
-    """Returns the terminal output of a simulation of pairs."""
+    """Returns the terminal output of a pair simulation."""
     header = ("rounds", "named exactly", "95 % interval", "named wrongly", "undecided")
     rows = tuple(
         (
@@ -223,14 +224,14 @@ def simulation_table(rounds: Sequence[Named], hosts: int, bad: int, probability:
         )
         for row in rounds
     )  # fmt: skip
-    about = f"{bad} bad of {hosts} hosts; a pair with a bad host differs with probability {probability:g}"
-    rule = "named: the unique smallest set of hosts with a member in every pair that differed"
+    about = f"{bad} of {hosts} hosts bad; a pair with a bad host differs with probability {probability:g}"
+    rule = "The named hosts are the smallest set with a member in every pair that differed, if that set is unique."
     return [Table(f"{about} (SIMULATED, {rounds[0].trials:,} fleets)", header, rows), Text(rule)]
 
 
 def cell(value: Any) -> str:
-    """Formats a value as a cell of a sheet; a string that would be a formula gets an apostrophe as a prefix; a number
-    never does."""
+    """Formats a value as a cell of a sheet. A string that a spreadsheet would interpret as a formula gets an apostrophe
+    as a prefix; numbers are unchanged."""
     if value is None:
         return ""
     if isinstance(value, bool):

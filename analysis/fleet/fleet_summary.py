@@ -17,8 +17,8 @@ from .suspects import NamedDevice, SuspectRow, TieRow, Votes, find_suspects, nam
 LEAST = 8  # minimum number of devices of one kind from which a median is computed
 FAR = 5.0  # number of robust deviations from the median that counts as far
 FLOOR = 0.02
-"""Minimum of the robust deviation, as a share of the median. Without it, devices whose throughputs agree within 0.1 %
-would all be outliers. Five such deviations are a tenth of the throughput."""
+"""Minimum of the robust deviation, as a share of the median. Without this minimum, devices whose throughputs agree
+within 0.1 % could all be outliers. Five deviations of this size are a tenth of the median throughput."""
 NORMAL = 1.4826  # standard deviation of a normal distribution divided by its median absolute deviation
 SHARE = 0.1  # minimum share of a device's workloads in which an outlier is far from the median
 
@@ -50,7 +50,7 @@ class Outlier(msgspec.Struct, kw_only=True):
 
 
 class Moved(msgspec.Struct, kw_only=True):
-    """A device that was in several hosts, and those hosts in chronological order."""
+    """A device that was installed in several hosts, with these hosts in chronological order."""
 
     identity: str
     hosts: list[str]
@@ -132,7 +132,8 @@ def summarize_results(
 ) -> FleetSummary:
     """Summarizes results: suspects, hosts that differ, devices to watch, outliers, and files that are not counted.
 
-    The verdict is corrupt if there is a suspect or hosts differ, and clean if hosts were compared and all agree.
+    The verdict is corrupt if there is a suspect or if hosts differ; it is clean if hosts were compared and all of them
+    agree.
     """
     results = collection.results
     votes = vote(results) if votes is None else votes
@@ -197,7 +198,7 @@ def simulation(results: Sequence[HostResult]) -> Literal["none", "some", "all"]:
 def _watched(
     results: Sequence[HostResult], ledger: FleetLedger | None, suspects: Sequence[SuspectRow]
 ) -> Iterator[WatchRow]:
-    """Yields devices that are neither suspect nor clean, those with errors reported by drivers first."""
+    """Yields devices that are neither suspect nor clean, starting with those whose drivers reported errors."""
     accused = {suspect.identity for suspect in suspects}
 
     def row(result: HostResult, part: DeviceResult | None, why: str) -> WatchRow:
@@ -213,8 +214,8 @@ def _watched(
     for name, each in past_of(ledger).items():
         if name in present and name not in accused:
             last = max(past.created for past in each.values())
-            times = f"{len(each)} burn-in{'s' if len(each) > 1 else ''}"
-            yield row(*present[name], f"differed in {times} before, most recently on {last} (ledger)")
+            times = f"{len(each)} earlier burn-in{'s' if len(each) > 1 else ''}"
+            yield row(*present[name], f"differed in {times} in the ledger, most recently on {last}")
     for result in results:
         for end in result.unfinished:
             what, where = end.workload or "all workloads", "" if end.device is not None else " on all devices"
@@ -289,12 +290,13 @@ def _verdict(value: FleetSummary) -> tuple[Verdict, str]:
         more = f" and {len(suspects) - 5} more" if len(suspects) > 5 else ""
         plural = "suspects" if len(suspects) > 1 else "suspect"
         text = f"{len(suspects)} {plural} among {value.devices:,} devices of {value.hosts:,} hosts: {named}{more}"
-        return Verdict.CORRUPT, text + (f"; {len(ties)} differences that cannot be attributed" if ties else "")
+        rest = f"; {len(ties)} other differences cannot be attributed to a device" if ties else ""
+        return Verdict.CORRUPT, text + rest
     if ties:
-        why = "and no majority shows which is wrong"
+        why = "and no majority shows which hosts are wrong"
         return Verdict.CORRUPT, f"hosts differ in {len(ties)} programs, {why}"
     if compared.hosts < 2:
-        why = "no result is counted" if not value.results else "no two hosts ran the same program on the same devices"
+        why = "no result is counted" if not value.results else "no two hosts ran the same program on equal devices"
         return Verdict.INCONCLUSIVE, f"{why}: nothing was compared"
     left = len(compared.hosts_not_compared)
     text = f"no suspect: {compared.hosts:,} hosts agree on {compared.programs:,} programs that several of them ran"
@@ -302,7 +304,7 @@ def _verdict(value: FleetSummary) -> tuple[Verdict, str]:
 
 
 def _printable(value: Shown, type: type[Shown]) -> Shown:
-    """Makes the external strings of a value safe to show."""
+    """Makes the external strings of a value safe to display."""
 
     def clean(part: Any) -> Any:
         if isinstance(part, str):
@@ -324,11 +326,12 @@ def robust_z(values: Sequence[float], floor: float = FLOOR) -> list[float]:
 
 
 def outliers(results: Sequence[HostResult]) -> list[Outlier]:
-    """Returns devices whose throughput is far from that of others of their kind in at least a tenth of their workloads.
+    """Returns devices whose throughput is far from that of other devices of the same kind in at least a tenth of their
+    workloads.
 
-    The throughput of a device that was tested several times is its median. Throughput that a burn-in did not judge,
-    because runs were short or devices share a processor, is omitted; the throughput of throttled devices is included on
-    purpose."""
+    For a device that was tested several times, the median of its throughputs is used. Throughput that a burn-in did not
+    evaluate, because its runs were too short or its devices share a processor, is omitted. The throughput of throttled
+    devices is deliberately included."""
     rates: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     simulated: set[str] = set()
     for result in results:

@@ -1,6 +1,8 @@
-"""A ledger of devices: the totals of all burn-ins on each device in any host, so that short tests add up.
+"""A ledger of devices: the totals of all burn-ins of each device, in whichever host, so that the evidence of short
+tests accumulates.
 
-It is a JSON file with a checksum, replaced atomically. A burn-in counts once, by its id. One process writes at a time.
+The ledger is a JSON file with a checksum and is replaced atomically. Each burn-in, identified by its id, counts once.
+Only one process writes at a time.
 """
 
 import os
@@ -24,8 +26,8 @@ class Stay(Fields, kw_only=True):
 
     host: Annotated[str, about("name of the host")]
     machine: Annotated[str | None, about("hash of its identity")] = None
-    first: Annotated[str, about("when the first burn-in there began")]
-    last: Annotated[str, about("when the last one began")]
+    first: Annotated[str, about("start of the first burn-in on this host")]
+    last: Annotated[str, about("start of the last burn-in on this host")]
 
 
 class Account(Fields, kw_only=True):
@@ -38,8 +40,8 @@ class Account(Fields, kw_only=True):
     runs: Annotated[int, about("runs that were checked")] = 0
     elements: Annotated[int, about("numbers that were checked")] = 0
     seconds: Annotated[float, about("time at load")] = 0.0
-    places: Annotated[list[Stay], about("hosts that it was in")] = []
-    accused: Annotated[dict[str, Accusation], about("burn-ins in which it differed, by id")] = {}
+    places: Annotated[list[Stay], about("hosts that contained the device")] = []
+    accused: Annotated[dict[str, Accusation], about("burn-ins in which the device differed, by id")] = {}
 
     @property
     def wrong_runs(self) -> int:
@@ -47,11 +49,11 @@ class Account(Fields, kw_only=True):
 
 
 class FleetLedger(Header, kw_only=True, tag="jax-sdc fleet ledger"):
-    """The contents of the file."""
+    """The contents of a ledger file."""
 
-    simulated: Annotated[bool, about("whether it is of simulations; it then takes nothing else")] = False
-    burn_ins: Annotated[dict[str, str], about("burn-ins that count, by id: when they ended")] = {}
-    devices: Annotated[dict[str, Account], about("devices by what they are recognized by")] = {}
+    simulated: Annotated[bool, about("whether the ledger accepts simulated results only")] = False
+    burn_ins: Annotated[dict[str, str], about("end of each counted burn-in, by id")] = {}
+    devices: Annotated[dict[str, Account], about("devices, by identity")] = {}
 
 
 LEDGER = Format(type=FleetLedger, noun="ledger of a fleet", remedy="restore it, or begin a new ledger in another file")
@@ -72,12 +74,12 @@ def read_ledger(path: AnyPath) -> FleetLedger | None:
         return None
     if Path(place).is_dir():
         file = Path(place) / "ledger.json"
-        raise RecordError(f"{place} is a folder, expected the file of a ledger; give a file, such as {file}")
+        raise RecordError(f"{place} is a folder, but a ledger is a file; pass a file, such as {file}")
     return LEDGER.read(place)
 
 
 def enter(ledger: FleetLedger, results: Iterable[HostResult], votes: Votes) -> Added:
-    """Adds results to a ledger. Results already counted add only the newer evidence from other hosts."""
+    """Adds results to a ledger. A result that was already counted contributes only new evidence from other hosts."""
     added, known, foreign = 0, 0, 0
     changed = []
     taken = []
@@ -116,7 +118,8 @@ def update_ledger(
 ) -> tuple[FleetLedger, Added]:
     """Adds results to the ledger in a file, which is created if it does not exist.
 
-    A ledger whose first results are all simulated is a ledger of simulations.
+    If the first results of a ledger are all simulated, it is a ledger of simulations and accepts only simulated
+    results.
     """
     until = time.monotonic() + patience
     lock = None
@@ -148,7 +151,7 @@ def past_of(ledger: FleetLedger | None) -> Mapping[str, Mapping[str, Accusation]
 
 
 class Limits(NamedTuple):
-    """Limits on a device's fault rates from all its burn-ins, at 95 %."""
+    """Limits of a device's fault rates at 95 % confidence, computed from all of its burn-ins."""
 
     element_rate: float | None  # independent mismatches above this rate would have been detected; None if some were
     run_rate: (
@@ -171,7 +174,8 @@ def limits(account: Account) -> Limits:
 
 
 def _accuse(ledger: FleetLedger, results: Sequence[HostResult], votes: Votes) -> None:
-    """Records which devices differed in which burn-in. Results of further hosts add evidence about the same burn-in."""
+    """Records which devices differed in which burn-in. Results of additional hosts can add evidence about a recorded
+    burn-in."""
     created = {result.id: result.created for result in results}
     kinds: dict[tuple[str, str], dict[str, None]] = {}
     alone: set[tuple[str, str]] = set()

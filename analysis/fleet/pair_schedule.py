@@ -1,22 +1,23 @@
-"""Schedules of pairs round by round, their jobs, and the number of rounds needed to name bad hosts.
+"""Schedules of host pairs in rounds, the jobs that run them, and the number of rounds needed to identify bad hosts.
 
-Without suspects: the circle method. One host is fixed, the others are the m corners of a polygon, and in round r the
-hosts whose numbers sum to r modulo m meet. In m rounds every host meets every other once; with an odd number of
-hosts there is an additional empty seat, and the host paired with it rests.
+Without suspects, the circle method is used. One host is fixed, the other m hosts are the corners of a polygon, and
+round r pairs the hosts whose numbers sum to r modulo m. In m rounds, every host meets every other host once. If the
+number of hosts is odd, an empty seat is added, and the host that is paired with the empty seat rests.
 
-With s suspects and h others, both odd and s <= h: in round t suspect i meets healthy host i + t modulo h. The remaining
-h - s consecutive healthy hosts are folded: the first meets the last, and so on. Their distances are odd and distinct
-and h is odd, so no two meet twice within h rounds; a suspect never meets a suspect. If s or h is even, a healthy host
-or the empty seat is added to the suspects. If more rounds are requested than this provides, the circle is used with
-adjacent suspects: few of its rounds pair suspects with each other, and those come last.
+With s suspects and h other hosts, where s and h are odd and s <= h, round t pairs suspect i with healthy host i + t
+modulo h. The remaining h - s consecutive healthy hosts are paired from the outside in: the first meets the last, the
+second meets the second to last, and so on. The distances within these pairs are odd and distinct and h is odd, so no
+two hosts meet twice within h rounds, and suspects never meet each other. If s or h is even, a healthy host or the empty
+seat is added to the suspects. If more rounds are requested than this method provides, the circle method is used with
+the suspects in adjacent places: few of its rounds pair suspects with each other, and these rounds come last.
 
-The simulation: a pair with a bad host shows a difference with some probability in each meeting, and a pair of two bad
-ones as well; a pair of healthy hosts never does. A pair that differs does not reveal which of the two is bad. The
-decoding rule: the bad hosts are *the smallest set of hosts that has a member in every pair that differed*, if that set
-is unique; otherwise no host is named. Pairs that did not differ are not used, since the probability that a bad host
-shows a difference is unknown. So a bad host is named after two of its pairs differed, unless other hosts explain
-them equally well; a host that never differed is missed, and if two bad hosts meet the same healthy ones, these
-explain it equally well.
+In the simulation, a pair with one or two bad hosts shows a difference with some probability in each meeting; a pair of
+healthy hosts never does. A pair that differs does not reveal which of its hosts is bad. By the decoding rule, the bad
+hosts are *the smallest set of hosts that has a member in every pair that differed*, if that set is unique; otherwise no
+host is identified. Pairs that did not differ are not used, since the probability that a bad host shows a difference is
+unknown. A bad host is therefore identified once two of its pairs have differed, unless other hosts explain these
+differences equally well. A bad host whose pairs never differed is missed. If two bad hosts meet the same healthy hosts,
+the healthy hosts explain the differences equally well.
 """
 
 import itertools
@@ -51,7 +52,7 @@ def is_host_name(name: str) -> bool:
 
 
 def make_schedule(hosts: Sequence[str], rounds: int, *, suspects: Sequence[str] = (), seed: int = 0) -> Schedule:
-    """Pairs hosts so that each meets a different host in every round, and suspects meet healthy hosts."""
+    """Pairs hosts so that each host meets a different one in every round and suspects meet healthy hosts."""
     _check(hosts, rounds, suspects)
     draw = random.Random(seed)
     bad = [host for host in hosts if host in set(suspects)]
@@ -74,16 +75,16 @@ def make_schedule(hosts: Sequence[str], rounds: int, *, suspects: Sequence[str] 
 def _check(hosts: Sequence[str], rounds: int, suspects: Sequence[str]) -> None:
     for host in (*hosts, *suspects):
         if not is_host_name(host):
-            advice = "; scontrol show hostnames expands lists of Slurm" if "[" in host else ""
+            advice = "; expand a Slurm host list with scontrol show hostnames" if "[" in host else ""
             raise SettingError("HOSTS", repr(host), f"expected a host name (letters, digits, hyphens, dots){advice}")
     counts = Counter(host.lower() for host in hosts)
     twice = next((host for host in hosts if counts[host.lower()] > 1), None)
     strange = next((host for host in suspects if host not in hosts), None)
     for wrong, setting, given, problem in (
-        (twice is not None, "HOSTS", twice, "this host is given twice"),
+        (twice is not None, "HOSTS", twice, "this host is listed twice; list each host once"),
         (not 2 <= len(hosts) <= MOST_HOSTS, "HOSTS", len(hosts), f"expected 2 to {MOST_HOSTS:,} hosts"),
         (not 1 <= rounds <= MOST_ROUNDS, "rounds", rounds, f"expected 1 to {MOST_ROUNDS:,}"),
-        (strange is not None, "suspects", strange, "is not among the hosts; add it to them"),
+        (strange is not None, "suspects", strange, "is not among the hosts; add it to HOSTS"),
     ):
         if wrong:
             raise SettingError(setting, given, problem)
@@ -147,7 +148,7 @@ def _notes(hosts: Sequence[str], rounds: int, bad: Sequence[str], pairs: Sequenc
         yield (f"{rounds} rounds are too many for {len(hosts)} hosts: {again} pairs meet more than once")
     among = sum(len(pair & set(bad)) == 2 for pair in met)
     if among:
-        yield f"{among} pairs consist of two suspects, since there are too few other hosts for {rounds} rounds"
+        yield f"{among} pairs consist of two suspects, because there are too few other hosts for {rounds} rounds"
     healthy = [sum(name in pair and len(pair & set(bad)) == 1 for pair in met) for name in bad]
     if bad:
         fewest, most = min(healthy), max(healthy)
@@ -181,7 +182,7 @@ def jobset_lines(schedule: Schedule, folder: str, image: str = "IMAGE") -> Itera
         for name in (name for pair in pairs for name in pair):
             if name != name.lower() or len(name) > 63:
                 raise SettingError(
-                    "HOSTS", name, "expected names of Kubernetes nodes: lower case, at most 63 characters"
+                    "HOSTS", name, "expected the name of a Kubernetes node: lower case, at most 63 characters"
                 )
     for note in schedule.notes:
         yield f"# {note}"
@@ -230,7 +231,7 @@ MOST_SIMULATED, MOST_BAD, MOST_TRIALS = 1_000, 12, 100_000
 
 
 class Named(NamedTuple):
-    """The outcome of simulated fleets after a number of rounds."""
+    """The outcome of a simulation of fleets after a number of rounds."""
 
     rounds: int
     exact: int  # trials that identify exactly the bad hosts

@@ -2,28 +2,31 @@
 
 The same program on the same kind of device should give the same bits. Devices of one host share its memory, driver and
 power, so they are not independent: each host has one vote, which its devices share. The majority is the digest with
-more than half of the votes and more than half of the devices, on at least two hosts. Without a majority no device
-is outvoted, and the hosts that differ are reported: of two hosts that differ, either may be wrong. Simulated
-results never affect the outcome for real ones: they vote only if no other results have a majority, and then only on one
-another.
+more than half of the votes and more than half of the devices, on at least two hosts. Without a majority, no device is
+outvoted, and the hosts that differ are only reported, since any of them may be wrong. Simulated results never affect
+the outcome for real results: they vote only if the real results have no majority, and then only on other simulated
+results.
 
-Suspects have no probability. It would require the rate of defective devices in this fleet, of which published values
-differ by a factor of ten and more, and the unknown rate at which each defect appears in each workload. Instead, each
-suspect has one of three classes, by verifiable rules, and points that rank devices within a class:
+Suspects are not assigned a probability. A probability would require the rate of defective devices in this fleet, for
+which published values differ by a factor of ten and more, and the rate at which each defect appears in each workload,
+which is unknown. Instead, verifiable rules assign each suspect to one of three classes, and points rank the suspects
+within a class:
 
-confirmed two independent kinds of evidence name this device alone, or two burn-ins do: other explanations of one of
-them (a nondeterministic program, a record of another version, a disturbance) do not explain both probable one kind of
-evidence in one burn-in names this device alone possible devices differ and either may be wrong; or the device is
-outvoted by other hosts, but shares its digest with another host. Independent faults do not give the same 64 bits: a
-setting, firmware or version that the key does not include is more likely, as is a common fault
+confirmed   Two independent kinds of evidence, or the evidence of two burn-ins, point to this device alone. No other
+            single explanation (a nondeterministic program, a record of another version, a disturbance) explains both.
+probable    One kind of evidence in one burn-in points to this device alone.
+possible    Devices differ without a majority, so any of them may be wrong; or the device is outvoted by other hosts but
+            shares its digest with another host. Independent faults do not produce the same 64 bits: a setting, firmware
+            or version that the key does not include, or a common fault, is more likely.
 
 Kinds of evidence are independent if no single mistake causes both: `repeat` (the same device gave different bits),
 `vote` (other devices of this or another host), `golden` (a record), `reference` (computed by the host),
 `checksums`.
 
-Points: 3 for each independent kind, 2 for each further burn-in (at most 4), 2 if persistent and 1 if intermittent, 1 if
-at least three hosts outvote it, 1 if several workload families show it, 1 if its driver reported errors; evidence
-against a whole group of devices counts half.
+A suspect gets 3 points for each independent kind of evidence, 2 for each further burn-in (at most 4), 2 if the fault is
+persistent or 1 if it is intermittent, 1 if at least three hosts outvote the device, 1 if several workload families show
+the fault, and 1 if the driver of the device reported errors. The points are halved if all evidence is against a whole
+group of devices.
 """
 
 from collections import Counter, defaultdict
@@ -80,7 +83,7 @@ class Group(msgspec.Struct, kw_only=True):
 
 
 class TieRow(msgspec.Struct, kw_only=True):
-    """Devices that differ without a majority."""
+    """Groups of devices that differ, none of which has a majority."""
 
     workload: str
     simulated: bool
@@ -88,7 +91,7 @@ class TieRow(msgspec.Struct, kw_only=True):
 
 
 class Votes(NamedTuple):
-    """The result of comparing all hosts with each other."""
+    """The result of comparing all hosts with one another."""
 
     compared: int  # programs that several hosts ran
     alone: int  # programs that only one host ran
@@ -195,7 +198,7 @@ class Sighting(NamedTuple):
 class Accusation(Fields, kw_only=True):
     """A burn-in in which a device differed, as stored in a ledger."""
 
-    created: Annotated[str, about("when it began")]
+    created: Annotated[str, about("start of the burn-in")]
     kinds: Annotated[list[str], about("kinds of evidence")]
     alone: Annotated[bool, about("whether this device alone is accused")]
     wrong_runs: Annotated[int, about("runs with a difference")]
@@ -264,10 +267,11 @@ def find_suspects(
 def wrong_runs(
     results: Sequence[HostResult], votes: Votes
 ) -> dict[tuple[str, bool], dict[tuple[str, str], tuple[int, int]]]:
-    """Returns the number of runs with a difference and the number of all runs, by device and simulation, and by burn-in
-    and workload.
+    """Returns the number of runs with a difference and the number of all runs, for each device (real and simulated
+    results apart), burn-in and workload.
 
-    For a device that other hosts outvote, every run that agrees with its other runs counts as a run with a difference.
+    If other hosts outvote a device, every run of that workload counts as a run with a difference, even if all runs of
+    the device agree.
     """
     found: dict[tuple[str, bool], Counts] = defaultdict(dict)
     for result in results:
@@ -307,9 +311,7 @@ def _sightings(results: Sequence[HostResult], votes: Votes) -> Iterator[tuple[Ho
                 )
     for each in votes.outvoted:
         result, part, row = each.ballot
-        text = (
-            f"{row.workload}: digest {row.digest}, where {each.hosts} of {each.among} other hosts have {each.expected}"
-        )
+        text = f"{row.workload}: digest {row.digest}, but {each.hosts} of {each.among} other hosts have {each.expected}"
         if each.shared:
             names = ", ".join(host.name for host in each.shared[:3])
             more = " and others" if len(each.shared) > 3 else ""
@@ -365,5 +367,7 @@ def _next(host: str, part: DeviceResult, confidence: Confidence, *, simulated: b
         steps.append("compare versions, firmware and settings of the hosts that differ before blaming a device")
     else:
         what = part.serial or part.uuid or f"device {part.index}"
-        steps.append(f"if it differs from healthy hosts again, send {what} back with the result and its evidence")
+        steps.append(
+            f"if {host} differs from healthy hosts again, return {what} to the vendor with the result and evidence"
+        )
     return steps

@@ -113,7 +113,7 @@ def test_simulations_are_marked_everywhere(tmp_path: Path, capsys: pytest.Captur
     code, summary = run_json(capsys, *words[:3])
     assert (code, summary["simulated"], summary["simulated_results"]) == (1, "some", 3)
     assert cli.run(words[:3]) == 1
-    assert "3 of 4 results have simulated faults" in capsys.readouterr().out
+    assert "3 of 4 results contain simulated faults" in capsys.readouterr().out
 
 
 def test_names_of_others_do_no_harm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,7 +195,7 @@ def test_a_folder_is_no_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "ledgers").mkdir()
     assert cli.run(["fleet", "summarize", str(tmp_path / "results"), "--ledger", str(tmp_path / "ledgers")]) == 2
     err = capsys.readouterr().err
-    assert f"{tmp_path}/ledgers is a folder, expected the file of a ledger" in err
+    assert f"{tmp_path}/ledgers is a folder, but a ledger is a file" in err
     assert f"such as {tmp_path}/ledgers/ledger.json" in err
     assert list((tmp_path / "ledgers").iterdir()) == []
 

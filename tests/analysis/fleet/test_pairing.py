@@ -70,7 +70,7 @@ def test_more_rounds_than_others_are_told() -> None:
     ("hosts", "suspects", "problem"),
     [
         (["a"], [], "expected 2 to"),
-        (["a", "A"], [], "given twice"),
+        (["a", "A"], [], "listed twice"),
         (["a", "b;reboot"], [], "expected a host name"),
         (["a", "$(reboot)"], [], "expected a host name"),
         (["a", "-x"], [], "expected a host name"),
