@@ -1,5 +1,5 @@
 """The finding of a record in one sentence, and answers to the first questions: which device, which operation, since
-when, is it real, and what to do. The terminal, the page and the Markdown show the same."""
+when, is it real, and what to do. The terminal, the page and the Markdown show the same headline."""
 
 import dataclasses
 import itertools
@@ -63,7 +63,7 @@ class Evidence:
     @property
     def course(self) -> Course | None:
         """Course of the fault: persistent if each later step has a finding, transient if no later step has one,
-        otherwise intermittent. None without findings or later steps."""
+        otherwise intermittent. None if there are no findings or no later steps."""
         again = len(self.steps) - 1
         if again < 0 or not self.later:
             return None
@@ -147,7 +147,7 @@ def where(manifest: RunManifest, ranks: Iterable[Rank]) -> str:
 
 
 def hardware(manifest: RunManifest, ranks: Iterable[Rank], limit: int = 2) -> str:
-    """Describes the devices of some ranks completely, for locating them in a rack."""
+    """Describes the devices of some ranks in full, so that they can be located in a rack."""
     found = {msgspec.json.encode(device): device for rank in ranks for device in _devices(manifest, rank)}
     words = []
     for device in found.values():
@@ -205,9 +205,9 @@ def _corrupt(run: Contents, summary: RunSummary) -> Headline:
     elif apart := odd_digests(summary.state_digest):
         who, device = _odd(run.run, summary, apart, ())
         found = Headline(
-            f"{who}: the final state differs although no step had a difference",
+            f"{who}: the final state differs, although no difference was found at any step",
             device,
-            "not in a compared operation: the state changed in memory, or while the last checkpoint was written",
+            "outside the compared operations: the state changed in memory or while the last checkpoint was written",
             f"after the last comparison, at step {len(run.steps) - 1:,}",
             first=len(run.steps),
             named=who,
@@ -235,7 +235,7 @@ def of_place(place: DifferencePlace) -> Headline:
         f"{devices + ': ' if devices else ''}{layer}{place.site}{source}: first difference at step {place.step}",
         devices or "the only device of the run",
         f"{layer}{place.operation}, {way}{scope}{source}",
-        f"step {place.step}; a trace is compared up to its first difference",
+        f"step {place.step}; the traces were compared only up to their first difference",
         first=place.step,
         named=devices,
     )
@@ -251,7 +251,8 @@ def _twins(run: Contents, summary: RunSummary, found: Evidence) -> Headline:
     )
     once = sum(whole(row.unrepeated) or 0 for row in run.mismatches)
     elements = [f"{amount(mismatched)} of {amount(checked)} elements"] * bool(mismatched)
-    elements += [f"{amount(once)} digest{'s' * (once > 1)} that did not differ again when repeated"] * bool(once)
+    if once:
+        elements.append(f"{amount(once)} digest{'s' * (once > 1)} whose difference did not recur in the repetition")
     parts = [
         f"{amount(counts.mismatched)} of {amount(counts.checked)} elements of the {name}"
         for part, name in COMPARED.items()
@@ -261,7 +262,7 @@ def _twins(run: Contents, summary: RunSummary, found: Evidence) -> Headline:
     what = (
         (f"{spot(found)}: " if spot(found) and elements else "") + " and ".join(elements or parts)
         or listed(other[:3]) + (f" and {len(other) - 3} more" if len(other) > 3 else "")
-        or "details of a step without a line"
+        or "details of a step that is not recorded"
     )
     since = f"step {first}; unsynchronized twins continue to differ, so the course of the fault is unknown"
     return Headline(
@@ -303,7 +304,7 @@ def spot(found: Evidence) -> str:
         return ""
     layers, hit = "", found.layers
     if hit:
-        which = listed(hit) if len(hit) <= 4 else f"{hit[0]} to {hit[-1]}, {len(hit)} of them"
+        which = listed(hit) if len(hit) <= 4 else f"{hit[0]} to {hit[-1]} ({len(hit)} of these)"
         if len(hit) > 2 and hit[-1] - hit[0] == len(hit) - 1:
             which = f"{hit[0]}-{hit[-1]}"
         layers = f"layer{'s' * (len(hit) > 1)} {which}, "
@@ -357,11 +358,11 @@ def _products(run: Contents, summary: RunSummary, found: Evidence) -> Headline:
 def _since(first: int | None, found: Evidence) -> str:
     if found.course is None:
         return f"step {first}; no step followed it, so the course of the fault is unknown"
-    return f"step {first}; {found.course}: {len(found.steps) - 1:,} of the {found.later:,} later steps are affected too"
+    return f"step {first}; {found.course}: {len(found.steps) - 1:,} of the {found.later:,} later steps also affected"
 
 
 def amount(value: float) -> str:
-    """Formats a count: `831,066`, and from a million on `4.2e7`."""
+    """Formats a count: `831,066`, or `4.2e7` if the count is a million or more."""
     if value < 1_000_000:
         return f"{value:,}"
     mantissa, _, exponent = f"{value:.1e}".partition("e")
@@ -375,19 +376,19 @@ def _actions(run: Contents, summary: RunSummary, found: Headline) -> Iterator[Ac
     if summary.verdict == "corrupt" and (summary.simulated or (manifest.suspect and manifest.suspect.simulated)):
         yield Action("No action: detection works", "The fault was deliberate and was detected.")
         if twins:
-            how = "Run it again without --suspect and --fault; findings are then real."
+            how = "Run the command again without --suspect and --fault; any findings are then real."
             yield Action("Test the real hosts", how)
     elif summary.verdict == "corrupt":
         yield from _corrupt_actions(manifest, summary, found)
     elif summary.verdict == "clean" and summary.rehearsal:
         yield Action(
-            "Run it on the hosts that you want to test",
+            "Run the test on the hosts that you want to test",
             "This was a rehearsal on one processor. Start one process per host, with --coordinator, --processes "
             "and --process (docs/fleet.md).",
         )
     elif summary.verdict == "clean":
         yield Action("No action", "As far as this run shows, these hosts can stay in service.")
-        how = f"This run excludes {excluded(summary.steps or 0)}; increase --steps to exclude more."
+        how = f"This run excludes {excluded(summary.steps or 0)}; increase --steps to exclude rarer bursts."
         yield Action("Run longer to detect rare bursts", how)
     elif not run.ended:
         words = manifest.command or []
@@ -395,49 +396,48 @@ def _actions(run: Contents, summary: RunSummary, found: Headline) -> Iterator[Ac
         command = shlex.join([*(word for word in words if word != "--resume"), "--resume"])
         yield Action(
             "Let it continue, or resume it",
-            f"{summary.steps:,} of {manifest.steps or '?'} planned steps are recorded. If it was stopped, resume it "
-            f"{f'by: {command}' if named else 'with --resume'} to get a verdict.",
+            f"{summary.steps:,} of {manifest.steps or '?'} planned steps are recorded. If the run was stopped, "
+            f"resume it to get a verdict{f': {command}' if named else ' (--resume)'}.",
         )
     elif summary.verdict is None and trace:
         how = "Use sdc diff GOLDEN THIS, or sdc trace --against GOLDEN on the next host."
         yield Action("Compare it with another trace", how)
     elif summary.verdict is None:
-        how = "For a verdict, check the products (sdc train --abft) or train twins (sdc twin)."
+        how = "For a verdict, check the matrix products (sdc train --abft) or train twins (sdc twin)."
         yield Action("No action: no verdict was requested", how)
     elif products is not None and products.flagged:
         yield Action(
             "Run the same steps on another device",
-            "Rows that are equally wrong when recomputed indicate a permanent fault or a false alarm; another device "
-            "distinguishes these.",
+            "Rows that are equally wrong when recomputed indicate a permanent fault or a false alarm; a run on another "
+            "device distinguishes the two.",
         )
     elif products is not None and products.skipped:
         yield Action(
-            "Check more of the products",
+            "Check more of the matrix products",
             "The table of unchecked products states the reasons; --least-coverage sets the required share.",
         )
     elif summary.simulated:
         yield Action(
-            "Aim the fault at a checked place",
-            "The fault struck an unchecked place, or after all values were NaN: choose another site, a smaller rate "
-            "or other "
-            "bits.",
+            "Inject the fault at a checked place",
+            "The fault struck an unchecked place, or it struck when all values were already NaN; choose another site, "
+            "a smaller rate or other bits.",
         )
     else:
-        yield Action("Fix the stated reason, and run again", "This result does not test the hardware.")
+        yield Action("Fix the stated cause and run the test again", "This result does not test the hardware.")
 
 
 def _corrupt_actions(manifest: RunManifest, summary: RunSummary, found: Headline) -> Iterator[Action]:
     if summary.rehearsal:
         yield Action(
             "Suspect this machine or its libraries",
-            "All twins ran on one processor, so no single host is implicated. Run it again; if it differs again, test "
-            "the memory and compare with another host using sdc trace.",
+            "All twins ran on one processor, so no single host is implicated. Run the test again; if the twins differ "
+            "again, test the memory and compare this host with another one using sdc trace.",
         )
     elif manifest.kind == "trace":
         yield Action(
             "Trace again on a third host",
-            "Either trace may be wrong; sdc diff with a third shows which. Then narrow down the operation with the "
-            "selector that sdc diff prints.",
+            "Either trace may be wrong; comparing both with a third trace (sdc diff) shows which. Then narrow down the "
+            "operation with the selector that sdc diff prints.",
         )
     elif manifest.kind == "twin" and manifest.twins in (2, None):
         yield Action(
@@ -452,9 +452,8 @@ def _corrupt_actions(manifest: RunManifest, summary: RunSummary, found: Headline
     if found.course == "persistent":
         yield Action(
             "Reproduce it and report it to the vendor",
-            "The fault recurs at each step, so a few steps reproduce it: sdc trace here and on a healthy host names "
-            "the "
-            "operation.",
+            "The fault recurs at each step, so a few steps reproduce it: running sdc trace here and on a healthy host "
+            "identifies the operation.",
         )
     elif found.course is not None:
         how = f"The fault was not present at every step. {again(found.hits, summary.steps or 0)}"
@@ -466,15 +465,14 @@ def _corrupt_actions(manifest: RunManifest, summary: RunSummary, found: Headline
 
 
 def again(hits: Sequence[int], steps: int) -> str:
-    """Describes how many steps show an intermittent fault again, and the basis of that number."""
+    """Describes how many more steps are needed to see an intermittent fault again, and the basis of that number."""
     bursts = max(1, count_bursts(hits, steps))
     few, many = mean_interval_limits(steps, bursts)
     plan = burn_in_steps(steps / bursts, observed=bursts)
     return (
-        f"Plan {plan:,} more steps on the same hosts to see it again with 95 % probability. This is based on "
-        f"{bursts:,} "
-        f"burst{'s' * (bursts > 1)} in {steps:,} steps, which give a mean interval of {few:,.0f} to {many:,.0f} steps "
-        "for bursts at random times."
+        f"Plan {plan:,} more steps on the same hosts to see the fault again with 95 % probability. This number is "
+        f"based on {bursts:,} burst{'s' * (bursts > 1)} in {steps:,} steps, which give a mean interval of {few:,.0f} "
+        f"to {many:,.0f} steps if bursts occur at random times."
     )
 
 
@@ -484,4 +482,4 @@ def excluded(steps: int) -> str:
     if interval < 1:
         return "no bursts, since it is too short"
     often = "at every step" if interval < 2 else f"every {interval:.3g} steps or more often"
-    return f"(95 %) bursts that occur, on average, {often}"
+    return f"bursts that occur on average {often} (95 % confidence)"

@@ -1,6 +1,6 @@
 """Determines which hosts differ, from the stages of a comparison and from several pairs together.
 
-The stages are records of twins; see `sdc.burnin.pair` for the result.
+Each stage is the record of a twin run; see `sdc.burnin.pair` for the result.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ class Read(NamedTuple):
 
 
 def stage_differs(folder: Path) -> bool:
-    """Returns whether the record of a stage shows a difference, so that the next stage has to run."""
+    """Returns whether the record of a stage shows a difference, in which case the next stage has to run."""
     return summary_of(read_record(folder, "twin")).verdict == "corrupt"
 
 
@@ -267,7 +267,7 @@ def _next(verdict: Verdict, opening: Opening, named: Sequence[str], run: Path, *
     flags = " ".join(str(flag) for flag in opening.settings.get("flags", ()))
     flags = f"{flags} " if flags else ""
     if verdict is Verdict.INCONCLUSIVE:
-        return ["fix the cause that the verdict states, and compare again in a new folder"]
+        return ["fix the cause that the verdict states, and run the comparison again in a new folder"]
     if verdict is Verdict.CLEAN:
         return []
     if opening.kind == "pool" and named:
@@ -308,14 +308,14 @@ class Resolution:
 def resolve_pairs(pairs: Sequence[Pair]) -> Resolution:
     """Determines which hosts are wrong from pairs that differ and pairs that agree.
 
-    Each pair that differs contains a wrong host. The most likely explanation has the fewest wrong hosts and, among
-    those, the fewest wrong hosts that agreed with a healthy one.
+    Each pair that differs contains a wrong host. The most likely explanation has the fewest wrong hosts and, among such
+    explanations, the fewest wrong hosts that agreed with a healthy host.
     """
     edges: dict[Edge, bool] = {}
     void = []
     for pair in pairs:
         if len(pair.hosts) != 2:
-            raise ValueError(f"a {pair.kind} of {len(pair.hosts)} hosts is not a pair; give results of sdc pair")
+            raise ValueError(f"a {pair.kind} of {len(pair.hosts)} hosts is not a pair; pass results of sdc pair")
         a, b = sorted(row.host for row in pair.hosts)
         if any(row.devices and row.host != row.devices[0].host for row in pair.hosts):
             raise ValueError(f"{a} and {b} are the same host; give pairs of different hosts")
@@ -334,9 +334,9 @@ def resolve_pairs(pairs: Sequence[Pair]) -> Resolution:
     open_ = frozenset.union(*found) - sure if found else frozenset(host for edge in edges for host in edge)
     first = f"{listed(sorted(sure))} {'is' if len(sure) == 1 else 'are'} wrong, assuming the fewest wrong hosts"
     parts = [first] * bool(sure)
-    parts += [f"the pairs do not show which of {listed(sorted(open_))} is wrong; pair each with another host"] * bool(
-        open_
-    )
+    parts += [
+        f"the pairs do not show which of {listed(sorted(open_))} is wrong; pair each of these with another"
+    ] * bool(open_)
     return Resolution(
         Verdict.CORRUPT, tuple(sorted(sure)), tuple(sorted(open_)), (mark + "; ".join(parts), *lines), simulated
     )

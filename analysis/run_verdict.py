@@ -47,7 +47,7 @@ def inconclusive(reason: str) -> Judgement:
 
 
 def graver(one: Judgement, other: Judgement) -> Judgement:
-    """Returns the more severe of two judgements; the first if they are equal."""
+    """Returns the more severe of two judgements, or the first if they are equally severe."""
     return one if gravest([one.verdict, other.verdict]) is one.verdict else other
 
 
@@ -81,7 +81,7 @@ def judge(
 
 
 def final_states(manifest: RunManifest, digests: Sequence[str] | None, *, ended: bool = True) -> Judgement | None:
-    """Judges the digests of the twins' final states, since bits may change after the last compared step."""
+    """Evaluates the digests of the twins' final states, since bits may change after the last compared step."""
     found = digests or ()
     if manifest.kind != "twin" or not (found or ended):
         return None
@@ -94,9 +94,8 @@ def final_states(manifest: RunManifest, digests: Sequence[str] | None, *, ended:
 
 
 def odd_digests(digests: Sequence[str] | None) -> list[int]:
-    """Returns the twins whose final state differs from the majority; of two different twins, this is the second.
-
-    Empty if all agree or there is no majority.
+    """Returns the twins whose final state differs from that of the majority; if there are only two twins and they
+    differ, returns the second. The result is empty if all twins agree or if there is no majority.
     """
     found = digests or ()
     if len(found) == 2:
@@ -154,7 +153,7 @@ def _evidence(steps: Sequence[StepRow], summary: RunSummary, total: Mapping[str,
         once.update({name: whole(site.unrepeated) or 0 for name, site in row.sites.items()})
     if times := once.total():
         digests = f"{times:,} digest{'s' * (times > 1)} at {', '.join(name for name in once if once[name])}"
-        parts.append(f"{digests} that did not differ again when repeated, so the size of the difference is unknown")
+        parts.append(f"{digests} whose difference did not recur in the repetition, so its size is unknown")
     for part, name in COMPARED.items():
         counts = getattr(summary, part)
         if counts.mismatched:
@@ -167,11 +166,11 @@ def _evidence(steps: Sequence[StepRow], summary: RunSummary, total: Mapping[str,
     parts = parts or [f"the {name}" for key, name in APART.items() if any(_apart(row, key) for row in steps)]
     odd = summary.odd_twins
     who = f"twin {' and '.join(map(str, odd))} differs from the majority" if odd and (summary.twins or 0) > 2 else ""
-    return f"{who or 'the twins differ'} in {'; '.join(parts) or 'a step whose totals are not on record'}"
+    return f"{who or 'the twins differ'} in {'; '.join(parts) or 'a step whose totals are not recorded'}"
 
 
 def _products(found: schema.ProductTotals, steps: Sequence[StepRow], injected: int, least: float) -> Judgement:
-    """Judges the checks of matrix products, given the number of injected values and the required coverage."""
+    """Evaluates the checks of matrix products, given the number of injected values and the required coverage."""
     if found.flagged:
         hit = [name for name, site in found.sites.items() if site.flagged]
         where = f"{len(hit)} of {len(found.sites)} products, first at step {found.first_step}"
@@ -202,14 +201,16 @@ def _products(found: schema.ProductTotals, steps: Sequence[StepRow], injected: i
         )
     for row in steps:  # lines without a flag that do not cover all products
         if (line := row.abft) is None:
-            return inconclusive(f"step {row.step} has no counts of its products; no row is flagged in the other steps")
+            return inconclusive(
+                f"step {row.step} has no counts of its matrix products; no row is flagged in the other steps"
+            )
         lacking: list[str] = []
         if not 0 <= (-1.0 if line.coverage is None else line.coverage) <= 1:
-            lacking.append("no readable coverage of its products")
+            lacking.append("no readable coverage of its matrix products")
         for key in PRODUCTS:
             parts = [whole(getattr(site, key)) for site in line.sites.values()]
             if None in parts or whole(getattr(line, key)) != sum(part or 0 for part in parts):
-                lacking.append(f"counts of products that do not add up ({key})")
+                lacking.append(f"counts of matrix products whose sum is not the recorded total ({key})")
         if lacking:
             return inconclusive(f"step {row.step} has {lacking[0]}; no row is flagged in the other steps")
         if any(whole(place.flagged) != 0 for place in line.rows):
@@ -233,7 +234,7 @@ def what_differs(steps: Sequence[StepRow]) -> list[str]:
 
 
 def compared(row: StepRow) -> dict[str, schema.SiteCounts | schema.TwinCounts]:
-    """Returns the comparisons of a line by name: first its sites, then the gradient and the state."""
+    """Returns the comparisons of a line by name: its sites first, followed by the gradient and the state."""
     parts = {name: part for name in COMPARED if (part := getattr(row, name)) is not None}
     return {**row.sites, **parts}
 

@@ -1,4 +1,5 @@
-"""Reads numbers from record lines: distinguishes missing, invalid and non-finite values and never raises."""
+"""Reads numbers from record lines; distinguishes missing, invalid and non-finite values, and never raises an
+exception."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -53,9 +54,8 @@ def step_numbers(steps: Sequence[StepRow]) -> Floats:
 
 
 def per_twin(steps: Sequence[StepRow], name: str) -> PerTwin | None:
-    """Returns a quantity that each line has for every twin: NaN if a line lacks it, infinite above `DRAWABLE`.
-
-    None if no line has it.
+    """Returns a quantity that each line has for every twin: NaN if a line lacks the quantity, infinite if it exceeds
+    `DRAWABLE`. None if no line has the quantity.
     """
     lists = [[real(value) for value in each(getattr(row, name))] for row in steps]
     twins = max((len(values) for values in lists), default=0)
@@ -68,7 +68,7 @@ def per_twin(steps: Sequence[StepRow], name: str) -> PerTwin | None:
 
 
 def per_site(steps: Sequence[StepRow], site: str, name: str) -> Floats:
-    """Returns a quantity of one site at every step; NaN if a line lacks it."""
+    """Returns a quantity of one site at every step; NaN if a line lacks the quantity."""
     values = (real(getattr(row.sites[site], name)) if site in row.sites else None for row in steps)
     return np.asarray([np.nan if value is None else value for value in values], dtype=np.float64)
 

@@ -1,4 +1,4 @@
-"""Reports for pages and terminals, and their renderers, which depend on nothing else.
+"""Reports for pages and terminals, and their renderers. This package depends on no other part of the analysis.
 
 sections   a report, its sections and their parts: tables, figures, texts
 page       the page of one record: headline, answers, actions, figures, tables, settings, definitions; the findings

@@ -1,7 +1,7 @@
 """The canvas of every figure: SVG with selectable text, one style, and a mark if faults are simulated.
 
-A figure takes its colours from its page, so one drawing is legible in light and dark mode; on its own it is for light
-mode.
+A figure takes its colors from the page, so the same drawing is legible in light and dark mode. Outside a page, a figure
+has the colors of light mode.
 """
 
 import io
@@ -71,7 +71,7 @@ class Drawing:
         return self.figure.axes[0] if self.figure.axes else self.figure.subplots()
 
     def legend(self) -> None:
-        """Adds a legend above the drawing, and makes the figure higher accordingly."""
+        """Adds a legend above the drawing, and increases the height of the figure accordingly."""
         handles, labels = self.axes.get_legend_handles_labels()
         columns = max(1, min(len(labels), int(70 / (max(map(len, labels), default=0) + 6))))
         self.figure.set_figheight(self.figure.get_figheight() + 0.2 * math.ceil(len(labels) / columns))
@@ -120,7 +120,7 @@ def svg(figure: Figure, name: str) -> str:
 
 
 def line_figure(chart: Chart) -> Figure | LeftOut:
-    """Makes the figure of a chart."""
+    """Draws a chart as a figure."""
     xs = [np.asarray(line.x, np.float64) for line in chart.lines]
     ys = [np.asarray(line.y, np.float64) for line in chart.lines]
     drawable = [np.isfinite(y) & ((y > 0) | ("y" not in chart.log)) for y in ys]
@@ -158,7 +158,8 @@ def line_figure(chart: Chart) -> Figure | LeftOut:
 
 
 def thin(x: Points, y: Points, limit: int = 2000) -> tuple[Points, Points]:
-    """Thins a long line: keeps the minimum and maximum of each group of neighbouring points, so that spikes remain."""
+    """Thins a long line: keeps the minimum and maximum of each group of neighbouring points, so that spikes remain
+    visible."""
     if len(x) <= limit:
         return x, y
     keep = []

@@ -1,5 +1,5 @@
-"""The page of one record, in the order of a reader's questions: what happened, which device, what to do, how certain;
-and the findings of a study as data, with their page."""
+"""The page of one record, which answers a reader's questions in order (what happened, on which device, what to do next,
+how certain the finding is), and the findings of a study as data, with their page."""
 
 import dataclasses
 import shlex
@@ -31,8 +31,8 @@ from .sections import (
 )
 
 REPRODUCE = (
-    "Run this command again, with another run folder (--run) if it takes one, on a machine with the same environment; "
-    "equal digests of program and data confirm that it is the same run."
+    "To reproduce this run, execute the command on a machine with the same environment, with another run folder if it "
+    "has the option --run. Equal digests of the program and the data confirm that the run is the same."
 )
 
 PAGE = "report.html"
@@ -114,7 +114,7 @@ def record_page(
     """Assembles the page of a record.
 
     Facts and settings without a value and tables without rows are omitted; the first figure that can be drawn comes
-    first. `mark` names what is simulated and precedes the caption of every table and figure; `brief` is the terminal
+    first. `mark` states what is simulated and precedes the caption of every table and figure; `brief` is the terminal
     output.
     """
     found, figures = list(measured), list(drawn)
@@ -245,7 +245,7 @@ def study_page(record: Contents, findings: StudyFindings) -> Report:
     tables = [marked(table, SIMULATED) for table in findings.grids]
     charts = [line_figure(chart) for chart in findings.charts]
     rows = tuple((check.claim, "yes" if check.holds else "NO", check.seen) for check in checks)
-    seen = f"{len(checks) - len(missing)} of {len(checks)} of the paper's claims were reproduced at this scale"
+    seen = f"{len(checks) - len(missing)} of the paper's {len(checks)} claims were reproduced at this scale"
     settings = {key: record.manifest.get(key) for key in ("workers", "steps", "seed", "settings", "workloads")}
     claims = (
         Text(f"{check.claim}: {check.seen}", "", *(("seen", "clean") if check.holds else ("not seen", "inconclusive")))
@@ -272,7 +272,7 @@ def study_page(record: Contents, findings: StudyFindings) -> Report:
 def headline_of_study(sentence: str, missing: str = "") -> Headline:
     """Makes the headline of a study, which does not test a device."""
     none = "none: a study of methods, not a test of a device"
-    actions = [Action("Compare with your own training", "The study uses small workloads, which the tables name.")]
+    actions = [Action("Compare with your own training runs", "The study uses small workloads; the tables list them.")]
     if missing:
         actions.insert(
             0,

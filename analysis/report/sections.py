@@ -31,7 +31,7 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table. The first cell names the row.
+    """A table. The first cell of a row identifies the row.
 
     Attributes:
         caption: title of the table.
@@ -179,8 +179,8 @@ class Report:
 
 
 def marked(part: Marked, mark: str) -> Marked:
-    """Returns a table or figure whose caption begins with `mark`, which names what is simulated; unchanged if `mark` is
-    empty."""
+    """Returns a table or figure whose caption begins with `mark`, which states what is simulated; the part is unchanged
+    if `mark` is empty."""
     if not mark:
         return part
     caption = f"[{mark}] {part.caption}"

@@ -60,7 +60,7 @@ def test_what_a_repetition_did_not_show_again_is_named() -> None:
     row = {"step": 1, "site": "fwd/ffn", "layer": 0, "mismatched": 0, "checked": 9, "unrepeated": 2, "ranks": [rank]}
     found = summarize(manifest(**REAL), rows, [row])
     assert (found.verdict, found.first_mismatch_step, found.odd_twins) == ("corrupt", 1, [1])
-    assert "2 digests at fwd/ffn that did not differ again when repeated" in found.reason
+    assert "2 digests at fwd/ffn whose difference did not recur in the repetition" in found.reason
 
 
 def test_twins_that_diverged_say_nothing() -> None:

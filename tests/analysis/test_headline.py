@@ -116,10 +116,10 @@ TRAIN = {"kind": "train", "twins": None, "sync": None, "abft": {"mode": "detect"
         ({}, hits(3), {}, True, ("simulated: node11 was deliberately corrupted", "detection works")),
         (REAL, hits(3), {"rehearsal": True}, True, ("a rehearsal, not a test", "Suspect this machine")),
         (REAL, steps(5), {"hosts": 2}, True, ("over 5 steps on 2 hosts", "nothing differed", "No action")),
-        (REAL, steps(5), {"rehearsal": True}, True, ("no mismatch", "Run it on the hosts that you want to test")),
+        (REAL, steps(5), {"rehearsal": True}, True, ("no mismatch", "Run the test on the hosts that you want to test")),
         (REAL, ([], []), {}, False, ("the run has not ended", "Let it continue, or resume it")),
         (REAL, steps(5), {}, False, ("the run has not ended; so far: no mismatch", "5 of 20 planned")),
-        (REAL, ([], []), {}, True, ("no step was completed", "Fix the stated reason")),
+        (REAL, ([], []), {}, True, ("no step was completed", "Fix the stated cause")),
         (
             {"kind": "train", "twins": None, "sync": None, **REAL}, ([step_row(0, 1)], []), {}, True,
             ("a training run has no twin", "no verdict was requested"),
@@ -203,7 +203,7 @@ def test_what_did_not_differ_again_is_named_with_its_place(tmp_path: Path) -> No
         for line in rows:
             record.line(line, [row] if line["step"] == 1 else [])
     run = read_record(tmp_path / "run")
-    told = "layer 2, ffn, forward: 1 digest that did not differ again when repeated, first at step 1"
+    told = "layer 2, ffn, forward: 1 digest whose difference did not recur in the repetition, first at step 1"
     assert told in headline(run, summary_of(run)).sentence
 
 
@@ -258,7 +258,7 @@ def test_twins_whose_final_states_alone_differ_are_named(
     if who is None:  # no majority
         assert "twin 0 has a, twin 1 has b, twin 2 has c" in found.sentence
         return
-    assert found.sentence == f"{who}: the final state differs although no step had a difference"
+    assert found.sentence == f"{who}: the final state differs, although no difference was found at any step"
     assert found.device.startswith(who)
     assert found.since == "after the last comparison, at step 4"
 

@@ -183,7 +183,7 @@ def test_the_record_and_the_report_hold_what_was_found(tmp_path: Path) -> None:
     told = json.loads(json.dumps({key: value for key, value in summary.items() if key not in added}))
     assert run.summary == {**stamp("jax-sdc record summary", lasting=True), **told}
     page, text = Path(summary["report"]).read_text(), (tmp_path / "run" / "report.md").read_text()
-    assert "1 of 3 of the paper's claims" in text
+    assert "1 of the paper's 3 claims" in text
     assert "0.9524" in text
     assert "simulated errors, delays and losses" in page
     assert page.count("<svg") == 2

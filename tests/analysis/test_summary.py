@@ -327,15 +327,27 @@ QUIET = dict.fromkeys(("checked", "examined", "flagged", "confirmed", "corrected
         ({**QUIET, "sites": {"a": QUIET}, "coverage": 1.0}, None),
         ({**QUIET, "sites": {"a": QUIET}, "coverage": None}, "step 1 has no readable coverage"),
         ({**QUIET, "sites": {"a": QUIET}, "coverage": math.nan}, "step 1 has no readable coverage"),
-        ({**QUIET, "sites": {"a": {**QUIET, "flagged": None}}, "coverage": 1.0}, "do not add up (flagged)"),
-        ({**QUIET, "sites": {"a": QUIET}, "coverage": 1.0, "flagged": 3}, "do not add up (flagged)"),
-        ({**QUIET, "sites": {"a": QUIET}, "coverage": 1.0, "confirmed": math.nan}, "do not add up (confirmed)"),
-        ({**QUIET, "sites": {"a": QUIET, "b": QUIET}, "coverage": 1.0}, "do not add up (checked)"),
+        (
+            {**QUIET, "sites": {"a": {**QUIET, "flagged": None}}, "coverage": 1.0},
+            "whose sum is not the recorded total (flagged)",
+        ),
+        (
+            {**QUIET, "sites": {"a": QUIET}, "coverage": 1.0, "flagged": 3},
+            "whose sum is not the recorded total (flagged)",
+        ),
+        (
+            {**QUIET, "sites": {"a": QUIET}, "coverage": 1.0, "confirmed": math.nan},
+            "whose sum is not the recorded total (confirmed)",
+        ),
+        (
+            {**QUIET, "sites": {"a": QUIET, "b": QUIET}, "coverage": 1.0},
+            "whose sum is not the recorded total (checked)",
+        ),
         (
             {**QUIET, "sites": {"a": QUIET}, "coverage": 1.0, "rows": [{"site": "a", "flagged": 1}]},
             "step 1 names flagged rows",
         ),
-        (None, "step 1 has no counts of its products"),
+        (None, "step 1 has no counts of its matrix products"),
     ],
 )
 def test_products_whose_numbers_disagree_are_not_clean(line: dict[str, Any] | None, told: str | None) -> None:
