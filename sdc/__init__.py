@@ -1,7 +1,7 @@
 """Deterministic analysis of silent data corruption in JAX programs.
 
-Every tool is a function transformation, as `jax.grad` is, and is applied to a training step that the user supplies.
-docs/api has one page per package, with an example for every public name.
+Every tool is a function transformation, as `jax.grad` is, and is applied to a training step that the user supplies. The
+folder docs/api has one page per package, with an example for every public name.
 """
 
 from typing import TYPE_CHECKING

@@ -1,14 +1,14 @@
-"""Package facades that import names on first use, so that JAX is imported as late as possible.
+"""Package facades that import names on first use, which delays the import of JAX for as long as possible.
 
-Flags, configurations and texts are checked before anything else happens, and importing JAX alone takes longer than a
-user should wait for the error about a mistyped flag. A package therefore imports nothing eagerly. Its `__init__.py`
-lists its exports as ordinary imports below `if TYPE_CHECKING:`, where type checkers and readers find them, and `facade`
-reads that list.
+Flags, configurations and texts are checked before anything else happens. Importing JAX alone takes longer than a user
+should have to wait for an error about a mistyped flag, so a package imports nothing eagerly. Its `__init__.py` lists
+its exports as ordinary imports below `if TYPE_CHECKING:`, where type checkers and readers find them, and `facade` reads
+that list.
 
 Classes that are parsed from texts or configurations (kinds of faults, latencies, selectors) hold both settings and
-computations. The modules of such classes take `jax`, `jnp`, `lax` and `np` from here: each is imported when one of its
-attributes is first looked up, which no check of a setting does. These modules import array types below `if
-TYPE_CHECKING:`.
+computations. The modules that define such classes import `jax`, `jnp`, `lax` and `np` from this module. Each of the
+four is loaded when one of its attributes is first looked up, which no check of a setting does. The modules import array
+types below `if TYPE_CHECKING:`.
 """
 
 import ast
@@ -41,13 +41,13 @@ def missing(extra: str) -> bool:
 
 
 def remedy(*extras: str) -> str:
-    """Returns the part of an error message that says how to install missing extras."""
+    """Returns the part of an error message that explains how to install missing extras."""
     named = " and ".join(f"`{extra}`" for extra in extras)
     return f"needs the extra{'s' * (len(extras) > 1)} {named}: pip install 'jax-sdc[{','.join(extras)}]'"
 
 
 class Lazy:
-    """A module that is imported when its first attribute is looked up."""
+    """A module that is imported when one of its attributes is first looked up."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -66,7 +66,7 @@ def facade(package: str, public: bool = True) -> tuple[Callable[[str], Any], Cal
 
     Args:
         package: `__name__` of the package. Imports below its first `if TYPE_CHECKING:` are public; imports below a
-            second one are for the other packages of this project, and are not in `__all__`.
+            second such block are for the other packages of this project, and are not in `__all__`.
         public: whether the first block is public; if False, all exports are for other packages of this project.
 
     Example:

@@ -27,9 +27,9 @@ class Assignment:
     `optax.apply_updates` and any other code that computes `parameter + update` therefore accept it. Other arithmetic
     raises an error: a transform that scales updates belongs inside the wrapped optimizer, not after it.
 
-    An assignment is a pytree, so it passes through `jit` and `vmap`, and `jax.tree.map` reaches its leaf. The leaf
-    holds the bits of the value in a type for which JAX raises TypeError on arithmetic. Code that replaces an assignment
-    by another array, or selects between an assignment and zeros, is not detected.
+    An assignment is a pytree, so it passes through `jit` and `vmap`, and `jax.tree.map` is applied to its leaf. The
+    leaf holds the bits of the value in a type for which JAX raises TypeError on arithmetic. Code that replaces an
+    assignment with another array, or selects between an assignment and zeros, is not detected.
 
     Attributes:
         value: the new parameter.
@@ -86,7 +86,8 @@ def assigns(updates: Tree) -> bool:
 def stepped(
     optimizer: optax.GradientTransformationExtraArgs, gradient: Tree, state: optax.OptState, params: Tree, **extra: Any
 ) -> tuple[Tree, optax.OptState]:
-    """Returns the parameters and the optimizer state after one step; boolean parameters and keys are unchanged."""
+    """Returns the parameters and the optimizer state after one step; boolean parameters and random keys are
+    unchanged."""
 
     def apply(parameter: Any, update: Any) -> Any:
         if parameter is None:
@@ -101,7 +102,7 @@ def stepped(
 
 
 def check_update(state: Any, kind: type, params: Tree) -> None:
-    """Raises ValueError unless `update` received parameters and a state that the same optimizer's `init` made."""
+    """Raises ValueError unless `update` received parameters and a state that the same optimizer's `init` returned."""
     if params is None:
         raise ValueError("no parameters were given; call update(gradient, state, params)")
     if not isinstance(state, kind):
@@ -113,7 +114,7 @@ def check_update(state: Any, kind: type, params: Tree) -> None:
 
 @functools.cache
 def _type(words: int) -> Any:
-    """Returns a key type of `words` 32-bit words that raises an error if it is used in a random draw."""
+    """Returns a key type of `words` 32-bit words; using a key of this type in a random draw raises an error."""
 
     def refuse(*_: Any) -> Any:
         raise TypeError("an Assignment is not a random key")

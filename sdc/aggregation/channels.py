@@ -1,7 +1,8 @@
 """Channels that lose packets: models that determine which packets of a worker arrive.
 
 Each worker sends a stream of packets to every other worker. A channel draws the losses at the sender's end of each
-link, with a key derived from the step and the sender; losses therefore depend only on seed, step and link.
+link, with a key derived from the step and the sender. The losses therefore depend only on the seed, the step and the
+link.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Channel(ABC):
 
     @abstractmethod
     def draw(self, key: PRNGKeyArray, state: Any, sent: Sent) -> tuple[Bool[Array, "workers packets"], Any]:
-        """Draws which packets to each receiver arrive in a step.
+        """Draws the packets to each receiver that arrive in a step.
 
         Args:
             key: random key, different for each step and sender.
@@ -64,7 +65,7 @@ class Independent(Channel):
 
 @dataclasses.dataclass(frozen=True)
 class GilbertElliott(Channel):
-    """Losses in bursts: each link is in a good or a bad state, and may switch between the two at every packet.
+    """Losses in bursts: each link is in a good or a bad state, and may switch to the other state at every packet.
 
     Gilbert, *Capacity of a Burst-Noise Channel* (1960); Elliott (1963). Links start in the good state and keep their
     state between steps.
@@ -90,13 +91,13 @@ class GilbertElliott(Channel):
 
     @property
     def _share(self) -> float:
-        """Long-run share of packets in the bad state."""
+        """Long-run share of packets that are sent in the bad state."""
         return (self.rate - self.good) / (self.bad - self.good) if self.bad > self.good else 0.0
 
     @property
     def into_bad(self) -> float:
-        """Probability per packet of a change from the good to the bad state, which determines the share of time in the
-        latter."""
+        """Probability per packet of a change from the good to the bad state; it determines the share of time in the bad
+        state."""
         return self._share / (1 - self._share) / self.burst if self._share < 1 else 1.0
 
     @property
@@ -123,7 +124,7 @@ class GilbertElliott(Channel):
 
 @dataclasses.dataclass(frozen=True)
 class BadLink(Channel):
-    """One bad link, or all links of one bad worker, among better links."""
+    """Losses on one bad link, or on all links of one bad worker; other links are better."""
 
     rate: float  # probability that a packet is lost on the bad links
     sender: int | None = None  # only links from this worker are bad; None for all

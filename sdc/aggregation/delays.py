@@ -1,7 +1,7 @@
-"""The latency of a micro-batch: random distributions whose mean and variance are known exactly.
+"""Latencies of micro-batches: random distributions whose mean and variance are known exactly.
 
-The theory of DropCompute (`speedup`) requires only the mean and variance of a latency; simulations draw samples. Times
-are in seconds. Samples are drawn with a random key and are reproducible.
+The theory of DropCompute (`speedup`) requires only the mean and the variance of a latency, whereas simulations draw
+samples. Times are in seconds. Samples are drawn with a random key and are reproducible.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NORMAL = NormalDist()
 
 
 class _Written:
-    """The time of a micro-batch, drawn independently for each: mean, variance and samples.
+    """The compute time of a micro-batch, drawn independently for each one, with its mean and variance.
 
     Parameters are above 0 unless stated otherwise. The `repr` of a latency is its text form (see `parse_latency`).
     """
@@ -71,8 +71,8 @@ class Constant(_Written):
 class Normal(_Written):
     """max(0, X) with X ~ N(mu, sigma²): negative draws become 0.
 
-    Mean and variance are those after clipping. Let a = mu/sigma, let phi and Phi be the density and the distribution
-    function of N(0, 1), and let W = max(Z, -a) for Z ~ N(0, 1). Then:
+    The mean and the variance are those of the clipped distribution. Let a = mu/sigma, let phi and Phi be the density
+    and the distribution function of N(0, 1), and let W = max(Z, -a) for Z ~ N(0, 1). Then:
 
         E[W] = phi(a) - a Phi(-a);  E[W²] = Phi(a) - a E[W];  mean = mu + sigma E[W];  variance = sigma² Var[W].
     """
@@ -218,8 +218,8 @@ LATENCIES: Mapping[str, Form] = {model.__name__.lower(): form(model) for model i
 def parse_latency(text: str) -> Latency:
     """Parses a latency, `KIND(key=value, ...)`; see `sdc.text` for the grammar.
 
-    Kinds and keys are the classes of this module and their attributes: `constant(seconds=S)`, `normal(mu=M, sigma=S)`,
-    `lognormal(mean=M, std=S)`, `exponential(mean=M)`, `gamma(mean=M, shape=K)`, `bernoulli(base=B, extra=E,
+    The kinds are the classes of this module, and the keys are their attributes: `constant(seconds=S)`, `normal(mu=M,
+    sigma=S)`, `lognormal(mean=M, std=S)`, `exponential(mean=M)`, `gamma(mean=M, shape=K)`, `bernoulli(base=B, extra=E,
     probability=P)`, `boundedlognormal(base=B)`.
     """
     found: Latency = read_term("latency", text, LATENCIES, example="lognormal(mean=0.1, std=0.05)").value

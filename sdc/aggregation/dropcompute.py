@@ -7,10 +7,11 @@ of two ways, with the same arithmetic:
 - *real* (`Stopwatch`): every process computes on its own devices, and checks its clock between micro-batches
   (algorithm 1);
 - *replayed* (`masked`): the numbers come from simulated latencies (`delays`, `completed_before`) or from the log of a
-  real run, and the program skips the other micro-batches. It is deterministic, and simulates any number of workers.
+  real run, and the program skips the other micro-batches. A replay is deterministic, and can simulate any number of
+  workers.
 
-Both ways run a micro-batch inside the same conditional and accumulate in the same order, so a real run can be replayed
-bit for bit. Dropped samples are repeated before the next epoch starts (`Resampling`, section 4.5).
+Both variants run each micro-batch inside the same conditional and accumulate in the same order, so a real run can be
+replayed bit for bit. Dropped samples are repeated before the next epoch starts (`Resampling`, section 4.5).
 """
 
 import dataclasses
@@ -207,15 +208,15 @@ class SkipEmptyState(NamedTuple):
 
 
 def skip_empty(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Skips and counts the steps in which no worker completed a micro-batch.
+    """Skips the steps in which no worker completed a micro-batch, and counts them.
 
     Args:
-        optimizer: any optax optimizer whose updates are arrays. An optimizer whose updates are assignments must be on
-            the outside: `paft(skip_empty(...), ...)`.
+        optimizer: any optax optimizer whose updates are arrays. An optimizer whose updates are assignments must be the
+            outermost wrapper: `paft(skip_empty(...), ...)`.
 
     Returns:
         An optimizer whose `update` takes `empty`, the same on every worker: if it is true, updates are zero and the
-        optimizer's state is unchanged. `update` raises ValueError if the optimizer assigns.
+        optimizer's state is unchanged. `update` raises ValueError if the updates of the optimizer are assignments.
     """
     inner = optax.with_extra_args_support(optimizer)
 
@@ -252,11 +253,11 @@ class Stopped(NamedTuple):
 class Stopwatch:
     """Runs micro-batches until a time threshold.
 
-    While the micro-batch in flight is expected to end before the threshold (estimated by the mean of completed ones),
-    the next micro-batch is queued behind it, so that the device never waits for the host. Close to the threshold, the
+    If the micro-batch in flight is expected to end before the threshold (judging by the mean time of the completed
+    ones), the next micro-batch is queued behind it, so the device never waits for the host. Close to the threshold, the
     host first waits for the micro-batch to end. At most one micro-batch is therefore in flight at the threshold. A
-    device cannot be interrupted within a program, so that micro-batch counts as completed: its sum is available by the
-    time the all-reduce can start.
+    device cannot be interrupted within a program, so the micro-batch in flight counts as completed: its sum is
+    available by the time the all-reduce can start.
 
     Attributes:
         work: computation on one micro-batch, without collectives; it is compiled once for each shape.
@@ -297,9 +298,10 @@ class Stopwatch:
         Args:
             carry, context: see `masked`.
             batches: micro-batches, in order.
-            delays: simulated idle time before each micro-batch in seconds, cut off at the threshold. None for real
+            delays: simulated idle time in seconds before each micro-batch, cut off at the threshold; None for real
                 hardware.
-            completed: number of micro-batches to complete regardless of the clock, from a log; None to use the clock.
+            completed: number of micro-batches to complete regardless of the clock, as recorded in a log; None to use
+                the clock.
 
         Raises:
             ValueError: a number is negative or not finite, or there are too few delays or micro-batches.
@@ -349,7 +351,7 @@ class Stopwatch:
 
 
 def to_workers(tree: Tree, axis_name: str, mesh: Mesh) -> Tree:
-    """Makes global arrays with a leading axis of workers from each process's own arrays, with one worker per process.
+    """Assembles the arrays of all processes into global arrays with a leading axis of workers, one worker per process.
 
     Args:
         tree: arrays of this process, whose shapes are the same in all processes.
@@ -415,7 +417,7 @@ class Resampling:
         return self._last.copy()
 
     def drop(self, completed: Sequence[int]) -> None:
-        """Records the completed micro-batches of the last step.
+        """Records the number of micro-batches that were completed in the last step.
 
         Args:
             completed: number of micro-batches that each worker completed; the samples of dropped micro-batches are
@@ -434,7 +436,7 @@ class Resampling:
         self._last = None
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position as JSON-serializable data; a step that was drawn counts as done."""
+        """Returns the position as JSON-serializable data; a step that has been drawn counts as completed."""
         return {"epoch": self._epoch, "queue": list(self._queue), "dropped": list(self._dropped)}
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -9,9 +9,9 @@ parameters. Gradients are averaged over the pieces that arrived; parameters that
 
     ghat_j = sum_i s_ij g_i^(j) / sum_i s_ij,    s_ij = 1 if the piece from i to j arrived, s_jj = 1
 
-Each shard is divided into packets in the same way for every receiver. A mask of the packets that a worker *sends* to
-each receiver states which of them arrive (`channels` draws it); receivers obtain the mask from the collective that
-carries the data, at the cost of one number per packet.
+Each shard is divided into packets in the same way for every receiver. A mask, drawn by `channels`, marks which of the
+packets that a worker *sends* to each receiver arrive. Receivers obtain the mask from the collective that carries the
+data, at the cost of one number per packet.
 """
 
 import dataclasses
@@ -114,11 +114,11 @@ def lossy_psum_scatter(
         axis_name: the axis of the workers, bound.
         arrived: mask of the packets from this worker that arrive at each receiver; packets to itself always arrive. A
             shard is divided into as many packets as there are columns, of equal length except for the last.
-        previous: values to use for packets of which no summand arrived, or only summands of weight 0.
+        previous: values to use for packets for which no summand arrived, or only summands of weight 0.
         weight: w_i of this worker, such as its completed micro-batches (default: 1).
 
     Returns:
-        This worker's shard of the mean, and for each of its packets the sum of the weights that arrived.
+        This worker's shard of the mean, and the sum of the weights that arrived for each packet of the shard.
 
     Raises:
         ValueError: the axis is not bound or has fewer than two workers, or shapes do not fit.
@@ -138,7 +138,7 @@ def lossy_all_gather(
     *,
     stale: Float[Array, "workers shard"],
 ) -> tuple[Float[Array, "workers shard"], Bool[Array, "workers packets"]]:
-    """All-gathers shards; where packets were lost, copies keep their stale values.
+    """All-gathers shards; parts of the copies whose packets were lost keep their stale values.
 
     Args:
         shard: this worker's shard.
@@ -225,8 +225,8 @@ def check_gradient(gradient: Tree, params: Tree, axis_name: str) -> None:
         if checked and axis_name not in jax.typeof(leaf).manual_axis_type.varying:
             raise ValueError(
                 f"gradient{name} is the same on all workers, since shard_map checks types and has already summed it "
-                f"over {axis_name!r}: no packets are left to lose; give each worker a row of the parameters (in_specs="
-                f"P({axis_name!r})), or pass check_vma=False, and take no mean"
+                f"over {axis_name!r}, so no packet can be lost; give each worker a row of the parameters (in_specs="
+                f"P({axis_name!r})), or pass check_vma=False, and do not average"
             )
 
 
@@ -246,7 +246,7 @@ def _layout(x: Float[Array, "workers shard"], axis_name: str, arrived: Bool[Arra
     if layout.packets != arrived.shape[1]:
         raise ValueError(
             f"{arrived.shape[1]} packets: a shard of {x.shape[1]} elements needs {layout.packets} of {layout.packet}; "
-            "give that number of columns"
+            "give one column for each packet"
         )
     return layout
 
@@ -324,7 +324,7 @@ def measured_losses(
     copies: Sequence[Float[Array, "workers _"]],
     owners: Sequence[Float[Array, "workers _"]],
 ) -> LossyReport:
-    """Returns the losses of a step and the drift of the copies, as a report whose `norm` is 0."""
+    """Returns a report of the losses of a step and of the drift of the copies; its `norm` is 0."""
     others = ~own_packets(layout, axis_name)
     # Using all elements would take another pass over all parameters.
     pairs = [(copy, owner, -(-copy.shape[1] // SAMPLE)) for copy, owner in zip(copies, owners, strict=True)]
@@ -389,8 +389,9 @@ def lossy_zero2(
     `update` takes this worker's own gradient, before any all-reduce, and its own copy of the parameters; `init` and
     `update` run under the worker axis. Each leaf is flattened, padded with zeros to a multiple of the number of
     workers, and divided into shards; the optimizer sees flat shards in the structure of the parameters. The optimizer
-    must therefore work element by element, as SGD, momentum and Adam do; one that uses the shape of a leaf (Adafactor's
-    factored moments) or the whole leaf (a norm) would use those of a shard instead.
+    must therefore work element by element, as SGD, momentum and Adam do. An optimizer that depends on the shape of a
+    leaf (Adafactor's factored moments) or on the whole leaf (a norm) would use the shape or the elements of a shard
+    instead.
 
     Args:
         optimizer: any optax optimizer; its state lives on shards.
@@ -401,11 +402,12 @@ def lossy_zero2(
         seed: seed of all random draws.
         reliable: share of the packets to each receiver that are sent reliably: those with the largest norm of the
             gradient, or of the change of the parameters.
-        parity: number of data packets per XOR parity packet. A group that lost one data packet, but not the parity
-            packet, recovers the former bit for bit; traffic grows by 1/parity. None for no parity.
-        tighten: loss rates are multiplied by (||ghat|| / the largest ||ghat|| so far)^tighten, where ghat is the
-            aggregated gradient of the previous step, if it is finite, so that links improve as training converges. 0
-            for constant rates.
+        parity: number of data packets per XOR parity packet. If a group lost one data packet, but not its parity
+            packet, the data packet is recovered bit for bit. Traffic grows by a factor of 1 + 1/parity. None for no
+            parity.
+        tighten: exponent by which links improve as training converges: loss rates are multiplied by (||ghat|| / the
+            largest ||ghat|| so far)^tighten, where ghat is the aggregated gradient of the previous step, if it is
+            finite. 0 for constant rates.
 
     Returns:
         An optimizer with `LossyState`, whose `update` takes `weight`, the weight of this worker's gradient in the mean,
@@ -421,7 +423,7 @@ def lossy_zero2(
     check_axis("axis_name", axis_name)
     check_probability("reliable", reliable)
     if reliable and packet is None:
-        raise ValueError(f"reliable={reliable}: with one packet per link, all would be reliable; give packet too")
+        raise ValueError(f"reliable={reliable}: with one packet per link, all packets are reliable; give packet too")
     check_some("parity", parity, "packets")
     if not 0 <= tighten < math.inf:
         raise ValueError(f"tighten={tighten}: expected an exponent of at least 0")

@@ -1,8 +1,9 @@
 """Settings and text form of the aggregation methods (see `sdc.text` for the grammar).
 
 A specification joins methods with `+`: `noise(sigma=0.01) + paft(max_period=50)`, or as shorthand
-`noise,sigma=0.01+paft,max_period=50`. The settings of each method are the fields of its class below and keywords of the
-function that implements the method. This module does not import JAX, so an invalid specification is rejected at once.
+`noise,sigma=0.01+paft,max_period=50`. The settings of each method are the fields of its class below, and also keywords
+of the function that implements the method. This module does not import JAX, so an invalid specification is rejected
+without delay.
 """
 
 import dataclasses
@@ -45,7 +46,7 @@ class Noise(_Method):
 
     @property
     def silent(self) -> bool:
-        """Whether all steps are known to have no noise."""
+        """Whether it is known at trace time that no step has noise."""
         degrees = (self.sigma,) if self.burst_period is None else (self.sigma, self.burst_sigma)
         return all(_known(degree) and not degree for degree in degrees)
 
@@ -121,13 +122,13 @@ class Lossy(_Method):
         self.channels()
 
     def channels(self) -> tuple[Channel, Channel]:
-        """Returns the channels of gradients and of parameters; raises ValueError if settings exclude each other."""
+        """Returns the channels of gradients and of parameters; raises ValueError if settings are mutually exclusive."""
         for name, given in (("p", self.p), ("p_grad", self.p_grad), ("p_param", self.p_param)):
             if given is not None:
                 check_probability(name, given)
         one_link = self.sender is not None or self.receiver is not None
         if one_link and self.burst is not None:
-            raise ValueError("burst and sender or receiver exclude each other; give one of them")
+            raise ValueError("burst cannot be combined with sender or receiver; give only one of them")
 
         def channel(rate: float) -> Channel:
             if one_link:
@@ -158,7 +159,7 @@ class Aggregation:
 
     @property
     def lossy(self) -> Lossy | None:
-        """Settings of lossy links; None without lossy links."""
+        """Settings of lossy links; None if no links are lossy."""
         return self.method if isinstance(self.method, Lossy) else None
 
     @property
@@ -207,7 +208,7 @@ class Aggregation:
             raise self.no_clock(data)
 
     def no_clock(self, data: int) -> SettingError:
-        """Returns the error for processes and ranks that do not fit a real clock."""
+        """Returns the error for processes and ranks that cannot use a real clock."""
         return SettingError(
             "aggregate",
             str(self),

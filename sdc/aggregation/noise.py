@@ -50,20 +50,20 @@ def gradient_noise(
 
     Args:
         axis_name: the axis of the workers, bound.
-        sigma: standard deviation of the noise on each element. Both `sigma` and `burst_sigma` may be traced, so that
-            one program serves every degree of noise; traced values are not checked.
+        sigma: standard deviation of the noise on each element. Both `sigma` and `burst_sigma` may be traced, so one
+            program serves every degree of noise; traced values are not checked.
         seed: seed of all random draws.
         workers: indices of the workers with errors (default: all).
         burst_period: number of steps from one burst to the next; None for no bursts. In a burst, the noise has the
             standard deviation `burst_sigma`. The first burst is in step `burst_period - 1`, counted from 0.
         burst_sigma: standard deviation of a burst.
         faults: corrupted bits and faulty links, in the language of `sdc.faults`. Gradients are probes named
-            `gradient/...`. A fault without a worker (`at`) strikes each of `workers`; a link that corrupts one lane is
-            a fault with a `Stride` pattern.
+            `gradient/...`. A fault for which `at` gives no worker strikes each of `workers`. A link that corrupts one
+            lane is a fault with a `Stride` pattern.
         shard_axes: mesh axes over which the gradients of one worker are sharded; their ranks draw independently.
 
     Returns:
-        A transform with `NoiseState`. Steps whose noise is 0 leave gradients bitwise unchanged; leaves that are not
+        A transform with `NoiseState`. Steps without noise leave the gradients bitwise unchanged; leaves that are not
         real floats receive no noise.
 
     Raises:

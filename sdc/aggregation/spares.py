@@ -1,16 +1,16 @@
-"""The shadow replica: a spare data-parallel rank recomputes the gradients of others, and digests are compared.
+"""The shadow replica: a spare data-parallel rank recomputes the gradients of other ranks, and digests are compared.
 
 N of N + 1 ranks work, each on its own rows; at every step, the spare rank recomputes the gradients of another rank from
 that rank's rows (proposed in Ma et al. 2025, arXiv:2502.12340, section 7.2). Since parameters are equal on all ranks,
-any difference is corruption. The cost is 1 / (N + 1) of the machines. At every step, 64-bit digests and rows are
-exchanged; gradients are exchanged only if digests differ.
+any difference is corruption. The method occupies 1 / (N + 1) of the machines. At every step, ranks exchange 64-bit
+digests and rows of the batch; they exchange gradients only if digests differ.
 
-The role of spare rotates too: over ranks * (ranks - 1) steps, every rank is watched by every other, and every step
-checks two ranks. If a working rank has the role of the spare, a *home spare* (one of the last ranks of the axis, for
-which the data loader has no rows) works on its rows. After a difference between ranks r and s, three follow-up steps
-compare the same pair again, then r with a third rank q, then q with s. A rank that stays wrong differs in two of the
-three pairs, which identifies it. With at least two spares, a majority identifies wrong ranks in the same step and
-provides the mean.
+The role of the spare also rotates: over ranks * (ranks - 1) steps, every rank is checked by every other, and every step
+checks two ranks. While a working rank has the role of the spare, a *home spare* (one of the last ranks of the axis, for
+which the data loader has no rows) works on the rows of that rank. After a difference between ranks r and s, three
+follow-up steps compare r with s again, r with a third rank q, and q with s. A rank that stays wrong differs in two of
+the three pairs, which identifies it. With at least two spares, a majority vote identifies wrong ranks in the same step
+and provides the mean.
 """
 
 import functools
@@ -82,7 +82,7 @@ def shadow(
     """Transforms a rank's gradient computation into that of a data-parallel group with spare ranks.
 
     Call the result where `axis_name` is bound: under `shard_map` with `check_vma=False`, `pmap` or `vmap`. If
-    parameters are sharded over further axes, bind these too.
+    parameters are sharded over further axes, bind these axes too.
 
     Args:
         gradient_fn: `(params, batch) -> pytree of floats`, for instance `jax.value_and_grad(loss)`. It uses no
@@ -96,8 +96,8 @@ def shadow(
         and a `ShadowReport`, all equal on every rank; `params` must be equal too.
 
     Raises:
-        ValueError: the axis is not bound or too small, the state has another size, `gradient_fn` uses collectives over
-            the axis or returns anything but floats, or `shard_map` checks types.
+        ValueError: the axis is not bound or too small, the state is for another number of ranks, `gradient_fn` uses
+            collectives over the axis or returns anything but floats, or `shard_map` checks types.
     """
     check_axis("axis_name", axis_name)
     if spares < 1:
@@ -148,7 +148,8 @@ def shadow(
 
 
 def _groups(state: ShadowState, ranks: int, spares: int) -> tuple[Int32[Array, "group"], Int32[Array, "group"]]:
-    """Returns two groups of a watched rank and its spares: that of the regular round, and that of the current phase."""
+    """Returns two groups, each a checked rank with its spares: the group of the regular round and the group of the
+    current phase."""
     watched, offset = state.turn % ranks, 1 + state.turn // ranks
     regular = jnp.stack([watched, *((watched + offset + i) % ranks for i in range(spares))])
     if spares > 1:
@@ -187,15 +188,15 @@ def alone(gradient_fn: Callable[[Any, Any], Tree], axis_name: str) -> Callable[[
         names = params.get("axes", params.get("axis_name"))
         if axis_name in (names if isinstance(names, tuple) else (names,)):
             raise ValueError(
-                f"gradient_fn uses {primitive} over {axis_name!r}, which makes its ranks equal, so a comparison finds "
-                "nothing; return this rank's own values, which are averaged afterwards"
+                f"gradient_fn uses {primitive} over {axis_name!r}, which makes its ranks equal, so no comparison finds "
+                "a difference; return this rank's own values, which are averaged afterwards"
             )
 
     return substitute(gradient_fn, collectives, look)
 
 
 def _measured(leaves: Values, group: Int32[Array, "group"], differed: Bool[Array, ""], axis_name: str) -> Difference:
-    """Measures the difference of the spares from the watched rank; exchanges tensors only if they differ."""
+    """Measures how far the spares differ from the checked rank; exchanges tensors only if digests differ."""
     others, spares = _other_axes(axis_name), len(group) - 1
     devices = math.prod(bound_axes()[axis] for axis in others)
 
@@ -225,8 +226,7 @@ def _book(
 ) -> tuple[ShadowState, Bool[Array, "ranks"]]:
     """Counts comparisons, and identifies the wrong rank if possible.
 
-    Returns the state of the next step, in which a difference is followed up before the round continues, and the wrong
-    ranks.
+    Returns the wrong ranks, and the state of the next step; a difference is followed up before the round continues.
     """
     ranks, spares, differed = len(state.blamed), len(group) - 1, jnp.any(differs)
     first, second = np.triu_indices(len(group), 1)
@@ -292,8 +292,8 @@ class ShadowVerdict(NamedTuple):
         undecided: pairs of ranks that differed, neither of which is a suspect; one rank of each pair was wrong.
         comparisons: number of compared pairs of ranks.
         differences: comparisons that found a difference.
-        repeated: re-checks of a difference that differed again.
-        shares: share of each rank's comparisons that differed; NaN for a rank without comparisons.
+        repeated: re-checks that found a difference again.
+        shares: share of each rank's comparisons that found a difference; NaN for a rank without comparisons.
         reason: the reason for the verdict, in one sentence.
     """
 
@@ -311,7 +311,7 @@ def judge(state: ShadowState) -> ShadowVerdict:
     """Determines from a state which ranks were wrong, on the host.
 
     Suspects are the ranks that a follow-up or a majority found wrong, and ranks with significantly many undecided
-    differences: a rank that is only occasionally wrong is usually correct again in the follow-up.
+    differences, because a rank that is wrong only occasionally is usually correct again in the follow-up.
 
     Raises:
         ValueError: the arrays have leading axes of devices or steps.
@@ -328,7 +328,7 @@ def judge(state: ShadowState) -> ShadowVerdict:
         shares = (differed.sum(0) + differed.sum(1)) / per_rank
 
     def unexplained(wrong: np.ndarray) -> np.ndarray:
-        """Returns differences that no rank known to be wrong explains."""
+        """Returns the differences that the ranks known to be wrong do not explain."""
         return np.where(wrong[:, None] | wrong[None, :], 0, open_)
 
     blamed = np.asarray(state.blamed) > 0

@@ -1,9 +1,9 @@
 """The gain from a compute threshold: the effective speedup of DropCompute, from measured latencies.
 
 A worker sums the gradients of its M micro-batches until its compute time exceeds a threshold tau, then joins the
-all-reduce with its partial sum (Giladi et al., DropCompute, NeurIPS 2023; equation numbers are from there). Times are
-in seconds, in double precision. Sums have a fixed order, so workers with the same measured times choose bitwise the
-same threshold.
+all-reduce with its partial sum (Giladi et al., DropCompute, NeurIPS 2023; equation numbers are those of the paper).
+Times are in seconds, in double precision. Sums are computed in a fixed order, so workers with the same measured times
+choose bitwise the same threshold.
 """
 
 import bisect
@@ -42,7 +42,7 @@ def mean_completed(latencies: Float[np.ndarray, "*batch micro_batches"], thresho
 
 
 def drop_rate(latencies: Float[np.ndarray, "*batch micro_batches"], threshold: float) -> float:
-    """Returns the share of dropped micro-batches: 1 - Mdone/M. Arguments are those of `completed`."""
+    """Returns the share of dropped micro-batches: 1 - Mdone/M. The arguments are those of `completed`."""
     return 1 - mean_completed(latencies, threshold) / np.shape(latencies)[-1]
 
 
@@ -56,8 +56,8 @@ def effective_speedup(
         S_i(tau) = Mdone_i(tau) (T_i + Tc_i) / (M (min(tau, T_i) + Tc_i))
 
     T_i is the compute time of the slowest worker, Tc_i is the serial time, and Mdone_i is the mean number of
-    micro-batches that a worker completes. Dropped micro-batches count as lost time: the speedup compares times for
-    equal numbers of samples, not of steps.
+    micro-batches that a worker completes. Dropped micro-batches count as lost time, because the speedup compares times
+    for equal numbers of samples, not of steps.
     """
     _check_threshold(threshold)
     cumulative, longest, serial = _measured(latencies, serial)
@@ -73,7 +73,7 @@ def select_threshold(
     *,
     minimum_completed: float = 0.5,
 ) -> Choice:
-    """Returns the threshold with the largest effective speedup: algorithm 2, over all thresholds instead of a grid.
+    """Returns the threshold with the largest effective speedup, by algorithm 2 with all thresholds instead of a grid.
 
     S(tau) jumps up just above each T_n^(m) and decreases in between, so its maximum is at the first float above some
     T_n^(m), or at infinity. The search is a branch and bound over these thresholds, in increasing order. The speedup of
@@ -84,8 +84,8 @@ def select_threshold(
     This also holds in floating point, whose operations are monotonic. Among thresholds whose speedups are equal within
     a relative 1e-12, the largest is selected, since it drops the fewest micro-batches.
 
-    `minimum_completed` is the minimum mean share of completed micro-batches: without serial time, tiny thresholds
-    can have a large speedup but drop most samples, which assumption C.3, tau > M mu/2, excludes in theory.
+    `minimum_completed` is the minimum mean share of completed micro-batches: without serial time, tiny thresholds can
+    have a large speedup but drop most samples, a case that the paper's assumption C.3, tau > M mu/2, excludes.
     """
     if not 0 <= minimum_completed <= 1:
         raise ValueError(f"minimum_completed={minimum_completed}: expected a share of the micro-batches, 0 to 1")
@@ -153,7 +153,7 @@ def extra_steps(steps: int, completed: float, micro_batches: int) -> int:
 
 
 def larger_batch(batch: int, completed: float, micro_batches: int) -> int:
-    """Returns the batch size that leaves `batch` samples after drops: batch M/Mdone, rounded up (section 4.5)."""
+    """Returns the batch size of which `batch` samples remain after drops: batch M/Mdone, rounded up (section 4.5)."""
     _check_completed(completed, micro_batches)
     if batch < 1:
         raise ValueError(f"batch={batch}: expected at least one sample")

@@ -1,14 +1,14 @@
 """Resynchronization of replicas: their mean, and PAFT, which periodically sets all replicas to the mean.
 
-Capturing and Mitigating Gradient Aggregation Errors for Fault-Tolerant Distributed Training, algorithms 1 and 2. Both
-algorithms wrap any optax optimizer after the all-reduce of the gradients. Their updates are assignments (see
-`assignment`), so replicas are bitwise equal after a synchronization.
+The module implements algorithms 1 and 2 of *Capturing and Mitigating Gradient Aggregation Errors for Fault-Tolerant
+Distributed Training*. Both algorithms wrap any optax optimizer, which runs after the all-reduce of the gradients. Their
+updates are assignments (see `assignment`), so replicas are bitwise equal after a synchronization.
 
-The mean is computed by one all-reduce, or by two exchanges that a compiler can overlap with matrix products. Compilers
-for TPUs always make an all-reduce blocking, but make an exchange of parts (`all_to_all`) asynchronous. On TPUs, each
-worker therefore receives its part of all replicas, averages it, and sends the mean to all workers. The traffic is that
-of a ring all-reduce (Patarasu and Yuan, *Bandwidth optimal all-reduce algorithms*, 2009, section 3) in the type of the
-parameters, whereas partial sums would need a wider type.
+The mean is computed by one all-reduce, or by two exchanges that a compiler can overlap with matrix products. On TPUs,
+the compiler always makes an all-reduce blocking, but makes an exchange of parts (`all_to_all`) asynchronous. There,
+each worker therefore receives its part of all replicas, averages these parts, and sends the mean to all workers. The
+traffic is that of a ring all-reduce (Patarasu and Yuan, *Bandwidth optimal all-reduce algorithms*, 2009, section 3) in
+the type of the parameters; exchanging partial sums would need a wider type.
 """
 
 import functools
@@ -58,7 +58,7 @@ class PaftSyncState(NamedTuple):
 
 
 class PaftState(NamedTuple):
-    """State of `paft`, which includes the schedule; the schedule is the same on every worker."""
+    """State of `paft`, including the schedule, which is the same on every worker."""
 
     inner: optax.OptState
     step: Int32[Array, ""]
@@ -140,8 +140,8 @@ def paft(
         theta_{t+2} = mean(theta_{t+1}) - eta g~_{t+1}^m
 
     The gradient g~_{t+1} belongs to theta_{t+1}^m: the average is independent of the forward and backward passes of
-    step t + 1, so both can run at the same time. If the optimizer's update contains the branch (`lax.cond`), XLA runs
-    the average before or after these passes. To overlap them, branch around the whole step::
+    step t + 1, so both can run at the same time. If the optimizer's update contains the branch (`lax.cond`), XLA
+    computes the average before or after these passes. To overlap them, branch around the whole step::
 
         def step(params, state, batch, *, synchronize):
             gradient = jax.lax.pmean(jax.grad(loss)(params, batch), "data")
@@ -150,7 +150,7 @@ def paft(
 
         step = overlapped(step)  # (params, state, batch) -> (params, state)
 
-    The paper uses the norm of the worker's own gradient in H; an optimizer receives only the aggregated gradient g~,
+    In H, the paper uses the norm of the worker's own gradient; this optimizer receives only the aggregated gradient g~,
     and uses its norm.
 
     Args:
@@ -158,8 +158,8 @@ def paft(
         initial_period: H of the first synchronization, which starts after step `initial_period - 1`.
         min_period: smallest H; 1 averages at every step.
         max_period: largest H, also used if replicas are equal (sigma_est = 0 on all workers).
-        replica_axes: see `paft_sync`; both norms are computed over these axes. Otherwise, the shards of a replica would
-            follow different schedules.
+        replica_axes: see `paft_sync`; both norms are computed over these axes, because the shards of a replica would
+            otherwise follow different schedules.
 
     Returns:
         An optimizer with `PaftState`, whose `update` takes `synchronize`: None (follow the schedule), or the caller's
@@ -219,7 +219,8 @@ def paft(
 
 
 def synchronizes(tree: Tree) -> Bool[Array, ""]:
-    """Returns whether the next step of `paft` uses an average, given the state of `paft` or a tree that contains it.
+    """Returns whether the next step of `paft` uses an average, given the state of `paft` or a tree that contains this
+    state.
 
     Raises:
         ValueError: the tree does not contain exactly one `PaftState`.
@@ -269,7 +270,7 @@ def _averaged(
 
 
 def _either(now: bool | Bool[Array, ""], yes: Callable[..., Any], no: Callable[..., Any], *args: Any) -> Any:
-    """Runs `yes` or `no`, according to the caller or the schedule."""
+    """Runs `yes` or `no`, as the caller or the schedule decides."""
     if isinstance(now, bool):
         return (yes if now else no)(*args)
     # `shard_map`'s type checker considers an average equal on every worker, but kept values varying.
@@ -313,7 +314,7 @@ _OPTIONS: dict[str, dict[str, bool]] = {"tpu": {"xla_tpu_enable_async_all_to_all
 
 
 def overlap_options(platform: str | None = None) -> dict[str, bool]:
-    """Returns compiler options with which the average of `overlapped` overlaps matrix products.
+    """Returns compiler options that allow the average of `overlapped` to overlap matrix products.
 
     Args:
         platform: `cpu`, `gpu` or `tpu` (default: that of the devices in use).
@@ -349,7 +350,7 @@ def _reduced(leaf: Any, axis_name: str) -> Num[Array, "*shape"]:
 
 
 def _mean(x: Num[Array, "*shape"], axis_name: str) -> Num[Array, "*shape"]:
-    """Averages by an all-reduce in float32 or wider, or by two exchanges that the compiler can overlap, with a rounding
+    """Averages with one all-reduce in float32 or wider, or with two exchanges that the compiler can overlap, rounding
     between them."""
     workers, devices, wide = axis_size(axis_name, "worker"), compiled_for(), at_least_float32(x.dtype)
     axis = next((axis for axis, side in enumerate(x.shape) if side and side % workers == 0), None)

@@ -2,7 +2,7 @@
 
 The methods of this package run under a bound axis of workers. A step whose model is sharded over axes such as `fsdp`
 and `tensor`, with `NamedSharding`s, has no such axis. This module makes only the data axis manual (a partially manual
-`shard_map`): each of its ranks is a worker with a replica of the model and of the optimizer's state, and within a
+`shard_map`): each rank on the data axis is a worker with a replica of the model and of the optimizer's state. Within a
 worker, XLA shards over the other axes as before.
 
 A `Combining` defines how the workers' gradients become the gradient that each worker passes to its optimizer.
@@ -67,8 +67,8 @@ class Combining(Protocol):
 
 
 def _mean(x: Array, axis_name: str) -> Array:
-    """Averages in float32 or wider, since XLA's CPU backend cannot sum narrower types over a manual axis next to
-    automatic ones."""
+    """Averages in float32 or wider, since XLA's CPU backend cannot sum narrower types over a manual axis if other axes
+    are automatic."""
     return lax.pmean(x.astype(at_least_float32(x.dtype)), axis_name).astype(x.dtype)
 
 
@@ -95,8 +95,8 @@ class Dropped(Combining):
     """DropCompute: the sum of the micro-batches that workers completed. Batches are `(rows, completed)`.
 
     `completed`, int32[workers], is the number of micro-batches that each worker completes (`completed_before`); values
-    are clipped to the valid range. The optimizer receives the flag `empty`, by which `skip_empty` skips steps without a
-    completed micro-batch.
+    are clipped to the valid range. The optimizer receives the flag `empty`, with which `skip_empty` skips steps without
+    a completed micro-batch.
 
     On a mesh with further axes, no time is saved: all workers compute every micro-batch, and the sum omits those that
     were not completed.
@@ -112,7 +112,7 @@ class Dropped(Combining):
 
     def combine(self, gradient: Gradient, axis_name: str, params: Tree, batch: Tree, state: Tree) -> WorkerGradient:
         if not isinstance(batch, tuple) or len(batch) != 2:
-            raise ValueError("expected a batch (rows, completed), completed being int32[workers]")
+            raise ValueError("expected a batch (rows, completed), where completed is int32[workers]")
         rows, own = batch
         if not isinstance(own, jax.Array) or own.shape != (1,) or not jnp.issubdtype(own.dtype, jnp.integer):
             raise ValueError(
@@ -147,8 +147,8 @@ class Dropped(Combining):
     def gather(
         self, total: Sum, axis_name: str, completed: Int32[Array, ""], params: Tree, *, own: bool = False
     ) -> WorkerGradient:
-        """Completes one worker's part of a step from its accumulated sums; with `own`, returns its own mean and weight,
-        for `lossy_zero2`."""
+        """Completes one worker's part of a step from its accumulated sums; with `own`, returns the worker's own mean
+        and weight, for `lossy_zero2`."""
         found = combine(
             total, axis_name, completed, self.micro_batches, correction=self.correction, drop_rate=self.drop_rate
         )
@@ -194,8 +194,8 @@ class DataParallel(NamedTuple):
     Attributes:
         init: `(params) -> Workers`: all workers start with the same parameters and their sharding.
         step: `(workers, batch) -> (workers, report)`: jit it, and donate the first argument.
-        place: `(batch) -> batch`: shards the rows of a batch over the workers; the first axis of each leaf has the rows
-            of all workers.
+        place: `(batch) -> batch`: shards the rows of a batch over the workers; the first axis of each leaf holds the
+            rows of all workers.
         mesh: the mesh of all arrays, with automatic axes.
     """
 
@@ -216,9 +216,10 @@ def data_parallel(
     """Returns the functions of data-parallel training by any method of this package, for a model that XLA shards.
 
     Args:
-        gradient: see `Gradient`; it receives the rows of one worker, and does not depend on the worker.
-        optimizer: any optax optimizer, and those of this package (`paft`, `lossy_zero2`, `gradient_noise` in a chain),
-            whose axis is `axis_name`.
+        gradient: see `Gradient`; the function receives the rows of one worker, and must not depend on which worker it
+            is.
+        optimizer: any optax optimizer, including those of this package (`paft`, `lossy_zero2`, `gradient_noise` in a
+            chain) with `axis_name` as their axis.
         mesh: the mesh; axes of type Explicit count as automatic ones here.
         axis_name: the axis of the workers in the mesh.
         combining: way to combine the workers' gradients: `Mean()` (default), `Own()` for `lossy_zero2`, `Dropped(...)`
@@ -297,7 +298,7 @@ def data_parallel(
             raise ValueError(
                 "lossy_zero2 reduces the workers' gradients itself; give combining=Own()"
                 if lossy
-                else "combining=Own() gives every worker its own gradient, which only lossy_zero2 reduces; leave it out"
+                else "combining=Own() gives every worker its own gradient, which only lossy_zero2 reduces; omit combining"
             )
         specs = tuple(P(axis_name, *spec) for spec in _specs(shapes, params, mesh, others))
         placed = jax.tree.unflatten(jax.tree.structure(shapes), [NamedSharding(mesh, spec) for spec in specs])
@@ -355,8 +356,7 @@ def _spec(leaf: Any, mesh: Mesh) -> P:
 
 
 def _specs(shapes: Any, params: Tree, mesh: Mesh, others: Sequence[str]) -> list[P]:
-    """Returns the partition of a worker's state: each leaf is sharded as the parameter to which it belongs by path and
-    shape.
+    """Returns the partition of a worker's state: each leaf is sharded as the parameter whose path and shape it has.
 
     Flat leaves, such as the shards of ZeRO, are sharded over all other axes if their sizes are divisible.
     """
@@ -393,7 +393,7 @@ def around(
     replica_axes: Sequence[str] = (),
     channels: tuple[Recorded, Recorded] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Wraps an optimizer as a specification requires; `channels` replay the losses of a run."""
+    """Wraps an optimizer as a specification requires; `channels`, if given, replay the losses of a run."""
     inner = optax.with_extra_args_support(optimizer) if aggregation.dropcompute is None else skip_empty(optimizer)
     method = aggregation.method
     if isinstance(method, PaftSync):

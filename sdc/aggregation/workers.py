@@ -16,7 +16,7 @@ def count_workers(axis_name: str) -> int:
 
 
 def sums_by_itself(axis_name: str) -> bool:
-    """Returns whether `shard_map` checks types, and so sums derivatives over this axis."""
+    """Returns whether `shard_map` checks types, and therefore sums derivatives over this axis."""
     return axis_name in jax.typeof(lax.axis_index(axis_name)).manual_axis_type.varying
 
 
@@ -45,7 +45,7 @@ def check_probability(name: str, value: float, alternative: str = "") -> None:
 
 
 def check_some(name: str, value: int | None, of: str) -> None:
-    """Raises ValueError unless a count is at least 1 or None."""
+    """Raises ValueError unless a count is None or at least 1."""
     if value is not None and value < 1:
         raise ValueError(f"{name}={value}: expected at least 1, a number of {of}")
 
