@@ -298,7 +298,7 @@ def data_parallel(
             raise ValueError(
                 "lossy_zero2 reduces the workers' gradients itself; give combining=Own()"
                 if lossy
-                else "combining=Own() gives every worker its own gradient, which only lossy_zero2 reduces; omit combining"
+                else "combining=Own() gives every worker its own gradient, which only lossy_zero2 reduces; omit it"
             )
         specs = tuple(P(axis_name, *spec) for spec in _specs(shapes, params, mesh, others))
         placed = jax.tree.unflatten(jax.tree.structure(shapes), [NamedSharding(mesh, spec) for spec in specs])
