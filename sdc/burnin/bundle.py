@@ -1,6 +1,6 @@
 """The bundle for the vendor: `bundle.tar.gz`, with evidence, environment, and a standalone program that shows faults.
 
-manifest.json      contents, checksums, the cases
+manifest.json      contents, checksums, the cases; sealed by a checksum of its own
 result.json        the result; its findings hold the differing elements
 events.jsonl       the log of the burn-in
 environment.json   versions, flags, devices
@@ -67,9 +67,9 @@ def write_bundle(
         _case(known[name], finding, kept.get(name, Kept(finding, None, None)), programs, files)
         for name, finding in list(first.items())[:CASES]
     ]
-    manifest = {
+    manifest: dict[str, Any] = {
         "format": "jax-sdc bundle",
-        "schema": 1,
+        "schema": 2,
         "id": result.id,
         "host": result.host,
         "simulated": result.simulated,
@@ -81,6 +81,8 @@ def write_bundle(
         "cases": cases,
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())},
     }
+    manifest = to_json(manifest)
+    manifest["seal"] = reproduce.seal(manifest)
     plain = io.BytesIO()
     with tarfile.open(
         fileobj=plain, mode="w"

@@ -4,10 +4,12 @@
 
 A case is a program, compiled from the text in the bundle, with its inputs. Each case runs on every device of this host,
 and its output bits are compared with the right bits or, if these are unknown, with those of the other runs.
-Exit codes: 0 every run produced the right bits, 1 some runs did not, 3 no comparison was possible.
+Exit codes: 0 every run produced the right bits, 1 some runs did not, 2 wrong arguments, 3 no comparison was possible.
+Exit code 1 always follows a comparison: an error of this program, of JAX or of the bundle is 3.
 """
 
 import argparse
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -17,7 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError as error:  # by default, Python would exit with 1
+    print(f"NumPy cannot be imported ({error}); install the packages in requirements.txt")
+    sys.exit(3)
 
 FLAGS = ("XLA_FLAGS", "NPROC", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64", "JAX_DEFAULT_PRNG_IMPL")
 SHOWN = 8  # maximum number of differing elements printed for each output
@@ -28,14 +34,37 @@ def main(arguments: list[str], folder: Path) -> int:
     parser.add_argument("case", nargs="*", help="names of cases; by default all")
     parser.add_argument("--runs", type=int, default=10, help="runs on each device")
     options = parser.parse_args(arguments)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for name, checksum in manifest["files"].items():
-        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != checksum:
-            print(f"{name} is damaged: its checksum does not match; unpack the bundle again")
-            return 3
-    unknown = set(options.case) - {case["name"] for case in manifest["cases"]}
-    if unknown or options.runs < 1:
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        return reproduce(options.case, options.runs, folder)
+    except Exception as error:
+        with contextlib.suppress(OSError):  # nobody reads the output
+            print(f"no comparison was possible ({type(error).__name__}: {error})")
+        return 3
+
+
+def reproduce(names: list[str], runs: int, folder: Path) -> int:
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        checksum = manifest.pop("seal")
+        damaged = [] if seal(manifest) == checksum else ["manifest.json"]
+        damaged += [
+            name
+            for name, checksum in manifest["files"].items()
+            if hashlib.sha256((folder / name).read_bytes()).hexdigest() != checksum
+        ]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        damaged = [f"manifest.json or one of its files ({type(error).__name__}: {error})"]
+    if damaged:
+        print(f"{damaged[0]} is damaged: its checksum does not match; unpack the bundle again")
+        return 3
+    cases = manifest["cases"]
+    unknown = set(names) - {case["name"] for case in cases}
+    if unknown or runs < 1:
         print(f"no such case: {', '.join(sorted(unknown))}" if unknown else "--runs: expected at least 1")
+        return 3
+    if manifest["devices"] < 1 or any(case["program"] is not None and case["outputs"] < 1 for case in cases):
+        print("manifest.json lists no device, or a program without outputs: there is nothing to compare")
         return 3
     # Environment variables determine which bits are right; they must be set before JAX starts.
     os.environ.update({name: manifest["variables"][name] for name in FLAGS if manifest["variables"].get(name)})
@@ -52,11 +81,23 @@ def main(arguments: list[str], folder: Path) -> int:
             print(f"{name} is {here} here and was {there} there: the right bits may differ")
     if manifest["simulated"]:
         print("SIMULATION: the fault was simulated; the hardware should give the right bits here")
-    chosen = [case for case in manifest["cases"] if not options.case or case["name"] in options.case]
-    codes = [run_case(case, manifest, folder, options.runs) for case in chosen]
+    codes = []
+    for case in cases:
+        if names and case["name"] not in names:
+            continue
+        try:
+            codes.append(run_case(case, manifest, folder, runs))
+        except Exception as error:  # other cases may still be compared
+            print(f"  cannot run here ({type(error).__name__}: {error})")
+            codes.append(3)
     if manifest["simulated"]:
         print("SIMULATION: this says nothing about the hardware; right bits are expected here")
     return 1 if 1 in codes else max(codes, default=3)
+
+
+def seal(manifest: dict[str, Any]) -> str:
+    """Returns the SHA-256 of a manifest without its seal, in hexadecimal."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def run_case(case: dict[str, Any], manifest: dict[str, Any], folder: Path, runs: int) -> int:

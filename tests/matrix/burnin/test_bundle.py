@@ -15,6 +15,7 @@ import pytest
 from sdc.burnin.bundle import write_bundle
 from sdc.burnin.judgement import BURN_IN, judge
 from sdc.burnin.programs import Programs
+from sdc.burnin.reproduce import seal
 from sdc.burnin.results import EVENTS, RESULT, BurninResult, BurninSettings
 from sdc.burnin.rounds import Kept, burn_in, planned_result
 from sdc.burnin.workloads.workload import BurninWorkload
@@ -23,7 +24,7 @@ from sdc.records import describe_devices
 
 ALONE = """
 import runpy, sys
-for name in ("sdc", "msgspec", "flax", "optax", "jaxtyping"):
+for name in ("sdc", "msgspec", "flax", "optax", "jaxtyping", *sys.argv.pop(1).split()):
     sys.modules[name] = None
 sys.argv = ["reproduce.py", *sys.argv[1:]]
 runpy.run_path("reproduce.py", run_name="__main__")
@@ -57,10 +58,15 @@ def bundled(folder: Path, struck: Struck, programs: Programs) -> Path:
     return folder / "bundle"
 
 
-def reproduce(folder: Path, *words: str) -> tuple[int, str]:
+def reproduce(folder: Path, *words: str, without: str = "") -> tuple[int, str]:
     variables = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "JAX_PLATFORMS")}
     done = subprocess.run(
-        [sys.executable, "-c", ALONE, *words], cwd=folder, env=variables, capture_output=True, text=True, check=False
+        [sys.executable, "-c", ALONE, without, *words],
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert not done.stderr, done.stderr
     return done.returncode, done.stdout
@@ -105,15 +111,45 @@ def test_wrong_bits_are_told_element_by_element(
     assert "elements differ" in out
 
 
-def test_a_damaged_bundle_and_unknown_cases_are_no_verdict(programs: Programs, struck: Struck, tmp_path: Path) -> None:
+def test_exit_code_1_follows_a_comparison(programs: Programs, struck: Struck, tmp_path: Path) -> None:
+    """Every failure of the reproducer itself, and every damage of the bundle, gives exit code 3 and a line."""
     folder = bundled(tmp_path, struck, programs)
     assert reproduce(folder, "nothing") == (3, "no such case: nothing\n")
-    manifest = json.loads((folder / "manifest.json").read_text())
+    for package in ("jax", "jax.export", "numpy"):
+        code, out = reproduce(folder, without=package)
+        assert (code, package.partition(".")[0] in out.lower()) == (3, True), out
+    path = folder / "manifest.json"
+    text = path.read_text()
+    manifest = json.loads(text)
+    right = manifest["cases"][0]["right"]
+    digest = next(iter(right.values()))
+    other = f"{int(digest[0], 16) ^ 1:x}{digest[1:]}"
+
+    def sealed(**changes: object) -> str:
+        value = {key: value for key, value in {**manifest, **changes}.items() if key != "seal"}
+        return json.dumps({**value, "seal": seal(value)})
+
+    no_outputs = [{**manifest["cases"][0], "outputs": 0}]
+    for changed, words in (
+        (text.replace(digest, other), "damaged"),
+        (json.dumps({key: value for key, value in manifest.items() if key != "seal"}), "damaged"),
+        (text[:-20], "damaged"),
+        ("[]", "damaged"),
+        (sealed(devices=0), "nothing to compare"),
+        (sealed(cases=no_outputs), "nothing to compare"),
+        (sealed(cases=[{"name": "a", "program": None}]), "cannot run here"),
+    ):
+        path.write_text(changed)
+        code, out = reproduce(folder)
+        assert (code, words in out) == (3, True), out
+    path.write_text(text)
     first = folder / next(name for name in manifest["files"] if name.startswith("inputs/"))
     first.write_bytes(first.read_bytes()[:-1] + b"x")
     code, out = reproduce(folder)
     assert code == 3
     assert "damaged" in out
+    first.unlink()
+    assert reproduce(folder)[0] == 3
 
 
 def test_the_same_evidence_gives_the_same_bytes(programs: Programs, struck: Struck, tmp_path: Path) -> None:
