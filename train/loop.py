@@ -177,6 +177,9 @@ def run(
     keeper: Keeper | None = None
     finished = False
     try:
+        announce("at compiling the program")
+        _ = program.executables
+        everyone("compiled", at="at compiling the program")
         if job.keeping is not None and job.resume:
             # Roll back a running checkpoint from a later step before lines are removed from the record.
             keeper, state = _keeper(job, job.keeping, folder, str(then.get("created")), program)

@@ -1,4 +1,4 @@
-"""Runs of several processes that lose each other or are not comparable: the survivors end with a message."""
+"""Runs of several processes that start at unequal speed, lose each other, or are not comparable."""
 
 import signal
 import time
@@ -8,8 +8,46 @@ import pytest
 
 from sdc.records import read_record
 from sdc.train import Checkpoints
+from tests.pairs import run_pair
 from tests.tools.command import sdc, several, start, wait
 from tests.tools.test_processes import TWIN
+
+# Gloo's collectives give up after 30 seconds; process 1 compiles the step for longer.
+UNEQUAL = """
+import json, os, sys, time
+from jax._src import compiler
+
+folder, process, port = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+compiled, slow = compiler.compile_or_get_cached, process == 1
+
+def compile_slowly(backend, computation, *args, **options):
+    global slow
+    if slow and "jit_on_mesh" in str(computation.operation.attributes["sym_name"]):
+        slow = False
+        time.sleep(33)
+    return compiled(backend, computation, *args, **options)
+
+compiler.compile_or_get_cached = compile_slowly
+
+from sdc.records import prepare
+from sdc.train import Peers, Twins, Workload, joined, run
+
+def lost(why):
+    print(json.dumps(why), flush=True)
+    os._exit(3)
+
+def ready(processes):
+    prepare(cpu_devices=1, cpu_threads=4, only_cpu=True)
+
+peers = Peers(coordinator=f"127.0.0.1:{port}", processes=2, process=process)
+with joined(peers, ready, lost):
+    record = run(Twins(workload=Workload(config="tiny"), steps=1, folder=f"{folder}/run"))
+print(json.dumps([slow, record and len(record.lines)]))
+"""
+
+
+def test_processes_that_compile_at_unequal_speed_meet_before_the_first_collective(tmp_path: Path) -> None:
+    assert run_pair(UNEQUAL, tmp_path) == [[False, 1], [False, None]]
 
 
 def messages(err: str) -> list[str]:

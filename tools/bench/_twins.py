@@ -122,9 +122,8 @@ def pool_bytes(config: TrainConfig, *, twins: int = 3) -> int:
     placement = place(twins=twins, data=1, model=1, devices=jax.devices()[:twins])
     program = FullLoad(workload=Workload(config=config), twins=twins).program(config, placement, donate=True)
     assert isinstance(program, TwinProgram)
-    lowered = program.compiled.lower(*program.inputs), program.lowered_observation
     assert placement.mesh.axis_names[0] == TWIN
-    return math.ceil(sum(_crossing(each.compile(), twins) for each in lowered) / twins)
+    return math.ceil(sum(_crossing(each.compile(), twins) for each in program.lowered.values()) / twins)
 
 
 class Cable:

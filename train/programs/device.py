@@ -113,8 +113,8 @@ def place_batch(tokens: Int[np.ndarray, "microsteps batch length"], placement: P
 class Program(abc.ABC):
     """The computation of a run. Steps are numbered from 0; every process calls every method.
 
-    A program is made for a placement and compiled at its first step. `step` and `observe` consume the state and return
-    the next state.
+    A program is made for a placement, and compiled by `executables` or at its first step. `step` and `observe` consume
+    the state and return the next state.
 
     Attributes:
         work: the step of one copy.
@@ -156,14 +156,30 @@ class Program(abc.ABC):
         stacked = jax.eval_shape(self.placement.stack, self.work.abstract())
         return described(stacked, self.placement.sharding(self.placement.spec(self.work.state_specs)))
 
+    @functools.cached_property
+    def lowered(self) -> Mapping[str, jax.stages.Lowered]:
+        """The functions of a step by name, lowered."""
+        return {"step": self.compiled.lower(*self.inputs)}
+
+    @functools.cached_property
+    def executables(self) -> Mapping[str, jax.stages.Compiled]:
+        """The compiled functions of a step, and `digest`.
+
+        Processes compile them before they meet: a process that waits in a collective while another compiles gives up
+        after 30 s on CPUs (Gloo), and processes compile at unequal speed, for example because only one of them has a
+        warm cache.
+        """
+        digest = (_digest if self.placement.twins is None else _digest_of_each).lower(self.abstract())
+        return {name: lowered.compile() for name, lowered in {**self.lowered, "digest": digest}.items()}
+
     def fingerprint(self) -> dict[str, str]:
         """Returns the SHA-256 of the StableHLO of the program, without compiling or running it."""
-        return {"step": program_fingerprint(self.compiled.lower(*self.inputs))}
+        return {name: program_fingerprint(lowered) for name, lowered in self.lowered.items()}
 
     def digest(self, state: Any) -> list[str]:
         """Returns 64-bit digests of the state in hexadecimal, one for each twin. Equal bits have equal digests on any
         mesh."""
-        rows = np.atleast_2d(fetch((_digest if self.placement.twins is None else _digest_of_each)(state)))
+        rows = np.atleast_2d(fetch(self.executables["digest"](state)))
         return [f"{int(a):08x}{int(b):08x}" for a, b in rows]
 
     def files(self) -> Mapping[str, Any]:

@@ -19,7 +19,6 @@ from jax.sharding import PartitionSpec as P
 import sdc
 from sdc.checksums import accumulators
 from sdc.program import Reports, Selector, everything
-from sdc.records import program_fingerprint
 from sdc.twins import (
     SITES,
     Compare,
@@ -80,7 +79,7 @@ class Instrumented(Program):
 
     def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
         del number
-        state, metrics, reports = self.compiled(state, (batch, jax.random.key(self.seed + 1)))
+        state, metrics, reports = self.executables["step"](state, (batch, jax.random.key(self.seed + 1)))
         return state, (metrics, reports)
 
 
@@ -143,7 +142,7 @@ class TraceProgram(Program):
         return None if self.struck is None else self.struck(self.sites, number)
 
     def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
-        state, metrics, digests = self.compiled(state, (batch, self.beside(number)))
+        state, metrics, digests = self.executables["step"](state, (batch, self.beside(number)))
         return state, (metrics._replace(gradient=None), digests)
 
     def rows(self, number: int, out: Any, seen: Any) -> StepRows:
@@ -220,7 +219,7 @@ class TwinProgram(Instrumented):
         return self.placement.jit(lambda state, gradient: mapped((state, gradient), None), donate=True)
 
     def observe(self, state: Any, out: Any) -> tuple[Any, Any]:
-        return self.compiled_observation(state, out[0].gradient)
+        return self.executables["observe"](state, out[0].gradient)
 
     def rows(self, number: int, out: Any, seen: Any) -> StepRows:
         metrics, reports = out
@@ -242,14 +241,12 @@ class TwinProgram(Instrumented):
         }
         return StepRows(row | ({} if self.checks is None else {"abft": tally_flags(flags, twins=True)}), rows)
 
-    @property
-    def lowered_observation(self) -> jax.stages.Lowered:
+    @functools.cached_property
+    def lowered(self) -> Mapping[str, jax.stages.Lowered]:
         metrics = jax.eval_shape(self.compiled, *self.inputs)[1]
         shardings = self.placement.sharding(self.placement.spec(self.work.metrics_specs.gradient))
-        return self.compiled_observation.lower(self.abstract(), described(metrics.gradient, shardings))
-
-    def fingerprint(self) -> dict[str, str]:
-        return super().fingerprint() | {"observe": program_fingerprint(self.lowered_observation)}
+        observe = self.compiled_observation.lower(self.abstract(), described(metrics.gradient, shardings))
+        return {**super().lowered, "observe": observe}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -47,6 +47,7 @@ from sdc.aggregation import (
     select_threshold,
     to_workers,
 )
+from sdc.multihost import everyone
 from sdc.program import probe
 from sdc.records import read_manifest, read_record
 from sdc.settings import SettingError
@@ -389,7 +390,7 @@ class ClockedProgram(Program):
         del number
         started = time.perf_counter()
         given, stopped = self._clock.run(state, batch)
-        state, metrics = self.compiled(state, (batch, given))
+        state, metrics = self.executables["step"](state, (batch, given))
         metrics = fetch(metrics)
         return state, (metrics, self._clock.row(stopped, time.perf_counter() - started - stopped.seconds))
 
@@ -433,6 +434,7 @@ class _Clock:
         if not self.compiled:  # compilation must not count as the time of a micro-batch
             self.watch.run(gradient_sum(params), batches, params, completed=1)
             self.compiled = True
+            everyone("compiled", at="at compiling a micro-batch")  # see `Program.executables`
         stopped = self.watch.run(gradient_sum(params), batches, params)
         return to_workers(Given(stopped.carry, jnp.int32(stopped.completed)), DATA, self.mesh), stopped
 
@@ -442,10 +444,10 @@ class _Clock:
         row: dict[str, Any] = {"threshold": self.watch.threshold}
         if self.measuring:
             mine = np.asarray([*stopped.latencies, rest])
-            everyone = multihost_utils.process_allgather(mine)
-            row |= {"latencies": everyone[:, :-1], "serial": float(everyone[:, -1].min())}
+            of_all = multihost_utils.process_allgather(mine)
+            row |= {"latencies": of_all[:, :-1], "serial": float(of_all[:, -1].min())}
             if self.joined:  # the first all-reduce includes compilation
-                self.latencies.append(everyone[:, :-1])
+                self.latencies.append(of_all[:, :-1])
                 self.serial.append(row["serial"])
             self.joined = True
             if len(self.latencies) >= self.settings.measure:
