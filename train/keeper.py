@@ -293,7 +293,7 @@ def saved_step(folder: Path) -> int:
     from sdc.checkpoints import last_save
 
     found = last_save(epath.Path(folder / FOLDER))
-    return 0 if found is None else found.step
+    return 0 if found is None else found.oldest.step
 
 
 def identity(folder: Path, created: str) -> str:

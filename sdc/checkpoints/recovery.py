@@ -73,52 +73,37 @@ class Reader:
         self._open()
 
     def _open(self) -> None:
-        seal = last_save(self._folder)
-        self.save, self.step, processes = (seal.save, seal.step, seal.processes) if seal is not None else (0, 0, 0)
-        self._stores = [Store(self._folder, process) for process in range(processes)]
+        saved = last_save(self._folder)
+        manifests = () if saved is None else saved.manifests
+        self.save = 0 if saved is None else saved.save
+        # Steps done at the save, and its note; if a manifest is missing or damaged, those of the previous save.
+        self.step: int = 0 if saved is None else saved.oldest.step
+        self.note: dict[str, Any] = {} if saved is None else saved.oldest.note
+        self.behind = set() if saved is None else saved.behind  # processes whose last manifest is missing or damaged
+        self.versions: list[Versions] = [one.blocks for one in manifests]  # of each process's blocks
+        self._stores = [Store(self._folder, process) for process in range(len(manifests))]
         self._held: list[Mapping[str, Sequence[Fragment]]] = []
-        self._versions: list[Versions] = []
-        self._behind: set[int] = set()
-        if seal is None and not (self._folder / "process-0" / LAYOUT).exists():
+        if saved is None and not (self._folder / "process-0" / LAYOUT).exists():
             raise StoreError(f"there is no running checkpoint in {self._folder}")
         for store in self._stores:
             layout = store.layout()
             if layout.partition != self.cut.schema:
                 raise StoreError(f"{store.place} is a running checkpoint of another state or partition")
             self._held.append(layout.blocks)
-            self._versions.append(self.versions(store))
-
-    @property
-    def note(self) -> dict[str, Any]:
-        """The note of the last save."""
-        return self._stores[0].manifest(self.save).note if self._stores else {}
-
-    def versions(self, store: Store) -> Versions:
-        """Returns the versions of a process's blocks, from the manifest of the sealed save or the newest readable
-        manifest before it."""
-        for save in sorted((one for one in store.saves() if one <= self.save), reverse=True):
-            try:
-                return store.manifest(save).blocks
-            except StoreError as error:
-                LOG.warning("%s; using the previous manifest", error)
-                self._behind.add(store.process)
-        if self.save:
-            raise StoreError(f"{store.place} has no readable manifest of save {self.save} or an earlier save")
-        return {}
 
     def block(self, number: int) -> tuple[list[Part], int | None]:
         """Returns the parts of a block from all processes, and the oldest step of these parts, which is None if the
         block was never saved."""
         parts: list[Part] = []
         steps = []
-        for store, held, versions in zip(self._stores, self._held, self._versions, strict=True):
+        for store, held, versions in zip(self._stores, self._held, self.versions, strict=True):
             if str(number) not in held or number not in versions:
                 continue
             mine = held[str(number)]
             arrays, version = self._newest(store, number, mine, versions[number])
             parts += [(one.name, one.box, array) for one, array in zip(mine, arrays, strict=True)]
             steps.append(version.step)
-            if store.process in self._behind:
+            if store.process in self.behind:
                 self.older.add(number)
         if steps and sum(array.nbytes for _, _, array in parts) != self.cut.sizes[number]:
             raise StoreError(f"block {number} is incomplete: a process lacks its part; restore a full checkpoint")
@@ -199,7 +184,7 @@ class Reader:
         steps: dict[int, int] = {}
         initial, moving = [], set(self.cut.moving)
         parts: list[Part] = []
-        for store, versions in zip(self._stores, self._versions, strict=True):
+        for store, versions in zip(self._stores, self.versions, strict=True):
             store.ask([(number, versions[number][0]) for number in wanted if number in versions])
         for number in wanted:
             found, step = self.block(number)

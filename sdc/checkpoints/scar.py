@@ -180,10 +180,14 @@ class RunningCheckpoint:
             sealed = together(lambda: last_save(self.folder))
             # Some processes may have written their part of an interrupted save, so its number is not reused.
             self._saves = max(map(int, everyone(str(max(self._store.saves(), default=0)), at="opening a checkpoint")))
-            if sealed is not None:  # the copy is set to the content of the store
+            if sealed is None:  # from here on, a missing seal is a loss
+                together(lambda: self._seal(0, 0) if jax.process_index() == 0 else None)
+            else:  # the copy is set to the content of the store
                 reader = self.reader()
                 self._saves = max(self._saves, reader.save)
-                self._store.versions = reader.versions(self._store)
+                self._store.versions = reader.versions[self._store.process]
+                if self._store.process in reader.behind:
+                    self._store.doubt()
                 found = reader.recover(list(range(len(self.partition.blocks))), initial)
                 self.copy = auto(self._moving(named_leaves(found.state)))
                 for block, step in found.steps.items():
@@ -352,7 +356,7 @@ class RunningCheckpoint:
         self._agree(save, "written", failure)
         if jax.process_index() == 0:
             try:
-                SEALS.write(self.folder / SEAL, Seal(save=save, step=step, processes=jax.process_count()))
+                self._seal(save, step)
             except OSError as error:
                 failure = f"save {save} cannot be sealed ({reason(error)})"
         self._agree(save, "sealed", failure)
@@ -361,6 +365,9 @@ class RunningCheckpoint:
         self._clock.written(time.perf_counter() - started, sum(self.partition.sizes[block] for block in blocks))
         self._store.reclaim()
         return written
+
+    def _seal(self, save: int, step: int) -> None:
+        SEALS.write(self.folder / SEAL, Seal(save=save, step=step, processes=jax.process_count()))
 
     def _agree(self, save: int, part: str, failure: str) -> None:
         """Waits until all processes have done this part of a save; if one process fails, all choose the same blocks

@@ -3,7 +3,7 @@
     FOLDER/process-N/layout.json         the composition of this process's blocks
     FOLDER/process-N/blocks/B.S          block B as written by save S: its concatenated pieces
     FOLDER/process-N/manifests/S.json    after save S: version, step and digests of each block
-    FOLDER/seal.json                     the last save completed by all processes
+    FOLDER/seal.json                     the last save completed by all processes; 0 before the first save
 
 A save first writes new versions next to the old versions, then the manifest, and finally the seal. Until the seal is
 written, the previous save is valid. The last two versions of each block and the last two manifests are kept, so that a
@@ -12,8 +12,9 @@ versions that are being written. TensorStore reads and writes the blocks, on loc
 """
 
 import contextlib
+import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import tensorstore as ts
@@ -89,6 +90,7 @@ class Store:
         self._blocks = ts.KvStore.open(place if "://" in place else {"driver": "file", "path": place}).result()
         self._asked: dict[str, Any] = {}
         self.versions: Versions = {}  # of each block that was ever saved, from the last manifest
+        self._doubtful: set[str] = set()
 
     def create(self, layout: StoreLayout) -> None:
         """Writes the layout of the blocks, or compares it with the existing layout; raises StoreError if the layouts
@@ -103,7 +105,7 @@ class Store:
         except (
             StoreError
         ) as error:  # a damaged layout can be rewritten, since digests show whether blocks belong to this state
-            if (saves := self.saves()) and not any(map(self._known, saves)):
+            if (saves := self.saves()) and all(self.known(save) is None for save in saves):
                 raise  # the whole store is of another version
             LOG.warning("%s; rewriting it", error)
             LAYOUTS.write(path, layout)
@@ -135,6 +137,15 @@ class Store:
         if found.save != save or not all(map(str.isdecimal, found.versions)):
             raise StoreError(f"{self._manifest(save)} belongs to save {found.save}, or has blocks without numbers")
         return found
+
+    def newest(self, until: int) -> StoreManifest:
+        """Returns the newest readable manifest of this save or an earlier one."""
+        for save in [until, *(one for one in sorted(self.saves(), reverse=True) if one < until)]:
+            try:
+                return self.manifest(save)
+            except StoreError as error:
+                LOG.warning("%s; using the previous manifest", error)
+        raise StoreError(f"{self.place} has no readable manifest of save {until} or an earlier save")
 
     def _manifest(self, save: int) -> epath.Path:
         return self.place / "manifests" / f"{save}.json"
@@ -176,12 +187,10 @@ class Store:
         seal = read_seal(self.folder)
         sealed = [save for save in saves if seal is not None and save <= seal.save]
         kept = sorted({*saves[-KEPT:], *sealed[-KEPT:]})
-        known = list(map(self._known, kept))
-        if not all(known):
+        known = [versions for save in kept if (versions := self.known(save)) is not None]
+        if len(known) < len(kept):
             return  # the files of a damaged manifest are unknown
-        wanted = {_key(block, one.save) for versions in known for block, several in versions.items() for one in several}
-        there = map(bytes.decode, self._blocks.list(ts.KvStore.KeyRange("blocks/", "blocks0")).result())
-        self._delete([key for key in there if key not in wanted])
+        self._delete(sorted(self.keys() - _named(known) - self._doubtful))
         for save in set(saves) - set(kept):
             self._manifest(save).unlink(missing_ok=True)
 
@@ -198,11 +207,22 @@ class Store:
             raise StoreError(f"block {block} of save {version.save} is missing")
         return bytes(found.value)
 
-    def _known(self, save: int) -> Versions:
+    def doubt(self) -> None:
+        """Excludes the blocks that no readable manifest has from deletion, since manifests are missing or damaged."""
+        self._doubtful = self.keys() - _named(filter(None, map(self.known, self.saves())))
+        if self._doubtful:
+            LOG.warning("%s: %d blocks belong to no readable manifest, and are kept", self.place, len(self._doubtful))
+
+    def keys(self) -> set[str]:
+        """Returns the names of the existing blocks."""
+        return set(map(bytes.decode, self._blocks.list(ts.KvStore.KeyRange("blocks/", "blocks0")).result()))
+
+    def known(self, save: int) -> Versions | None:
+        """Returns the versions in a manifest, or None if it is missing or damaged."""
         try:
             return self.manifest(save).blocks
         except StoreError:
-            return {}
+            return None
 
     def _delete(self, keys: Sequence[str]) -> None:
         for one in [self._blocks.write(key, None) for key in keys]:
@@ -217,29 +237,64 @@ def read_seal(folder: epath.Path) -> Seal | None:
         return None
 
 
-def last_save(folder: epath.Path) -> Seal | None:
-    """Returns the save in the seal or, if the seal is damaged, the newest save with manifests of all processes.
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A completed save: for each process its newest readable manifest.
 
-    Returns None if no save was ever completed. Raises StoreError if the existing files are unreadable.
+    Attributes:
+        save: number of the sealed save.
+        manifests: one manifest for each process, of the sealed save unless it is missing or damaged.
+    """
+
+    save: int
+    manifests: Sequence[StoreManifest]
+
+    @property
+    def oldest(self) -> StoreManifest:
+        """The manifest of the earliest save, whose step and note are those of the whole."""
+        return min(self.manifests, key=lambda one: one.save)
+
+    @property
+    def behind(self) -> set[int]:
+        """Processes whose manifest of the sealed save is missing or damaged."""
+        return {process for process, one in enumerate(self.manifests) if one.save < self.save}
+
+
+def last_save(folder: epath.Path) -> Saved | None:
+    """Returns the save in the seal or, if the seal is missing or damaged, the newest save with manifests of all
+    processes.
+
+    Returns None if no save was ever completed. Raises StoreError if files are unreadable, or missing although there are
+    blocks.
     """
     if (seal := read_seal(folder)) is not None:
-        return seal
-    first = Store(folder, 0)
-    if not first.saves():
-        return None
-    processes = first.layout().processes
-    saves = [set(Store(folder, process).saves()) for process in range(processes)]
-    common = set.intersection(*saves)
-    if not (folder / SEAL).exists() and not all(saves):
-        for process in range(processes):  # a process without a layout lost its part, since it wrote one at its start
-            Store(folder, process).layout()
-        return None
-    for save in sorted(common, reverse=True):
-        with contextlib.suppress(StoreError):
-            step = first.manifest(save).step
-            LOG.warning("%s: no readable seal; using save %d, which all processes have", folder, save)
-            return Seal(save=save, step=step, processes=processes)
-    raise StoreError(f"{folder} has neither a readable seal nor a readable save of all processes")
+        save, processes = seal.save, seal.processes
+        if not save:
+            return None
+    else:
+        stores = [Store(folder, process) for process in _processes(folder)]
+        used = [store for store in stores if store.keys() or store.saves()]
+        if not used:
+            return None
+        processes = used[0].layout().processes
+        common = set.intersection(*[set(store.saves()) for store in stores])
+        save = next((one for one in sorted(common, reverse=True) if used[0].known(one) is not None), 0)
+        if not save or len(stores) < processes:
+            raise StoreError(
+                f"{folder} has blocks, but neither a readable seal nor a readable save of all processes; {REMEDY}"
+            )
+        LOG.warning("%s: no readable seal; using save %d, which all processes have", folder, save)
+    return Saved(save, [Store(folder, process).newest(save) for process in range(processes)])
+
+
+def _processes(folder: epath.Path) -> list[int]:
+    """Returns the numbers of the processes that have files in a store."""
+    found = [path.name.removeprefix("process-") for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted(int(name) for name in found if name.isdecimal())
+
+
+def _named(known: Iterable[Versions]) -> set[str]:
+    return {_key(block, one.save) for versions in known for block, several in versions.items() for one in several}
 
 
 def _key(block: int, save: int) -> str:

@@ -78,10 +78,10 @@ everyone("cut off")
 scar.WAIT_MS = 5_000
 with RunningCheckpoint(folder / "running", state(0), fraction=1.0, rows=2, moving="params") as running:
     running.save(state(5), 5)
-    told.append([running.wait(), last_save(running.folder).step])
+    told.append([running.wait(), last_save(running.folder).oldest.step])
     everyone("read")
     running.save(state(6), 6)
-    told.append([running.wait(), last_save(running.folder).step])
+    told.append([running.wait(), last_save(running.folder).oldest.step])
 
     # A device dies below the second process's part: both have to learn of it at once, and to go on.
     def died(*_):
@@ -89,10 +89,10 @@ with RunningCheckpoint(folder / "running", state(0), fraction=1.0, rows=2, movin
     write, running._store.write = running._store.write, died if process == 1 else running._store.write
     started = time.monotonic()
     running.save(state(7), 7)
-    told.append([running.wait(), last_save(running.folder).step, time.monotonic() - started < 5])
+    told.append([running.wait(), last_save(running.folder).oldest.step, time.monotonic() - started < 5])
     running._store.write = write
     running.save(state(8), 8)
-    told.append([running.wait(), last_save(running.folder).step])
+    told.append([running.wait(), last_save(running.folder).oldest.step])
 print(json.dumps(told), flush=True)
 """
 ODD = np.array([0x80000000, 0x7FC01234], np.uint32).view(np.float32)

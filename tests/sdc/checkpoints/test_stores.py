@@ -164,14 +164,66 @@ def test_a_first_save_that_was_cut_off_is_none(tmp_path: Path) -> None:
     stores = [Store(folder, process) for process in (0, 1)]
     for store in stores:
         store.create(StoreLayout(partition="", processes=2, blocks={}))
+    SEALS.write(folder / SEAL, Seal(save=0, step=0, processes=2))
     stores[0].write(1, 7, {})
     assert last_save(folder) is None
-    stores[1].write(1, 7, {})
-    assert last_save(folder) == Seal(save=1, step=7, processes=2)
-    (stores[1].place / "manifests" / "1.json").unlink()
-    (stores[1].place / "layout.json").unlink()
-    with pytest.raises(StoreError, match="process-1"):  # that part was there once
+    (folder / SEAL).unlink()
+    with pytest.raises(StoreError, match="neither a readable seal nor a readable save"):  # it may have been sealed
         last_save(folder)
+    stores[1].write(1, 7, {})
+    saved = last_save(folder)
+    assert saved is not None
+    assert (saved.save, saved.oldest.step, saved.behind) == (1, 7, set())
+    for path in (stores[1].place / "manifests" / "1.json", stores[1].place / "layout.json"):
+        path.unlink()
+        with pytest.raises(StoreError, match="neither a readable seal nor a readable save"):
+            last_save(folder)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_store_whose_manifests_are_gone_is_not_begun_anew(tmp_path: Path, sealed: bool) -> None:
+    with opened(tmp_path) as running:
+        assert last_save(running.folder) is None
+        for step in (1, 2):
+            running.save(moved(start(), [step], step), step)
+    blocks = sorted((tmp_path / "process-0" / "blocks").iterdir())
+    assert blocks
+    for manifest in (tmp_path / "process-0" / "manifests").iterdir():
+        manifest.unlink()
+    if not sealed:
+        (tmp_path / "seal.json").unlink()
+    with pytest.raises(StoreError, match=r"no readable manifest|neither a readable seal nor a readable save"):
+        opened(tmp_path)
+    assert sorted((tmp_path / "process-0" / "blocks").iterdir()) == blocks
+
+
+def test_a_missing_manifest_is_reported_as_a_damaged_one_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Recovery says how old it is, and the blocks of the missing manifest are kept."""
+    states = [start()]
+    with opened(tmp_path) as running:
+        block = running.partition.of(["params/w"])[0]
+        for step in (1, 2, 3):
+            states.append(moved(states[-1], [step], step))
+            running.save(states[-1], step, note={"batch": step})
+    place = tmp_path / "process-0"
+    (place / "manifests" / "3.json").unlink()
+    orphans = set((place / "blocks").glob("*.3"))
+    with caplog.at_level(logging.WARNING, "sdc.checkpoints"):
+        reader = RunningCheckpoint.read(tmp_path, start(), moving="params", rows=4)
+        found = reader.recover([block], nothing(states[3]))
+    assert "3.json" in caplog.text
+    assert (reader.step, reader.note) == (2, {"batch": 2})
+    assert found.steps == {block: 2}
+    assert found.older == [block]
+    np.testing.assert_array_equal(found.state["params"]["w"][:4], states[2]["params"]["w"][:4])
+    with opened(tmp_path) as running:
+        model = Model(running)
+        state = moved(states[3], [5], 4)
+        model.save(running.save(state, 4), state, 4)
+        assert running.wait()
+        state = moved(state, [6], 5)
+        model.save(running.save(state, 5), state, 5)
+    assert orphans <= set((place / "blocks").iterdir())
 
 
 def test_what_is_not_there_is_not_initial(tmp_path: Path) -> None:
