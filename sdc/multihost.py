@@ -71,6 +71,6 @@ def together(action: Callable[[], Result]) -> Result:
     return result
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Returns the first line of an error, cut to 200 characters and never empty."""
     return str(error).partition("\n")[0][:200] or type(error).__name__

@@ -6,6 +6,7 @@ FOLDER/certificates/STEP/                   the expected content, and whether th
 
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,9 +19,10 @@ from orbax.checkpoint import v1 as ocp
 
 from sdc.checkpoints import CertificateError, Certified, OtherState, certified_steps
 from sdc.multihost import everyone, first_line
-from sdc.records import endless, to_json
+from sdc.records import RecordError, check_files, to_json
 from sdc.settings import SettingError
 
+LOG = logging.getLogger("sdc.checkpoints")
 State = TypeVar("State")  # a pytree of arrays
 
 # A part of a state: a path such as `params/layers`, several paths, or a predicate on the paths of arrays.
@@ -36,6 +38,10 @@ class CheckpointError(ValueError):
 class NotWritten(CheckpointError):
     """A checkpoint cannot be written, for example because the disk is full; the run can resume from the previous
     checkpoint."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint cannot be read, or differs from its certificate."""
 
 
 class Checkpoints:
@@ -192,9 +198,9 @@ class Checkpoints:
         Args:
             abstract: shapes, types and target shardings (`jax.ShapeDtypeStruct`); the shardings may differ from those
                 of the saved arrays.
-            step: step of the checkpoint (default: the newest complete one).
-            only: part of the state to read. Everything else is returned as given in `abstract` and is not compared with
-                the checkpoint.
+            step: step of the checkpoint (default: the newest undamaged one; see `restore_newest`).
+            only: part of the state to read. Everything else is returned as given in `abstract`, and is not compared
+                with the checkpoint.
 
         Returns:
             The bit-identical state, and the position of the data iterator.
@@ -203,11 +209,39 @@ class Checkpoints:
             CheckpointError: the checkpoint does not exist, is damaged, or differs in structure from `abstract`.
             SettingError: `only` matches nothing in the state.
         """
-        # Processes may see different lists on shared storage, so all use the list of process 0.
-        steps = json.loads(everyone(json.dumps(self.steps))[0])
-        if step is None and not steps:
+        if step is None:
+            return self.restore_newest(abstract, only=only)[:2]
+        steps = self._common_steps()
+        return self._restored(abstract, self._exists(steps, step), only)
+
+    def restore_newest(self, abstract: State, *, only: Only | None = None) -> tuple[State, dict[str, Any], int]:
+        """Restores the newest undamaged checkpoint, as `restore` does; a warning names each damaged checkpoint that is
+        skipped.
+
+        Returns:
+            The state, the position of the data iterator, and the step of the checkpoint.
+
+        Raises:
+            CheckpointError: there is no undamaged checkpoint, or it differs in structure from `abstract`.
+            SettingError: `only` matches nothing in the state.
+        """
+        steps = self._common_steps()
+        if not steps:
             raise CheckpointError(f"no complete checkpoint in {self.folder}; start a new run")
-        step = self._exists(steps, steps[-1] if step is None else step)
+        problems = []
+        for step in reversed(steps):
+            try:
+                return *self._restored(abstract, step, only), step
+            except DamagedCheckpoint as error:
+                LOG.warning("%s; skipping it", error)
+                problems.append(str(error))
+        raise CheckpointError(f"{'; '.join(problems)}; start a new run")
+
+    def _common_steps(self) -> list[int]:
+        """Returns the steps of process 0, since processes may see different lists on shared storage."""
+        return [int(step) for step in json.loads(everyone(json.dumps(self.steps))[0])]
+
+    def _restored(self, abstract: State, step: int, only: Only | None) -> tuple[State, dict[str, Any]]:
         chosen = _chosen(abstract, only)
 
         def shape(leaf: Any, take: bool) -> Any:
@@ -223,11 +257,7 @@ class Checkpoints:
         except OtherState as error:
             raise CheckpointError(f"{error}; resume with the original configuration of the run") from None
         except (CertificateError, LookupError, ValueError) as error:
-            others = [other for other in steps if other != step]
-            fallback = f"delete that folder to fall back on {f'step {others[-1]}' if others else 'a new run'}"
-            raise CheckpointError(
-                f"checkpoint {self.folder / str(step)} is damaged ({first_line(error)}); {fallback}"
-            ) from error
+            raise DamagedCheckpoint(f"checkpoint {self.folder / str(step)} is damaged ({first_line(error)})") from error
         return jax.tree.map(lambda new, given: given if new is ... else new, loaded[STATE], abstract), position
 
     def _exists(self, steps: Sequence[int], step: int) -> int:
@@ -245,9 +275,10 @@ class Checkpoints:
             raise CheckpointError(f"{error}; protect it again") from error
 
     def _opened(self, **options: Any) -> Certified:
-        for path in self.folder.glob("*/_CHECKPOINT_METADATA"):  # Orbax reads the metadata of all steps here
-            if what := endless(path):
-                raise CheckpointError(f"{path} is {what}, not a file; delete {path.parent}")
+        try:
+            check_files(self.folder, levels=2)  # Orbax reads the metadata of all steps here
+        except RecordError as error:
+            raise CheckpointError(str(error)) from error
         context = ocp.Context()
         # By default, Orbax saves a slice of each replica, and replicas may differ if memory is faulty. This option
         # makes Orbax save a single replica.

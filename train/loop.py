@@ -170,8 +170,6 @@ def run(
             f"{folder} was recorded with another program, so its steps are not comparable ({'; '.join(changed)}); "
             "restore that environment, or start a new run"
         )
-    for golden in goldens if start else ():
-        golden.recall(folder, before=start)
     checkpoints = (Unsaved if job.unsaved else Checkpoints)(folder / "checkpoints", every=job.checkpoint_every)
     record: Record | None = None
     keeper: Keeper | None = None
@@ -196,7 +194,12 @@ def run(
         if keeper is None and job.keeping is not None:
             keeper, state = _keeper(job, job.keeping, folder, str(manifest["created"]), program)
         elif keeper is None:
-            state = _state(job, program, checkpoints, source, start)
+            state, restored = _state(job, program, checkpoints, source, start)
+            if restored < start and record is not None:  # newer checkpoints are damaged
+                record.rewind(restored)
+            start = restored
+        for golden in goldens if start else ():
+            golden.recall(folder, before=start)
         with checkpoints:
             done = run_steps(
                 program,
@@ -266,19 +269,20 @@ def _restarted(
     full, lines = json.loads(words[0])
     back = keeper.restart(state, after=full, lines=lines)
     if back is None:
-        return (_state(job, program, checkpoints, source, full) if full else state), full
+        return _state(job, program, checkpoints, source, full) if full else (state, 0)
     _check_start(folder, back.step, job.steps)
     source.set_state(dict(back.position))
     return back.state, back.step
 
 
-def _state(job: Job, program: Program, checkpoints: Checkpoints, source: Any, start: int) -> Any:
-    """Returns the state from which a run resumes: that of its newest checkpoint, or the initial one."""
+def _state(job: Job, program: Program, checkpoints: Checkpoints, source: Any, start: int) -> tuple[Any, int]:
+    """Returns the state from which a run resumes, and its step: that of the newest undamaged checkpoint, or the initial
+    one."""
     if not start:
-        return program.init(job.workload.seed)
-    state, position = checkpoints.restore(program.abstract())
+        return program.init(job.workload.seed), 0
+    state, position, step = checkpoints.restore_newest(program.abstract())
     source.set_state(position)
-    return state
+    return state, step
 
 
 def _check_intents(job: Job, folder: Path, start: int) -> None:
@@ -362,10 +366,10 @@ def run_steps(
         if decision is Decision.ROLL_BACK:
             if checkpoints.latest is None:
                 raise PolicyError(f"the policy rolled the run back at step {number}, but there is no checkpoint yet")
-            state, position = checkpoints.restore(program.abstract())
+            state, position, step = checkpoints.restore_newest(program.abstract())
             batches.set_state(position)
-            rollbacks.append((number, checkpoints.latest))
-            number = checkpoints.latest
+            rollbacks.append((number, step))
+            number = step
             if record is not None:
                 record.rewind(number)
             continue

@@ -8,10 +8,12 @@ it.
 
 import contextlib
 import dataclasses
+import gc
 import inspect
 import logging
 import math
-import os
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self, TypeVar
@@ -21,7 +23,7 @@ from etils import epath
 from jax.sharding import SingleDeviceSharding
 
 from ..multihost import PeerError, Unreachable, everyone, first_line, together
-from ..records import RecordError, endless
+from ..records import RecordError, check_files
 from .certificate import (
     MISSING,
     REASONS,
@@ -121,20 +123,20 @@ class Certified:
     # Names used before Orbax 0.12.
     save_pytree, save_pytree_async = save, save_async
 
-    def load(self, step: Any = None, abstract_state: Any = None, **options: Any) -> Any:
+    def load(self, step: Any = None, abstract_state: Any = None, *, checkpointable_name: str | None = None) -> Any:
         """Restores a tree of arrays and compares it with its certificate.
 
         Args:
             step: step of the checkpoint (default: the newest).
             abstract_state: shapes, types and shardings to restore into, as for Orbax.
-            **options: options of the checkpointer.
+            checkpointable_name: name of the tree (default: Orbax's name for an unnamed tree).
 
         Raises:
             Damaged: the checkpoint cannot be restored, or differs from the saved state.
             CertificateError: the checkpoint has no readable certificate.
             Unreachable: another process did not respond.
         """
-        key = options.get("checkpointable_name", _state_key(self._orbax))
+        key = checkpointable_name or _state_key(self._orbax)
         loaded = self.load_checkpointables(step, {key: abstract_state})
         if key in named(loaded)[1]:
             raise CertificateError(f"{key} of checkpoint {step} contains more than arrays and cannot be verified")
@@ -171,12 +173,13 @@ class Certified:
             self._noted(self._statuses.vouch, number, "digest")
         return loaded
 
-    def restore_verified(self, abstract_state: Any = None, **options: Any) -> tuple[Any, int]:
+    def restore_verified(
+        self, abstract_state: Any = None, *, checkpointable_name: str | None = None
+    ) -> tuple[Any, int]:
         """Restores the newest checkpoint that passes verification.
 
         Args:
-            abstract_state: see `load`.
-            **options: see `load`.
+            abstract_state, checkpointable_name: see `load`.
 
         Returns:
             The state and its step. `rejected` lists newer steps that were skipped, with the reasons.
@@ -190,7 +193,7 @@ class Certified:
         steps = map(int, everyone(" ".join(map(str, steps_of(self._orbax))))[0].split())
         for step in sorted(steps, reverse=True):
             try:
-                state = self.load(step, abstract_state, **options)
+                state = self.load(step, abstract_state, checkpointable_name=checkpointable_name)
             except CertificateError as error:
                 LOG.warning("skipping checkpoint %d: %s", step, error)
                 self.rejected.append((step, str(error)))
@@ -201,13 +204,15 @@ class Certified:
         why = "; ".join(f"{step}: {words}" for step, words in self.rejected) or "there are no checkpoints"
         raise CertificateError(f"no checkpoint in {self._folder} can be verified ({why})")
 
-    def certify_existing(self, step: int, abstract_state: Any = None, **options: Any) -> None:
+    def certify_existing(
+        self, step: int, abstract_state: Any = None, *, checkpointable_name: str | None = None
+    ) -> None:
         """Certifies the current content of a checkpoint that has no certificate; the history remains unverified.
 
         Raises:
             CertificateError: the checkpoint already has a certificate, or cannot be restored.
         """
-        self.certify_all(step, {options.get("checkpointable_name", _state_key(self._orbax)): abstract_state})
+        self.certify_all(step, {checkpointable_name or _state_key(self._orbax): abstract_state})
 
     def certify_all(self, step: int, abstract_checkpointables: dict[str, Any] | None = None) -> None:
         """Certifies the current content of several checkpointables (default: all), as `certify_existing` does."""
@@ -336,13 +341,9 @@ class Certified:
 
     def _loaded(self, step: int, abstract: dict[str, Any] | None) -> dict[str, Any]:
         def load() -> dict[str, Any]:
-            # Orbax would block on a pipe and read a device endlessly.
-            folder = self._orbax.directory / self._orbax._step_name_format.build_name(step)
-            for place, _, files in os.walk(folder):  # empty for an object store
-                for path in (os.path.join(place, name) for name in files):
-                    if what := endless(path):
-                        raise OSError(f"{path} is {what}, not a file")
-            return dict(self._orbax.load_checkpointables(step, abstract))
+            check_files(self._orbax.directory / self._orbax._step_name_format.build_name(step))
+            with _reading():
+                return dict(self._orbax.load_checkpointables(step, abstract))
 
         try:
             return together(load)
@@ -352,7 +353,7 @@ class Certified:
             self._noted(self._statuses.doubt, step)
             left = self._statuses.left(step)
             words = "was being deleted when a run ended, and cannot be read" if left else "cannot be read"
-            raise Damaged(step, self._folder, f"{words}: {first_line(error)}", remains=left) from error
+            raise Damaged(step, self._folder, f"{words}: {first_line(_chain(error)[-1])}", remains=left) from error
 
     def _existing(self, step: Any) -> int:
         steps = steps_of(self._orbax)
@@ -437,6 +438,37 @@ def _agreed(step: int, action: Callable[[], Result]) -> Result:
         return together(action)
     except PeerError as error:
         raise CertificateError(f"step {step}: another process reports: {error}") from error
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """Disposes of Orbax's unfinished reads if a read fails.
+
+    Otherwise, each of these reads prints a traceback when TensorStore completes it after the event loop was closed.
+    """
+    hook, log = sys.unraisablehook, logging.getLogger("asyncio")
+
+    def filtered(found: Any) -> None:
+        if not (isinstance(found.exc_value, RuntimeError) and "Event loop is closed" in str(found.exc_value)):
+            hook(found)
+
+    sys.unraisablehook = filtered
+    try:
+        yield
+    except Exception as error:
+        before, log.disabled = log.disabled, True
+        for each in _chain(error):
+            traceback.clear_frames(each.__traceback__)
+        gc.collect()
+        log.disabled = before
+        raise
+    finally:
+        sys.unraisablehook = hook
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Returns an error and its causes: Orbax's own error does not say what is wrong with a file."""
+    return [error, *([] if error.__cause__ is None else _chain(error.__cause__))]
 
 
 def _some(problems: Sequence[object]) -> str:
@@ -565,14 +597,14 @@ def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
     seen: set[str] = set()
     problem = ""
     try:
-        with _opened(place) as checkpointer:
+        with _opened(place, step) as checkpointer, _reading():
             for part in _parts(checkpointer, step, set(certificate.uncovered)):
                 seen |= set(part)
                 wrong += [one for one in compare(certificate, part) if one not in wrong]
         if lost := [name for name in certificate.names if name not in seen]:
             problem = f"the checkpoint lacks {lost[0]}{f' and {len(lost) - 1} more' if lost[1:] else ''}"
     except Exception as error:  # Orbax and its storage layer raise many types
-        problem = f"it cannot be read ({first_line(error)})"
+        problem = f"it cannot be read ({first_line(_chain(error)[-1])})"
     if problem and not wrong and Statuses(place).left(step):
         problem = "it was being deleted when a run ended; the next save of that run deletes the rest"
         return dataclasses.replace(about, compared=False, problem=problem, remains=True)
@@ -585,7 +617,7 @@ def certify_folder(folder: str, step: int) -> None:
     Raises:
         CertificateError: the checkpoint already has a certificate, or cannot be restored.
     """
-    with _opened(path_of(folder)) as checkpointer:
+    with _opened(path_of(folder), step) as checkpointer:
         place = SingleDeviceSharding(jax.local_devices()[0])
         metadata = checkpointer.checkpointables_metadata(step).metadata
         Certified(checkpointer).certify_all(step, jax.tree.map(lambda leaf: _abstract(leaf, place), metadata))
@@ -622,8 +654,14 @@ def _abstract(leaf: Any, place: SingleDeviceSharding) -> Any:
 
 
 @contextlib.contextmanager
-def _opened(place: epath.Path) -> Iterator[Any]:
+def _opened(place: epath.Path, step: int | None = None) -> Iterator[Any]:
     from orbax.checkpoint import v1 as ocp
 
+    try:
+        check_files(place, levels=2)  # Orbax reads the metadata of all steps
+        if step is not None:
+            check_files(place / str(step))
+    except RecordError as error:
+        raise CertificateError(str(error)) from error
     with contextlib.closing(ocp.training.Checkpointer(place)) as checkpointer:
         yield checkpointer

@@ -29,7 +29,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from ..multihost import everyone
-from ..records import Format, RecordError, reason, to_json
+from ..records import Format, RecordError, endless, reason, to_json
 from ..schema import Header
 from ..text import NOTHING
 from ..twins import ALGORITHM
@@ -167,6 +167,8 @@ class Copies:
         place = self.folder / str(step)
         try:
             about = DESCRIPTIONS.read(place / COPY)
+            if (what := endless(place / PIECES)) is not None:
+                raise RecordError(f"{place / PIECES} is {what}, not a file")
             size = (place / PIECES).stat().st_size
         except (RecordError, OSError) as error:
             LOG.warning("the copy of step %d in %s is damaged (%s); continuing without it", step, self.folder, error)

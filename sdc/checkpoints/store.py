@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorstore as ts
 from etils import epath
 
-from ..records import Format, RecordError, reason, to_json
+from ..records import Format, RecordError, endless, reason, to_json
 from ..schema import Header
 from ..text import NOTHING
 from ..twins import ALGORITHM
@@ -195,12 +195,24 @@ class Store:
             self._manifest(save).unlink(missing_ok=True)
 
     def ask(self, blocks: Sequence[tuple[int, Version]]) -> None:
-        self._asked = {_key(block, one.save): self._blocks.read(_key(block, one.save)) for block, one in blocks}
+        self._asked = {key: self._read(key) for key in (_key(block, one.save) for block, one in blocks)}
+
+    def _read(self, key: str) -> Any:
+        """Requests a block; None if TensorStore would not return from it, as from a pipe."""
+        with contextlib.suppress(FileNotFoundError):
+            if endless(self.place / key):
+                return None
+        return self._blocks.read(key)
 
     def read(self, block: int, version: Version) -> bytes:
         try:
             key = _key(block, version.save)
-            found = (self._asked.pop(key, None) or self._blocks.read(key)).result()
+            reading = self._asked.pop(key, None) or self._read(key)
+            if reading is None:
+                raise StoreError(f"block {block} of save {version.save} is not a file")
+            found = reading.result()
+        except StoreError:
+            raise
         except (OSError, ValueError) as error:
             raise StoreError(f"block {block} of save {version.save} cannot be read") from error
         if found.state != "value":

@@ -67,6 +67,7 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .lock import Lock as Lock
     from .storage import (
         AnyPath as AnyPath,
+        check_files as check_files,
         endless as endless,
         names as names,
         read_bytes as read_bytes,

@@ -58,6 +58,30 @@ def endless(path: AnyPath) -> str | None:
         raise OSError(errno.EINVAL, "a path must not contain a zero byte", os.fspath(path)) from error
 
 
+def check_files(folder: AnyPath, *, levels: int | None = None) -> None:
+    """Checks that everything in a folder is a file or a folder, before a library reads it: a pipe would block the
+    library, and a device has no end. Links are followed; an object store has only objects.
+
+    `levels` limits the depth: 1 checks only what is directly in the folder. Raises RecordError for the first object
+    that is something else.
+    """
+    if not appends(folder):
+        return
+    seen: set[tuple[int, int]] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        there = os.stat(place)
+        if (there.st_dev, there.st_ino) in seen:  # a link back to a parent
+            folders.clear()
+            continue
+        seen.add((there.st_dev, there.st_ino))
+        if levels is not None and len(Path(place).relative_to(folder).parts) + 1 >= levels:
+            folders.clear()
+        for path in (os.path.join(place, name) for name in files):
+            with suppress(FileNotFoundError):  # a broken link, or a file that another process has just deleted
+                if found := endless(path):
+                    raise RecordError(f"{path} is {found}, not a file; delete {place}")
+
+
 def read_bytes(path: AnyPath) -> bytes:
     """Returns the current contents of a file; raises FileNotFoundError if the file does not exist.
 

@@ -80,7 +80,7 @@ def same(mine: Any, theirs: Any) -> bool:
 
 def problem(checkpoints: Checkpoints, spec: PartitionSpec) -> str:
     with pytest.raises(CheckpointError) as error:
-        checkpoints.restore(abstract(spec))
+        checkpoints.restore(abstract(spec), step=2)
     return str(error.value)
 
 
