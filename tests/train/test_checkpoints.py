@@ -205,7 +205,8 @@ def test_saves_leave_no_descriptors_and_no_threads(tmp_path: Path) -> None:
             checkpoints.save(step, small(), {})
             checkpoints.wait()
             held.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
-    assert held[-1] == held[3]
+    # Threads of earlier tests may end meanwhile.
+    assert all(last <= first for last, first in zip(held[-1], held[3], strict=True))
 
 
 def test_the_state_may_be_donated_at_once(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from sdc.train.checkpoints import CheckpointError, Checkpoints
 from tests.storms.bits import quiet
 from tests.train.test_checkpoints import assert_bitwise, describe, small
 
-
 # Coroutines that Orbax creates and never awaits if a read fails.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:coroutine .*:RuntimeWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
