@@ -162,5 +162,5 @@ def test_digests_of_other_shapes_are_of_another_program() -> None:
         run(w.astype(x.dtype), x)[1] for x in (jnp.ones((6, 4)), jnp.ones((3, 4)), jnp.ones((6, 4), "bfloat16"))
     )
     for other, said in ((part, r"float32\[6, 4\] in one and float32\[3, 4\]"), (narrow, r"and bfloat16\[6, 4\]")):
-        with pytest.raises(ValueError, match=f"different programs: 'fwd/dot_general' holds .*{said}"):
+        with pytest.raises(ValueError, match=f"different programs: the outputs of 'fwd/dot_general' are .*{said}"):
             sdc.first_difference(whole, other)

@@ -94,6 +94,9 @@ def test_what_cannot_be_repeated_is_refused() -> None:
     for wrong, message in ((changing, "in place"), (told, r"test_optimistic\.py.*ordered=False")):
         with pytest.raises(ValueError, match=message):
             jax.make_jaxpr(optimistic(wrong), axis_env=[("twin", 2)])(jnp.ones(3))
-    for options, message in (({"exchange": "never"}, "'step' or 'call'"), ({"compare": "always"}, "every probe")):
+    for options, message in (
+        ({"exchange": "never"}, "'step' or 'call'"),
+        ({"compare": "always"}, "requires exchange='probe'"),
+    ):
         with pytest.raises(ValueError, match=message):
             sdc.lockstep(step, "twin", **{"exchange": "step", **options})  # type: ignore[arg-type]
