@@ -1,4 +1,4 @@
-"""Findings of studies next to published values: tables, figures and claims, made from the numbers of `sdc.train`."""
+"""Findings of studies, next to published values: tables, figures and claims from the measurements of `sdc.train`."""
 
 from typing import TYPE_CHECKING
 

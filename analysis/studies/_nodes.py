@@ -17,7 +17,7 @@ YES = {True: "yes", False: "NO", None: "undetermined"}
 
 
 def findings(measured: NodesMeasured) -> Iterator[Finding]:
-    """Returns tables, figures and claims."""
+    """Yields the tables, figures and claims of the study."""
     yield _overview(measured)
     yield from _tables(measured)
     yield _chart(measured)
@@ -40,10 +40,11 @@ def _overview(measured: NodesMeasured) -> Table:
         "Published values within the 95 % intervals of the simulated nodes",
         ("node", *names),
         tuple(rows),
-        "Frequency and severity: tables 1, 2 and 6 to 9. Time: figures 3, 4, 6 and section 9. Noise: figure 5, "
-        "predicted from the other nodes. Drift and loss: the description of figure 6. Dashes: not in the study. Rates "
-        "by layer are inputs of the simulation, so frequencies test its implementation; for a node with a few bursts, "
-        "each interval includes a run without bursts. Severities by layer, noise, drift and loss test the model.",
+        "The published values come from tables 1, 2 and 6 to 9 (frequency, severity), figures 3, 4 and 6 and section 9 "
+        "(time), figure 5 (noise) and the description of figure 6 (drift, loss). The noise of each node is predicted "
+        "from the other nodes. A dash means that the study has no such value. The rates by layer are inputs of the "
+        "simulation, so the frequencies only test its implementation; the intervals of a node with few bursts include "
+        "the value of a run without bursts. The severities by layer, the noise, the drift and the loss test the model.",
     )
 
 
@@ -57,7 +58,7 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
         "Tables 1 and 2: runs of 4,500 steps at the study's size",
         ("node and submodule", "quantity", "published", "simulated", "95 % interval", "inside"),
         tuple(rows),
-        "Severities are the maximum of a run and scatter between runs: the study reports a single run.",
+        "A severity is the maximum over a run, so it varies between runs; the study reports a single run.",
     )
     small = {trained.node: float(trained.noise.max()) for trained in measured.trainings}
     rows = [
@@ -66,15 +67,15 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
         for node, found in measured.predicted.items()
     ]  # fmt: skip
     yield Table(
-        "Figure 5: worst noise-to-signal ratio, each node predicted from the other fourteen",
+        "Figure 5: worst noise-to-signal ratio of each node, predicted from the other fourteen nodes",
         ("node", "published", "predicted", "95 % interval", "times and divided by", "inside", "small model"),
         tuple(rows),
-        "Fitted to the other nodes: the share of elements in severe steps, and the response of gradients to errors. "
-        "The last "
-        f"column is the largest ratio of a small model trained on the simulated node. {_rival(measured)} "
-        "Node 3 is outside for every fit: 1.34e-15 is less than the average effect of the last bit of one element of a "
-        "gradient of 8 billion, while any error before the last products changes the rounding of all that "
-        "follows.",
+        "Two parameters are fitted to the other nodes: the share of elements in severe steps, and the response of "
+        "gradients to errors. The last column is the largest ratio of a small model trained on the simulated node. "
+        f"{_rival(measured)} "
+        "Node 3 is outside its interval for every fit: its ratio, 1.34e-15, is less than the average effect of one "
+        "wrong last bit in a gradient of 8 billion elements, whereas any error before the last matrix products changes "
+        "the rounding of all later results.",
     )
     rows = [
         (row.node, row.place or row.quantity, row.simulated, row.note, YES[row.agrees])
@@ -85,16 +86,16 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
         "Qualitative claims of the study",
         ("node", "what", "simulated", "published", "agrees"),
         tuple(rows),
-        "Drift: distance of the parameters from the healthy ones after the last step of a small model; it must grow "
-        "from a quarter of the steps to half of them and to the last. Loss: largest relative difference; below 1 % two "
-        "curves coincide.",
+        "Drift is the distance between the parameters of a small model and those of a healthy run after the last step; "
+        "this distance must grow from a quarter of the steps to half of them, and from there to the last step. Loss is "
+        "the largest relative difference between the loss curves, which coincide if the difference is below 1 %.",
     )
     yield Table(
-        "Bursts: correlation of the submodules' frequencies from step to step",
+        "Bursts: correlation over the steps between the frequencies of the submodules",
         ("node", "simulated"),
         tuple(measured.together.items()),
-        "Nodes hit in few steps are hit in all submodules at once; for nodes hit in every step the study shows only "
-        "initial bursts.",
+        "A node that is corrupted in few steps is corrupted in all submodules at once. For nodes that are corrupted in "
+        "every step, the study shows only initial bursts.",
     )
     rows = [
         (f"{row.node}, {row.place}" if row.place else row.node, row.quantity, row.published, row.simulated,
@@ -103,10 +104,10 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
         if row.agrees is False
     ]  # fmt: skip
     yield Table(
-        "Published values outside of the intervals, and the reasons",
-        ("node and place", "quantity", "published", "simulated", "95 % interval", "why"),
+        "Published values outside the intervals, and the reasons",
+        ("node and place", "quantity", "published", "simulated", "95 % interval", "reason"),
         tuple(rows),
-        "About 5 % are expected.",
+        "About 5 % of the published values are expected to be outside.",
     )
     rows = [
         (name, measured.used[name].value if name in measured.used else None, found.value,
@@ -114,12 +115,12 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
         for name, found in measured.estimates.items()
     ]  # fmt: skip
     yield Table(
-        "Parameters: values of the simulated nodes, and values fitted now",
+        "Parameters: values that the simulated nodes use, and values fitted in this study",
         ("parameter", "used", "fitted", "95 % interval"),
         tuple(rows),
-        "tail: inverse index of the severities' tail; few: share of elements in severe steps; bursts: steps of "
-        "4,500 in which a rare node is hit; response, rounding, scatter: of the noise model, which simulated nodes do "
-        "not need.",
+        "tail: inverse index of the tail of the severities. few: share of elements in severe steps. bursts: number of "
+        "steps, out of 4,500, in which a rarely corrupted node is corrupted. response, rounding, scatter: parameters "
+        "of the noise model, which the simulated nodes do not need.",
     )
     rounding, sites = measured.estimates["rounding"], sorted(measured.responses[0].linear)
     rows = [(found.model, found.rounding, *(found.linear[site] for site in sites)) for found in measured.responses]
@@ -129,14 +130,14 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
         "Scale: response of the gradients of small models in bfloat16 to errors",
         ("model", "response to last bits", *(f"response, {site}" for site in sites)),
         tuple(rows),
-        "Response to last bits: noise-to-signal ratio with 64 wrong last bits in every microstep. Response: "
-        "squared ratio over the mean square of relative errors. Neither contains the number of elements, so values of "
-        "a small model apply to a large one.",
+        "The response to last bits is the noise-to-signal ratio with 64 wrong last bits in every microstep. The "
+        "response of a submodule is the squared noise-to-signal ratio divided by the mean square of the relative "
+        "errors. Neither depends on the number of elements, so the values of a small model apply to a large one.",
     )
 
 
 def _rival(measured: NodesMeasured) -> str:
-    """Compares the predictions with the mean of the other nodes."""
+    """Returns a sentence that compares the errors of the predictions with those of the mean of the other nodes."""
     known = {node: math.log10(found.published) for node, found in measured.predicted.items() if node != "node3"}
     if len(known) < 3:
         return ""
@@ -145,20 +146,28 @@ def _rival(measured: NodesMeasured) -> str:
     mean = [value - (total - value) / (len(known) - 1) for value in known.values()]
     errors = (math.sqrt(sum(error**2 for error in each) / len(each)) for each in (own, mean))
     model, rival = (f"{10**error:.1f}" for error in errors)
-    return f"Typical error: a factor of {model}; using the mean of the other nodes, {rival} (both without node 3)."
+    return (
+        f"The predictions are typically wrong by a factor of {model}; the mean of the other nodes, used as a "
+        f"prediction, is wrong by a factor of {rival} (both without node 3)."
+    )
 
 
 def _why(row: Compared, rows: Sequence[Compared]) -> str:
     if row.quantity == "noise":
-        return "less than a last bit: an error after the last products" if row.node == "node3" else "scatter of nodes"
+        return (
+            "less than a last bit, so the error arose after the last matrix products"
+            if row.node == "node3"
+            else "scatter between nodes"
+        )
     if row.published is None or row.low is None or not row.quantity.startswith("severity"):
         return "not known"
     site, _, layer = row.place.partition(", ")
     own, every = _scatter(rows, (row.node, site)), _scatter(rows, None)
     side = "milder" if row.published < row.low else "more severe"
     return (
-        f"{'this layer' if layer else 'its most severe layer'} was {side} than a common tail for all nodes allows: its "
-        f"layers scatter by a factor of {own:.1f}, those of all nodes by {every:.1f}"
+        f"{'this layer' if layer else 'its most severe layer'} was {side} than the common tail of all nodes allows; "
+        f"the layers of this submodule scatter by a factor of {own:.1f}, and those of all nodes by a factor of "
+        f"{every:.1f}"
     )
 
 
@@ -179,7 +188,7 @@ def _chart(measured: NodesMeasured) -> Chart:
     found = list(measured.predicted.values())
     lines = (
         Line("published", x, [one.published if one.published > 1e-6 else math.nan for one in found], points=True),
-        Line("predicted from the others", x, [one.median for one in found], points=True),
+        Line("predicted from the other nodes", x, [one.median for one in found], points=True),
         Line("95 %, lower end", x, [one.low for one in found], dashed=True),
         Line("95 %, upper end", x, [one.high for one in found], dashed=True),
     )
@@ -192,13 +201,13 @@ def _checks(measured: NodesMeasured) -> Iterator[Check]:
         said = _said(measured.rows, name)
         if said:
             yield Check(
-                f"{name}: at most {MOST_OUTSIDE:.0%} of the published values are outside of the 95 % intervals",
+                f"{name}: at most {MOST_OUTSIDE:.0%} of the published values are outside the 95 % intervals",
                 said.count(False) <= MOST_OUTSIDE * len(said),
                 f"{said.count(False)} of {len(said)} outside",
             )
     outside = [node for node, found in measured.predicted.items() if not found.inside]
     yield Check(
-        "noise: at most two of fifteen nodes are outside of the prediction from the others",
+        "noise: at most two of fifteen nodes are outside the interval predicted from the other nodes",
         len(outside) <= 2,
         f"outside: {', '.join(outside) or 'none'}",
     )
@@ -226,21 +235,22 @@ def _checks(measured: NodesMeasured) -> Iterator[Check]:
     ]
     if inside:
         yield Check(
-            "noise of small models on the simulated nodes: within the other nodes' prediction for the 8B model",
+            "noise of small models on the simulated nodes is within the interval that the other nodes predict for the "
+            "8B model",
             sum(inside) >= 0.75 * len(inside),
             f"{sum(inside)} of {len(inside)}",
         )
     rounding = measured.estimates["rounding"].value
     factors = [found.rounding / rounding for found in measured.responses]
     yield Check(
-        f"small models respond to last bits like the fitted 8B model, within a factor of {NEAR:g}",
+        f"small models respond to last bits as the fitted 8B model does, within a factor of {NEAR:g}",
         all(1 / NEAR < factor < NEAR for factor in factors),
         ", ".join(f"{factor:.2g} times" for factor in factors),
     )
-    for name, claim in (("time", "behaviour in time"), ("drift", "drift grows"), ("loss", "loss curves coincide")):
+    for name, claim in (("time", "behavior over time is"), ("drift", "drift grows"), ("loss", "loss curves coincide")):
         said = _said(measured.rows, name)
         if said:
-            yield Check(f"{claim}, as in the study", all(said), f"{sum(said)} of {len(said)}")
+            yield Check(f"{claim} as in the study", all(said), f"{sum(said)} of {len(said)}")
 
 
 def _said(rows: Sequence[Compared], quantity: str) -> list[bool]:

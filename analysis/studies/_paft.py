@@ -31,7 +31,7 @@ def printed_divergence(exact: np.ndarray, workers: int) -> np.ndarray:
 
 
 def findings(measured: PaftMeasured) -> Iterator[Finding]:
-    """Returns tables, figures and claims."""
+    """Yields the tables, figures and claims of the study."""
     for training in measured.trainings:
         yield from _training(measured, training)
     yield from _divergence(measured)
@@ -53,15 +53,14 @@ def _training(measured: PaftMeasured, training: NoisyTraining) -> Iterator[Findi
         f"{name}: {training.metric} ({unit}), {study.workers} workers, {study.steps} steps",
         tuple(header),
         tuple(rows),
-        "Mean over the replicas and the last three evaluations. Published: ResNet-18 on CIFAR-10 (table 1), with 120 "
-        "epochs; network and data differ. Synchronizations of paft: "
-        + ", ".join(f"{x:g}" for x in training.synchronizations)
-        + ".",
+        "Values are means over the replicas and the last three evaluations. The published values are those of "
+        "ResNet-18 on CIFAR-10 after 120 epochs (table 1), so network and data differ. Number of synchronizations of "
+        "paft, by variance: " + ", ".join(f"{x:g}" for x in training.synchronizations) + ".",
     )
     yield Chart(
         f"{name}: {training.metric} against noise",
-        f"Each element of each worker's mean gradient has noise of variance σ². {study.workers} workers, "
-        f"{study.steps} steps.",
+        f"Each of {study.workers} workers receives the mean gradient with noise of variance σ² on each element; "
+        f"training takes {study.steps} steps.",
         "σ²",
         training.metric,
         tuple(Line(method, variances, list(values), dashed=method == "clean") for method, values in scores.items()),
@@ -70,7 +69,8 @@ def _training(measured: PaftMeasured, training: NoisyTraining) -> Iterator[Findi
     if training.bursts:
         yield Chart(
             f"{name}: occasional large noise",
-            f"σ² = {variances[0]:g} at all steps, and bursts of the given variance every {study.burst_every} steps.",
+            f"The noise has the variance σ² = {variances[0]:g}, and bursts of the given variance occur every "
+            f"{study.burst_every} steps.",
             "step",
             training.metric,
             tuple(
@@ -80,13 +80,13 @@ def _training(measured: PaftMeasured, training: NoisyTraining) -> Iterator[Findi
             log="" if higher else "y",
         )
 
-    # noisy < PAFT <= clean, at the noise that harms the noisy run most while PAFT still converges.
+    # noisy < PAFT <= clean is checked at the variance at which PAFT, if it still converges, gains most.
     def better(method: str, place: int) -> float:
         value = scores[method][place] if higher else -scores[method][place]
         return value if math.isfinite(value) else -math.inf
 
     def gain(place: int) -> float:
-        """Returns the gain of PAFT; infinities (diverged runs) come last."""
+        """Returns the gain of PAFT over the noisy run, or minus infinity if one of the two runs diverged."""
         mended, noisy = better("paft", place), better("noisy", place)
         return mended - noisy if math.isfinite(mended) and math.isfinite(noisy) else -math.inf
 
@@ -95,7 +95,8 @@ def _training(measured: PaftMeasured, training: NoisyTraining) -> Iterator[Findi
     yield Check(
         f"{name}: noisy < PAFT ≤ clean",
         noisy < mended <= clean,
-        f"at sigma² = {variances[place]:g}: {abs(noisy):.4g}, {abs(mended):.4g}, {abs(clean):.4g} ({training.metric})",
+        f"{training.metric} at σ² = {variances[place]:g}: {abs(noisy):.4g} (noisy), {abs(mended):.4g} (PAFT), "
+        f"{abs(clean):.4g} (clean)",
     )
 
 
@@ -128,7 +129,7 @@ def _divergence(measured: PaftMeasured) -> Iterator[Finding]:
     )
     yield Chart(
         f"{measured.drifting}: model divergence over time",
-        "E‖mean θ - θ_m‖²: measured, d (M-1)/M σ² Σ η² (exact), and with (M+1)/M as printed in the paper.",
+        "The divergence is E‖mean θ - θ_m‖². The exact form is d (M-1)/M σ² Σ η²; the paper prints (M+1)/M instead.",
         "step",
         "squared divergence",
         tuple(lines),

@@ -22,7 +22,7 @@ class Interval(NamedTuple):
     high: float
 
     def text(self, percent: bool = False) -> str:
-        """Formats the interval for a table."""
+        """Formats the estimate and its interval for a table."""
         scale, unit = (100, " %") if percent else (1, "")
         return f"{scale * self.value:.3g}{unit} [{scale * self.low:.3g}, {scale * self.high:.3g}]"
 
@@ -31,7 +31,8 @@ UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
 
 def mean_interval(values: Float[np.ndarray, "starts trials"]) -> Interval:
-    """Returns the mean of trials with shared starts, with a 95 % Student's t interval over the starts. Omits NaN."""
+    """Returns the mean over the starts and its 95 % Student's t interval. The trials of each start are averaged first;
+    NaN is omitted."""
     means = np.asarray([row[np.isfinite(row)].mean() for row in values if np.isfinite(row).any()])
     if len(means) < 2:
         return UNKNOWN
@@ -40,7 +41,8 @@ def mean_interval(values: Float[np.ndarray, "starts trials"]) -> Interval:
 
 
 def ratio_interval(top: Float[np.ndarray, "starts trials"], bottom: Float[np.ndarray, "starts trials"]) -> Interval:
-    """Returns the ratio of two means over the same starts, with a 95 % bootstrap interval over starts. Omits NaN."""
+    """Returns the ratio of two means over the same starts, and its 95 % bootstrap interval over the starts. NaN is
+    omitted."""
     pairs = np.asarray([(np.nanmean(a), np.nanmean(b)) for a, b in zip(top, bottom, strict=True)])
     pairs = pairs[np.isfinite(pairs).all(axis=1)]
     if len(pairs) < 2:
@@ -63,7 +65,7 @@ FACTOR, SHARE, LEAST_COST = 2.0, 0.8, 0.5
 
 
 class Workload(NamedTuple):
-    """All failures of a workload, one row per case and start."""
+    """Costs of all failures of a workload, in one row for each case and start."""
 
     name: str
     criterion: Criterion
@@ -75,7 +77,7 @@ class Workload(NamedTuple):
 
 
 class CaseCosts(NamedTuple):
-    """The costs of one saving policy with one kind of loss; most of these combinations have no prediction."""
+    """The costs of one save policy with one kind of lost blocks; most of these combinations have no prediction."""
 
     costs: Float[np.ndarray, "starts trials"]
     sizes: Float[np.ndarray, "starts trials"]
@@ -89,7 +91,7 @@ class CaseCosts(NamedTuple):
 
 
 def summary_of(record: Contents) -> StudyFindings:
-    """Returns the summary of a study from its recorded parts."""
+    """Returns the summary of a study, made from its recorded parts."""
     rows = sorted(record.parts, key=lambda row: row.part)
     summary = summarize_findings("scar", findings(rows))
     summary.complete = len(rows) == record.study.parts
@@ -97,13 +99,13 @@ def summary_of(record: Contents) -> StudyFindings:
 
 
 def findings(rows: Sequence[PartRow]) -> Findings:
-    """Returns tables, figures and claims of the recorded parts."""
+    """Returns the tables, figures and claims of the recorded parts."""
     return Findings.of(_found(rows))
 
 
 def _found(rows: Sequence[PartRow]) -> Iterator[Finding]:
     workloads = dict.fromkeys(row.workload for row in rows)
-    # Trials that did not converge, which have no cost.
+    # Training runs that did not converge and so have no cost.
     said = [
         (row.what, row.workload, "all" if row.start is None else row.start, row.failed)
         for row in rows
@@ -112,10 +114,12 @@ def _found(rows: Sequence[PartRow]) -> Iterator[Finding]:
     for name in workloads:
         starts = [row for row in rows if (row.what, row.workload) == ("failures", name)]
         if 0 < (good := sum(row.failed is None for row in starts)) < LEAST_STARTS:
-            said.append(("failures", name, "all", f"{good} starts converged, too few for an interval"))
+            said.append(
+                ("failures", name, "all", f"only {good} starts converged; an interval needs at least {LEAST_STARTS}")
+            )
     if said:
-        header = ("part", "workload", "start", "why")
-        yield Table("Trainings that did not converge", header, tuple(said), "They have no cost.")
+        header = ("part", "workload", "start", "reason")
+        yield Table("Training runs that did not converge", header, tuple(said), "These runs have no cost.")
     for row in rows:
         if row.failed is not None:
             continue
@@ -166,16 +170,18 @@ def _converged(workloads: Sequence[Workload]) -> Table:
     )  # fmt: skip
     header = (
         "workload", "data", "blocks", "iterations", "criterion (loss)", "starts", "starts that did not converge",
-        "failures of each case", "movement of the most active 1/8 of blocks",
+        "failures per case", "squared movement in the most active 1/8 of the blocks",
     )  # fmt: skip
     note = (
-        "Convergence criterion: the mean losses of all starts in the last quarter of these iterations. A cost is the "
-        "mean over these criteria of the additional iterations relative to the same start without a failure, "
-        "interpolated linearly; a full restore, including data and random numbers, costs the iterations that it goes "
-        "back. Failure times are geometric with a mean of half of the training. A checkpoint writes everything once in "
-        "8 iterations, for any fraction of a save. Intervals are 95 %, over starts."
+        "The convergence criteria are the mean losses of all starts in the last quarter of these iterations. The "
+        "cost of a failure is the number of additional iterations until a criterion is met, compared with the same "
+        "start without a failure, interpolated linearly and averaged over the criteria. A full restore, which "
+        "includes data and random numbers, costs the iterations that it goes back. The times of failures are "
+        "geometrically distributed, with a mean of half of the training run. Whatever the fraction of a save, the "
+        "saves of 8 iterations write as much as one full checkpoint. All intervals are 95 % intervals over the "
+        "starts."
     )
-    return Table("Trainings", header, rows, note)
+    return Table("Training runs", header, rows, note)
 
 
 def _partial(workloads: Sequence[Workload]) -> Iterator[Finding]:
@@ -202,13 +208,14 @@ def _partial(workloads: Sequence[Workload]) -> Iterator[Finding]:
                 good &= less.value >= low and not case.failed
                 seen.append(f"{lost:g}: {less.text(percent=True)}")
                 if not (abs(squares.value / lost - 1) < 0.15 or squares.low <= lost <= squares.high):
-                    squares_off.append(f"not {one.name} at {lost:g}")
+                    squares_off.append(f"{one.name} differs with {lost:g} lost")
         yield Check(
-            f"{one.name}: partial recovery costs at least 12, 31, 59 % less (3/4, 1/2, 1/4 lost), on average", good,
-            "; ".join(reversed(seen)),
+            f"{one.name}: on average, partial recovery costs at least 12, 31 and 59 % less than a full restore if 3/4, "
+            "1/2 and 1/4 of the blocks are lost",
+            good, "; ".join(reversed(seen)),
         )  # fmt: skip
         yield Chart(
-            f"Figure 7: {one.name}", "Cost of a failure in iterations, with a full checkpoint every 8.",
+            f"Figure 7: {one.name}", "Cost of a failure in iterations, with a full checkpoint every 8 iterations.",
             "fraction lost", "iterations",
             (
                 Line("full restore", list(PARTIAL), [full.value] * 3, dashed=True),
@@ -216,19 +223,21 @@ def _partial(workloads: Sequence[Workload]) -> Iterator[Finding]:
             ),
         )  # fmt: skip
     yield Check(
-        "theorem 4.2: with random losses, the squared perturbation is p times that of a full restore (within 15 %)",
+        "theorem 4.2: if a random fraction p of the blocks is lost, the squared perturbation is p times that of a full "
+        "restore (within 15 %)",
         not squares_off,
-        "; ".join(squares_off) or "everywhere",
+        "; ".join(squares_off) or "all cases agree",
     )
     header = (
-        "workload", "lost", "which", "full restore", "partial recovery", "less", "published (less)",
+        "workload", "lost", "which blocks", "full restore", "partial recovery", "reduction", "published reduction",
         "squared perturbation / full", "did not converge",
     )  # fmt: skip
     note = (
-        "By theorem 4.2, the squared perturbation of random losses is that of a full restore times the lost fraction; "
-        "the theorem does not cover adjacent blocks, which a host holds."
+        "According to theorem 4.2, the squared perturbation of a partial recovery from a random loss is the lost "
+        "fraction times that of a full restore. The theorem does not cover the loss of adjacent blocks, such as "
+        "those on one host."
     )
-    yield Table("Figure 7: partial against full recovery", header, tuple(rows), note)
+    yield Table("Figure 7: partial recovery compared with full recovery", header, tuple(rows), note)
 
 
 def _with_error(label: str, x: Sequence[float], several: Sequence[Interval]) -> Line:
@@ -252,27 +261,29 @@ def _saving(workloads: Sequence[Workload]) -> Iterator[Finding]:
         best, chance = (one.cases[policy, 0.125, 0.5, "random"] for policy in ("priority", "random"))
         less = reduction(one, ("priority", 0.125, 0.5, "random"))
         yield Check(
-            f"{one.name}: 1/8 priority checkpoints make losing half at least 78 % cheaper, on average",
+            f"{one.name}: on average, 1/8 checkpoints by priority make the loss of half of the blocks at least 78 % "
+            "cheaper than a full restore",
             less.value >= 0.78 and not best.failed,
             less.text(percent=True),
         )
         gain = mean_interval(chance.costs - best.costs)
-        claim = f"{one.name}: 1/8 checkpoints by priority cost less than random ones"
+        claim = f"{one.name}: failures with 1/8 checkpoints by priority cost less than with random 1/8 checkpoints"
         yield Check(claim, gain.low > 0, f"by {gain.text()} iterations")
         yield Chart(
-            "Figure 8: "
-            f"{one.name}", "Half of the blocks are lost at random; the bytes written do not depend on the fraction.",
-            "saves, relative to full checkpoints", "iterations",
+            f"Figure 8: {one.name}",
+            "Half of the blocks are lost at random. The number of bytes written does not depend on the fraction.",
+            "number of saves per full checkpoint", "iterations",
             (
                 Line("full restore", [1, 2, 4, 8], [mean_interval(one.full).value] * 4, dashed=True),
                 *(_with_error(policy, list(found), list(found.values())) for policy, found in lines.items()),
             ),
         )  # fmt: skip
     header = (
-        "workload", "fraction of a save", "policy", "cost", "less than a full restore", "published", "did not converge",
+        "workload", "fraction of a save", "policy", "cost", "reduction from a full restore", "published",
+        "did not converge",
     )  # fmt: skip
     note = "Half of the blocks are lost at random. Saves of a fraction r are r times 8 iterations apart."
-    yield Table("Figure 8: selection of saved blocks", header, tuple(rows), note)
+    yield Table("Figure 8: selection of the blocks to save", header, tuple(rows), note)
 
 
 def _bounds(title: str, perturbed: Mapping[str, Perturbed], *, always: bool) -> Iterator[Finding]:
@@ -293,25 +304,28 @@ def _bounds(title: str, perturbed: Mapping[str, Perturbed], *, always: bool) -> 
     lines.append(Line("bound", [0.0, most], [0.0, most], dashed=True))
     header = (
         "perturbations", "trials", "c", "mean cost", "mean bound", "measured costs above the bound",
-        "above it, in iterations beyond kappa(x)", "did not converge",
+        "iterations beyond kappa(x) above the bound", "did not converge",
     )  # fmt: skip
     note = (
-        "The theorem bounds the difference of two upper bounds, kappa(y) and kappa(x). If every iteration shrinks "
-        "every error by c, no trial may exceed it beyond kappa(x); the measured difference of two trainings may."
+        "The theorem bounds the difference between two upper bounds, kappa(y) and kappa(x). If every iteration "
+        "shrinks every error by the factor c, the number of iterations beyond kappa(x) exceeds the theorem's bound "
+        "in no trial; the measured difference between two training runs may exceed the bound."
     )
-    yield Table(f"{title}, beside theorem 3.2", header, tuple(rows), note)
+    yield Table(f"{title}, compared with theorem 3.2", header, tuple(rows), note)
     yield Chart(f"{title}: cost against bound", note, "bound (iterations)", "cost (iterations)", tuple(lines))
     if always:
         over = sum(row[6] for row in rows)
-        claim = f"{title}: beyond kappa(x) no perturbation costs more than theorem 3.2 allows"
-        yield Check(claim, not over, f"{over} do")
+        claim = f"{title}: no perturbation costs more iterations beyond kappa(x) than theorem 3.2 allows"
+        yield Check(claim, not over, f"{over} exceed the bound")
     if "adversarial" in perturbed:
         cost = {kind: float(np.nanmean(np.asarray(one.costs, float))) for kind, one in perturbed.items()}
         share = cost["adversarial"] / float(np.mean(perturbed["adversarial"].bounds))
         yield Check(
-            f"{title}: perturbations away from the optimum cost more than random ones, and close to the bound",
+            f"{title}: perturbations away from the optimum cost more than random ones, and their cost is close to the "
+            "bound",
             cost["adversarial"] > max(cost["random"], 0) and 0.5 < share < 1.5,
-            f"{cost['adversarial']:.3g} and {cost['random']:.3g} iterations; {share:.0%} of the bound",
+            f"{cost['adversarial']:.3g} iterations ({share:.0%} of the bound), and {cost['random']:.3g} iterations "
+            "for random perturbations",
         )
 
 
@@ -326,19 +340,21 @@ def _overhead(workload: str, overhead: Overhead) -> Iterator[Finding]:
     )  # fmt: skip
     header = ("recovery", "saves", "iterations behind", "ms of an iteration", "ms of a save", "overhead")
     note = (
-        f"Half of the blocks are lost in iteration {overhead.after} of a single training. Behind: number of iterations "
-        f"by which the undisturbed training reached the same loss earlier, averaged over the {AFTERWARDS} iterations "
-        "after the failure. Overhead: time for which saves block the training (including waits for the previous save), "
-        "relative to that of iterations, which take milliseconds here; published: 13 s of 243 s, 5.3 %."
+        f"Half of the blocks are lost in iteration {overhead.after} of a single training run. The number of "
+        "iterations behind is the number by which the undisturbed run reached the same loss earlier, averaged over "
+        f"the {AFTERWARDS} iterations after the failure. The overhead is the time for which saves block training "
+        "(including waits for the previous save), divided by the time of the iterations, which take milliseconds "
+        "here; the published overhead is 5.3 % (13 s of 243 s)."
     )
-    yield Table(f"Figure 9: {workload}, through a failure", header, rows, note)
+    yield Table(f"Figure 9: {workload}, cost of a failure and of saves", header, rows, note)
     lines = [Line("undisturbed", range(len(overhead.undisturbed)), overhead.undisturbed, dashed=True)]
     lines += [Line(name, range(len(way.losses)), way.losses) for name, way in overhead.ways.items()]
-    yield Chart(f"Figure 9: {workload} through a failure", note, "iteration", "loss", tuple(lines))
+    yield Chart(f"Figure 9: {workload}, loss before and after a failure", note, "iteration", "loss", tuple(lines))
     sooner = goal["traditional"] - goal["SCAR"]
     yield Check(
-        f"Figure 9: {workload} with SCAR is ahead after a failure of a full restore", sooner > 0,
-        f"by {sooner:.2g} iterations here; published: about {SOONER}",
+        f"Figure 9: after a failure of {workload}, training with SCAR is ahead of training with a full restore",
+        sooner > 0,
+        f"by {sooner:.2g} iterations here, and by about {SOONER} iterations in the paper",
     )  # fmt: skip
 
 
@@ -375,26 +391,29 @@ def _advice(workloads: Sequence[Workload]) -> Iterator[Finding]:
                 )
             )  # fmt: skip
     header = (
-        "workload", "saves", "lost", "losses", "predicted cost", "measured cost", "within a factor of two",
-        "measured within the bound, if there is one",
+        "workload", "saves", "lost", "failures", "predicted cost", "measured cost", "within a factor of two",
+        "measured cost within the bound, if there is one",
     )  # fmt: skip
     note = (
-        "Predicted at the last save before each loss, from how far blocks had moved. If both costs are below half an "
-        "iteration, the prediction counts as correct. There is a bound if updates significantly shrink geometrically."
+        "The cost of each loss of blocks is predicted at the last save before the loss, from the distances by which "
+        "the blocks had moved. If both costs are below half an iteration, the prediction counts as correct. There is "
+        "a bound if the updates shrink geometrically and the decrease is statistically significant."
     )
-    yield Table("Predicted and measured cost of losses", header, tuple(rows), note)
+    yield Table("Predicted and measured costs of lost blocks", header, tuple(rows), note)
     if every := [right for several in good.values() for right in several]:
         each = ", ".join(f"{name} {np.mean(several):.0%}" for name, several in good.items() if several)
         yield Check(
-            "own criterion: predicted costs are within a factor of two of measured ones, or both below half an "
-            "iteration, in 80 % of losses",
+            "criterion of this project: for at least 80 % of the failures, the predicted cost is within a factor of "
+            "two of the measured cost, or both are below half an iteration",
             bool(np.mean(every) >= SHARE),
-            f"{np.mean(every):.0%} of {len(every)} ({each}); {np.mean(strictly):.0%} within a factor of two strictly",
+            f"{np.mean(every):.0%} of {len(every)} failures ({each}); {np.mean(strictly):.0%} are within a factor of "
+            "two",
         )
 
 
 def within_factor(predicted: Float[np.ndarray, "n"], costs: Float[np.ndarray, "n"], least: float = LEAST_COST) -> Any:
-    """Returns whether predictions are within a factor of two, or both costs are below a number of iterations."""
+    """Returns for each prediction whether it is within a factor of two of the cost, or both are below `least`
+    iterations."""
     costs = np.where(np.isfinite(costs), costs, np.inf)
     near = (predicted <= FACTOR * costs) & (costs <= FACTOR * predicted)
     return near | ((predicted < least) & (costs < least))

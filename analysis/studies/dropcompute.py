@@ -12,14 +12,13 @@ from ..report import Chart, Check, Finding, Line, Table
 
 # F1 on SQuAD of BERT-Large pretrained with dropped micro-batches, by drop rate (table 1a of the paper).
 PUBLISHED = {0.0: 91.32, 0.03: 91.34, 0.06: 91.44, 0.1: 91.19}
-TOLERANCE = (
-    0.05  # maximum relative deviation of a measured speedup, which other programs disturb, from the predicted one
-)
+# Maximum relative deviation of a measured speedup from the predicted one; other programs disturb the measurement.
+TOLERANCE = 0.05
 WINDOW = 10  # number of steps over which a loss is averaged
 
 
 def findings(measured: DropComputeMeasured) -> Iterator[Finding]:
-    """Returns tables, figures and claims."""
+    """Yields the tables, figures and claims of the study."""
     if measured.predicted:
         yield from _predicted(measured)
     if measured.clocked:
@@ -49,14 +48,14 @@ def _predicted(measured: DropComputeMeasured) -> Iterator[Finding]:
         lines.append(Line(f"{one.workers:,} workers", list(one.rates), list(one.speedups)))
     yield Table(
         f"Predicted effective speedup by number of workers: {study.micro_batches} micro-batches of {latency.base} "
-        f"s with bounded log-normal delays, {study.serial} s for the rest",
+        f"s with bounded log-normal delays, and {study.serial} s for the rest of the step",
         (
             "workers", "step without threshold, s", "best threshold, s", "drop rate", "speedup (algorithm 2)",
-            "equations (5), (7)", "the same with measured E[T]",
+            "equations (5), (7)", "equations (5), (7) with measured E[T]",
         ),
         tuple(rows),
-        "Algorithm 2 on 100 sampled iterations. Equation (7) assumes the maximum of normal times; tails are longer "
-        "here.",
+        "Algorithm 2 uses 100 sampled iterations. Equation (7) assumes that the times are normally distributed; their "
+        "tails are longer here.",
     )  # fmt: skip
     yield Chart(
         "Effective speedup against drop rate", "Analysis of sampled latencies, as in figure 4 of the paper.",
@@ -64,12 +63,12 @@ def _predicted(measured: DropComputeMeasured) -> Iterator[Finding]:
     )  # fmt: skip
     fleets, best = tuple(one.workers for one in measured.predicted), [one.speedup for one in measured.predicted]
     yield Chart(
-        "Effective speedup against workers", "At the best threshold for each number of workers.",
+        "Effective speedup against workers", "Speedup at the best threshold for each number of workers.",
         "workers", "effective speedup",
         (Line("algorithm 2", fleets, best), Line("equations (5), (7)", fleets, analytic, dashed=True)), log="x",
     )  # fmt: skip
     growing = all(a < b for a, b in itertools.pairwise(best))
-    yield Check("speedup grows with the number of workers", growing, ", ".join(f"{gain:.3f}" for gain in best))
+    yield Check("the speedup grows with the number of workers", growing, ", ".join(f"{gain:.3f}" for gain in best))
 
 
 def _clocked(measured: DropComputeMeasured) -> Iterator[Finding]:
@@ -85,11 +84,11 @@ def _clocked(measured: DropComputeMeasured) -> Iterator[Finding]:
         for one in measured.clocked
     )
     yield Table(
-        "Measured effective speedup: threads with injected delays, on a real clock",
+        "Measured effective speedup: threads with injected delays, timed with a real clock",
         ("workers", "step, s", "step with threshold, s", "measured", "predicted (algorithm 2)", "measured / predicted"),
         rows,
-        f"{measured.clocked[0].iterations} iterations of {measured.study.micro_batches} micro-batches; speeds are "
-        "completed micro-batches per second.",
+        f"Each row measures {measured.clocked[0].iterations} iterations of {measured.study.micro_batches} "
+        "micro-batches. A speedup is a ratio of completed micro-batches per second.",
     )
     off = max(abs(row[-1] - 1) for row in rows)
     yield Check("the measured speedup agrees with the predicted one", off < TOLERANCE, f"within {off:.1%}")
@@ -110,18 +109,20 @@ def _training(measured: DropComputeMeasured, training: DroppedTraining) -> Itera
         f"{name}: training with dropped micro-batches, {measured.study.workers} workers, {measured.study.steps} steps",
         ("run", "drop rate", training.metric, "last loss", "simulated time, s", "time saved, ×", "published F1"),
         tuple(rows),
-        "Published: F1 of BERT-Large on SQuAD (table 1a), pretrained with that drop rate. Loss: mean over ten steps.",
+        "The published F1 is that of BERT-Large on SQuAD, pretrained with the same drop rate (table 1a). The last "
+        "loss is a mean over ten steps.",
     )
     for what, lines in (("step", by_step), ("simulated time, s", by_time)):
         title = f"{name}: loss against {what}"
-        yield Chart(title, "Training loss, mean over ten steps.", what, "loss", tuple(lines))
+        yield Chart(title, "Training loss, averaged over ten steps.", what, "loss", tuple(lines))
     whole, extra = rows[0], next(row for row, run in zip(rows, training.runs, strict=True) if run.extra)
     # The tolerance of the loss is the variation between single training runs.
     same = extra[3] <= 1.02 * whole[3] + 0.005
     yield Check(
-        f"{name}: with extra steps, the same loss in less time",
+        f"{name}: extra steps lead to the same loss in less time",
         same and extra[4] < whole[4],
-        f"loss {whole[3]:.4g} in {whole[4]:.0f} s, {extra[3]:.4g} in {extra[4]:.0f} s",
+        f"loss {whole[3]:.4g} in {whole[4]:.0f} s without a threshold, {extra[3]:.4g} in {extra[4]:.0f} s with extra "
+        "steps",
     )
 
 
@@ -135,7 +136,8 @@ def _name(run: DroppedRun) -> str:
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
-    """Returns the mean over the last steps, fewer at the start; steps without a completed micro-batch have no loss."""
+    """Returns for each step the mean loss over the last `WINDOW` steps (fewer at the start). Steps without a completed
+    micro-batch have no loss and are left out."""
     means = []
     for end in range(1, len(values) + 1):
         known = values[max(0, end - WINDOW) : end]

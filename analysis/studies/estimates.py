@@ -25,14 +25,20 @@ from ..report import (
 
 STUDY = "estimate"
 MARK = "compiler's estimate"
-SOURCE = "The compiler's own estimates if available; docs/estimate.md states the cost model for the rest."
+SOURCE = (
+    "Values are the compiler's own estimates if available; docs/estimate.md has the cost model for all other values."
+)
 DEFINITIONS = (
     Definition(
-        "Cycles", "sum of the compiler's", "Cycles of operations, kernels and collectives; overlap is not modelled."
+        "Cycles",
+        "sum over the program",
+        "Estimated cycles of operations, kernels and collectives; overlap is not modeled.",
     ),
     Definition("Kernels, moved", "GPU", "Number of launched kernels, and bytes of their operands and results."),
-    Definition("Ratio", "cost / cost of the first", "Cost of programs for the same chips, per device."),
-    Definition("Memory", "arguments + outputs + temporaries", "Bytes per device, or the compiler's peak."),
+    Definition("Ratio", "cost / cost of the first program", "Costs per device of programs for the same chips."),
+    Definition(
+        "Memory", "arguments + outputs + temporaries", "Bytes per device; the compiler's peak if it reports one."
+    ),
 )
 
 
@@ -52,11 +58,13 @@ def build(record: Contents, summary: EstimateSummary) -> Report:
     fitting = [row for row in summary.programs if row.does_not_fit is None]
     lacking = [row for row in summary.programs if row.does_not_fit is not None]
     manifest = msgspec.convert(record.manifest, EstimateManifest)
-    none = "none: an estimate, not a test of a device"
+    none = "none: this is an estimate, not a test of a device"
     said = (f"{row.target}: {row.tool} {row.ratio:.3f}" for row in fitting if row.ratio is not None)
     sentence = "; ".join(said) or "nothing could be estimated"
     actions = (
-        Action("Measure it", "An estimate only compares programs; measure time on the chips with sdc bench transform."),
+        Action(
+            "Measure it", "An estimate only compares programs; measure times on the chips with sdc bench transform."
+        ),
     )
     tables = [_costs(fitting), _memory(fitting), _collectives(fitting)]
     costs, memory, collectives = (marked(table, MARK) for table in tables)
@@ -70,8 +78,8 @@ def build(record: Contents, summary: EstimateSummary) -> Report:
         title=record.path.resolve().name,
         verdict=None,
         label="COMPILER'S ESTIMATE",
-        headline=Headline(sentence, none, none, "not measured", "nothing was run: an estimate", actions),
-        simulated="nothing was run: all figures are the compiler's estimate",
+        headline=Headline(sentence, none, none, "not measured", "nothing was run; this is an estimate", actions),
+        simulated="nothing was run; all figures are the compiler's estimates",
         notes=[str(row.does_not_fit) for row in lacking],
         facts=[("step", manifest.subject), ("started", manifest.created)],
         measured=[*tables, *map(_parts, summary.programs)],
@@ -98,7 +106,7 @@ def _costs(programs: Sequence[ProgramEstimate]) -> Table:
 
 
 def _memory(programs: Sequence[ProgramEstimate]) -> Table:
-    header = ("target", "program", "devices", "arguments", "outputs", "temporaries", "in all", "there are", "program")
+    header = ("target", "program", "devices", "arguments", "outputs", "temporaries", "total", "available", "code")
     rows = [
         (
             row.target, row.tool, show(row.devices),
@@ -119,7 +127,7 @@ def _collectives(programs: Sequence[ProgramEstimate]) -> Table:
         for row in programs
         for each in row.collectives
     ]  # fmt: skip
-    return Table("Collectives, by bytes over a stated bandwidth", header, tuple(rows))
+    return Table("Collectives: times follow from bytes and a stated bandwidth", header, tuple(rows))
 
 
 def _parts(row: ProgramEstimate) -> Table:
@@ -128,7 +136,7 @@ def _parts(row: ProgramEstimate) -> Table:
 
 
 def _drawn(programs: Sequence[ProgramEstimate]) -> Figure | LeftOut:
-    title = "Cost of each tool, as a multiple of the first program"
+    title = "Cost of each tool, as a multiple of the cost of the first program"
     known = [(row.target, row.tool, row.ratio) for row in programs if row.ratio is not None]
     if not known:
         return LeftOut(title, "nothing could be estimated")
@@ -142,7 +150,7 @@ def _drawn(programs: Sequence[ProgramEstimate]) -> Figure | LeftOut:
         axes.set_yticks(list(places), [f"{target}  {tool}" for target, tool, _ in known])
         axes.set_xlabel("cost / cost of the first program")
 
-    caption = "Cycles (TPU), or time to move the kernels' bytes (GPU), per device."
+    caption = "The cost per device is the number of cycles (TPU) or the time to move the bytes of the kernels (GPU)."
     return Figure(title, caption, draw, height=0.9 + 0.32 * len(known))
 
 

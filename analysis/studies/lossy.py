@@ -16,12 +16,13 @@ TOLERANCE = 0.05  # maximum relative deviation of the mean drift of a random wal
 
 
 def printed_pair_drift(p: float) -> float:
-    """Returns the drift between two copies of a random walk as printed in the paper; `pair_drift` has 2p/(1 - p²)."""
+    """Returns the drift between two copies of a random walk as printed in the paper, 2p/(1 + p); `pair_drift` returns
+    the exact form, 2p/(1 - p²)."""
     return 2 * p / (1 + p)
 
 
 def findings(measured: LossyMeasured) -> Iterator[Finding]:
-    """Returns tables, figures and claims."""
+    """Yields the tables, figures and claims of the study."""
     for training in measured.trainings:
         yield from _by_rate(measured, training)
     if measured.walks:
@@ -32,12 +33,12 @@ def _by_rate(measured: LossyMeasured, training: LossyTraining) -> Iterator[Findi
     text = training.metric == "perplexity"
     study, rates = measured.study, measured.study.rates
     scores, name = training.scores, training.workload
-    header = ("losses", *(f"{rate:.0%}" for rate in rates), *(f"{rate:.0%}, against 0 %" for rate in rates[1:]))
+    header = ("losses", *(f"{rate:.0%}" for rate in rates), *(f"{rate:.0%}, change in %" for rate in rates[1:]))
     nothing = [None] * (len(rates) - 1)
     lossless = scores["per shard"][rates[0]]
 
     def row(losses: str, found: Mapping[float, float], base: float) -> tuple[Any, ...]:
-        """Returns scores, and their changes in percent."""
+        """Returns a row of scores, and their changes from `base` in percent."""
         changes = (100 * (found[rate] / base - 1) if rate in found else None for rate in rates[1:])
         return losses, *map(found.get, rates), *changes
 
@@ -47,19 +48,19 @@ def _by_rate(measured: LossyMeasured, training: LossyTraining) -> Iterator[Findi
     rows.append(("drift / move², measured, per shard", *(training.drifts[rate] for rate in rates), *nothing))
     rows.append(("drift / move², random walk", *map(pair_drift, rates), *nothing))
     yield Table(
-        f"{name}: {training.metric} by loss rate of gradients and of parameters, {study.workers} workers, "
+        f"{name}: {training.metric} by loss rate of gradients and parameters, {study.workers} workers, "
         f"{training.steps} steps",
         header,
         tuple(rows),
-        f"Mean over {training.seeds} seeds, the replicas and the last three evaluations. Published: Llama-2-7B, 64 "
-        "workers, "
-        "5,000 steps. Drift between copies exceeds that of a random walk if parameters keep their direction for a "
-        "while.",
+        f"Values are means over {training.seeds} seeds, the replicas and the last three evaluations; changes are "
+        "relative to a loss rate of 0 %. The published values are those of Llama-2-7B with 64 workers after 5,000 "
+        "steps. The drift between copies exceeds that of a random walk if parameters move in the same direction for "
+        "a while.",
     )
     yield Chart(
         f"{name}: {training.metric} against loss rate",
-        f"{study.workers} workers, {training.steps} steps; a packet has {study.packet} elements, a burst "
-        f"{study.burst:g} packets.",
+        f"{study.workers} workers, {training.steps} steps. A packet contains {study.packet} elements; a burst of "
+        f"losses affects {study.burst:g} packets on average.",
         "loss rate",
         training.metric,
         tuple(Line(losses, list(found), list(found.values())) for losses, found in scores.items()),
@@ -67,7 +68,11 @@ def _by_rate(measured: LossyMeasured, training: LossyTraining) -> Iterator[Findi
     by_rate = scores["per shard"]
     if text and 0.2 in by_rate:
         change = 100 * (by_rate[0.2] / lossless - 1)
-        yield Check("perplexity at 20 % loss is less than 3 % higher", bool(change < 3), f"{change:+.2f} %")
+        yield Check(
+            "perplexity at a loss rate of 20 % is less than 3 % higher than without losses",
+            bool(change < 3),
+            f"{change:+.2f} %",
+        )
     if text:
         rising = list(by_rate.values())
         slope = np.polyfit(list(by_rate), rising, 1)[0]
@@ -91,8 +96,8 @@ def _walks(measured: LossyMeasured) -> Iterator[Finding]:
         rows,
     )
     yield Chart(
-        "Drift between two copies against theory",
-        "Owners move by independent steps; packets of parameters are lost, those of gradients are not.",
+        "Drift between two copies compared with theory",
+        "Owners move by independent steps. Packets of parameters are lost; packets of gradients are not.",
         "loss rate",
         "E[D²] / s²",
         (
@@ -107,5 +112,5 @@ def _walks(measured: LossyMeasured) -> Iterator[Finding]:
     yield Check(
         "drift follows the exact form, not the printed one",
         off < TOLERANCE < nearest + TOLERANCE,
-        f"largest deviation from the exact form {off:.1%}",
+        f"largest deviation from the exact form: {off:.1%}",
     )

@@ -1,4 +1,4 @@
-"""Findings of the study of checked products: shares computed from its counts, and its report."""
+"""Findings of the study of checked matrix products: shares computed from the counts, and the report."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,16 +34,16 @@ MANTISSA = {32: 23, 16: 7}  # bits of the mantissa of float32 and bfloat16
 def summarize_products(
     counts: Mapping[str, Mapping[str, SchemeCounts]], magnitudes: Sequence[float]
 ) -> ProductsSummary:
-    """Computes shares from the counts of a study.
+    """Computes the shares of false alarms and detected errors from the counts of a study.
 
     Args:
         counts: counts by variant and scheme.
         magnitudes: magnitudes of the errors, in root mean squares of the row.
 
     Returns:
-        By variant and scheme: the counts; `false_alarms_upper_95` per row; the smallest magnitudes at which `half` and
-        `almost_all` (99 %) of the errors are found, or None; the shares of `flips`, and of flips of
-        `sign_exponent`, that are found.
+        By variant and scheme: the counts; the upper bound `false_alarms_upper_95` of the rate per row; the smallest
+        magnitudes at which `half` and `almost_all` (99 %) of the errors are detected, or None; the detected shares of
+        all bit flips (`flips`), and of flips of the sign and the exponent (`sign_exponent`).
     """
     return ProductsSummary(
         magnitudes=list(magnitudes),
@@ -59,7 +59,7 @@ def _shares(found: SchemeCounts, magnitudes: Sequence[float]) -> SchemeShares:
     shares = np.asarray(found.found) / np.maximum(np.asarray(found.made), 1)
 
     def smallest(share: float) -> float | None:
-        """Returns the smallest magnitude from which on at least this share of the errors is found."""
+        """Returns the smallest magnitude at and above which at least this share of the errors is detected."""
         enough = np.append(np.flatnonzero(shares < share), -1).max() + 1
         return float(magnitudes[enough]) if enough < len(magnitudes) else None
 
@@ -92,15 +92,17 @@ def build(record: Contents, summary: ProductsSummary) -> Report:
         title=record.path.resolve().name,
         verdict=None,
         label="STUDY OF CHECKSUMMED PRODUCTS",
-        headline=headline_of_study(f"the default scheme flagged {alarms:,} of {rows:,} rows of healthy products"),
-        simulated="errors and flips were injected into products on healthy hardware to measure detection",
+        headline=headline_of_study(
+            f"the default scheme flagged {alarms:,} of {rows:,} rows of healthy matrix products"
+        ),
+        simulated="errors and bit flips were injected into matrix products on healthy hardware to measure detection",
         notes=[f"The profile was measured on another setup: {'; '.join(manifest.departs)}."]
         if manifest.departs
         else [],
         facts=[
             ("steps", manifest.steps),
             ("products", manifest.where or "products"),
-            ("errors in the products of steps", ", ".join(map(str, manifest.marked_steps))),
+            ("steps with injected errors", ", ".join(map(str, manifest.marked_steps))),
             ("started", manifest.created),
             ("thresholds", f"{manifest.profile} (kappa {kappa})"),
         ],
@@ -112,24 +114,22 @@ def build(record: Contents, summary: ProductsSummary) -> Report:
         ],
         definitions=DEFINITIONS,
         about=[
-            "Appendix D of Ma et al. 2025 (arXiv:2502.12340), whose scheme is `paper`; the other schemes are from this "
-            "project.",
-            "Each row has one error in a random column; rows are checked individually.",
+            "The scheme `paper` is that of appendix D of Ma et al. 2025 (arXiv:2502.12340); the other schemes are from "
+            "this project.",
+            "Each row contains one error in a random column; rows are checked individually.",
         ],
         brief=[*(marked(table, SIMULATED) for table in tables), Text(FOUND)],
     )
 
 
-FOUND = "half and 99 % found: the smallest error, in root mean squares of its row, at which this share is found"
+FOUND = "half found, 99 % found: the smallest error, in root mean squares of its row, at which this share is detected"
 DEFINITIONS = (
     Definition(
-        "False alarm", "flagged / checked", "Share of rows of products, as computed in training, that are flagged."
+        "False alarm", "flagged / checked", "Share of flagged rows in the matrix products that training computes."
     ),
     Definition("Magnitude", "|error| / rms(row)", "Error of one element divided by the root mean square of its row."),
-    Definition("Half, almost all found", "50 %, 99 %", "The smallest magnitude from which on this share is found."),
-    Definition(
-        "Flips found", "found / made", "Share over all bits of the type with equal weight; zero rows are omitted."
-    ),
+    Definition("Half, almost all found", "50 %, 99 %", "Smallest magnitude at and above which this share is detected."),
+    Definition("Flips found", "found / made", "All bits of the type have equal weight; rows of zeros are omitted."),
     Definition(
         "Sums, rounded", "float32, bfloat16", "Whether the check precedes or follows rounding to the output's type."
     ),
@@ -143,7 +143,7 @@ def _table(variant: str, schemes: Mapping[str, SchemeShares]) -> Table:
         counts, bound = (show(found.checked), show(found.flagged)), show(found.false_alarms_upper_95, digits=2)
         rows.append((scheme, *counts, bound, *("never" if v is None else show(v) for v in values)))
     shares = ("half found", "99 % found", "flips", "sign, exponent")
-    header = ("scheme", "rows", "false alarms", "per row below (95 %)", *shares)
+    header = ("scheme", "rows", "false alarms", "upper bound per row (95 %)", *shares)
     return Table(f"Schemes on {variant}", header, tuple(rows))
 
 
@@ -161,5 +161,5 @@ def _drawn(
     title = f"Errors found by magnitude: {variant}"
     yield line_figure(Chart(title, caption, "error / rms of the row", "share found", tuple(sizes), log="x"))
     caption = "Share of flips of this bit of an element, one per row, that the scheme flags."
-    x = "bit (0 is the lowest of the mantissa, the last the sign)"
+    x = "bit (0: lowest of the mantissa; last: sign)"
     yield line_figure(Chart(f"Flips found by bit: {variant}", caption, x, "share found", tuple(bits)))

@@ -1,4 +1,4 @@
-"""The record of a study: its findings, and their report."""
+"""The record of a study: the findings of the study, and a report of the findings."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
@@ -25,11 +25,11 @@ FINDINGS: Mapping[str, Callable[[Any], Iterable[Finding]]] = {
 
 
 def findings_of(measured: Measured | NodesMeasured) -> Findings:
-    """Returns tables, figures and claims of a study of robust aggregation or of the simulated nodes, with published
-    values.
+    """Returns the tables, figures and claims of a study of robust aggregation or of the simulated nodes, with the
+    published values.
 
     Args:
-        measured: the result of `sdc.train.studies.study`, or the findings of `sdc.train.studies.NodesStudy`.
+        measured: the result of `sdc.train.studies.study`, or the measurements of `sdc.train.studies.NodesStudy`.
     """
     return Findings.of(FINDINGS[measured.study.name](measured))
 
@@ -43,7 +43,7 @@ def conclude_study(record: Contents) -> Conclusion:
     if kind == estimates.STUDY:
         costs = msgspec.convert(stored, EstimateSummary)
         return Conclusion(record, costs, stored, estimates.build(record, costs))
-    if kind == _scar.STUDY:  # its summary is computed from its lines
+    if kind == _scar.STUDY:  # the summary of this study is computed from the lines of its record
         found = _scar.summary_of(record)
         every = msgspec.to_builtins(found, enc_hook=to_json)
         own = {name: every[name] for name in ("complete", "study", "grids", "charts", "checks")}
@@ -101,7 +101,7 @@ def write_estimate(folder: Path, programs: Iterable[ProgramEstimate], **manifest
         **manifest: further fields of the manifest, such as the command.
 
     Returns:
-        The same as `write_study`.
+        The summary, with the same additional fields as that of `write_study`.
 
     Raises:
         RecordError: the folder exists already, or cannot be written.

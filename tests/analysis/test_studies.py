@@ -116,8 +116,9 @@ def test_lossy() -> None:
     assert rows["in bursts"] == (10.0, 10.3, None, pytest.approx(3.0), None)
     assert rows["published"][:3] == (10.653, 10.934, 11.362)
     assert held(found) == {
-        "perplexity at 20 % loss is less than 3 % higher": True, "perplexity rises with the loss rate": True,
-    }  # fmt: skip
+        "perplexity at a loss rate of 20 % is less than 3 % higher than without losses": True,
+        "perplexity rises with the loss rate": True,
+    }
     assert set(held(findings_of(lossy({}, (10.0, 10.4, 9.9)))).values()) == {False}
 
 
@@ -167,7 +168,7 @@ def test_shadow() -> None:
         )
 
     found = findings_of(measured((2,)))
-    assert cells(found, "watches")["healthy"] == (0, 0, 0, None, None, "clean", "nobody")
+    assert cells(found, "watches")["healthy"] == (0, 0, 0, None, None, "clean", "none")
     assert cells(found, "watches")["wrong"] == (3, 2, 2, 0, 1, "corrupt", "2")
     assert list(held(found).values()) == [True]
     assert cells(findings_of(measured(())), "watches")["wrong"][-1] == "1 or 2"

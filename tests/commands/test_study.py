@@ -70,4 +70,4 @@ def test_a_study_of_failures_is_recorded_and_goes_on(
     assert run(["report", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == summary
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "published (less)" in page
+    assert "published reduction" in page

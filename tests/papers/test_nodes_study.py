@@ -57,7 +57,7 @@ def test_where_nothing_is_known_nothing_is_said(measured: NodesMeasured) -> None
 @pytest.mark.parametrize("quantity", ["frequency", "severity by layer", "time", "drift", "loss"])
 def test_each_claim_fails_where_figures_disagree(measured: NodesMeasured, quantity: str) -> None:
     wrong = tuple(dataclasses.replace(row, agrees=False) if row.quantity == quantity else row for row in measured.rows)
-    claims = {"drift": "drift grows", "loss": "loss curves coincide", "time": "behaviour in time"}
+    claims = {"drift": "drift grows", "loss": "loss curves coincide", "time": "behavior over time"}
     begins = claims.get(quantity, f"{quantity}:")
     [check] = [
         check

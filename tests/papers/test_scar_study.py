@@ -72,13 +72,13 @@ def test_starts_that_do_not_converge_are_told(sound: list[PartRow]) -> None:
         for row in sound
     ]
     found = findings_of_scar.findings(changed)
-    failed = next(grid for grid in found.grids if grid.caption == "Trainings that did not converge")
+    failed = next(grid for grid in found.grids if grid.caption == "Training runs that did not converge")
     assert [row[2:] for row in failed.rows] == [
-        (2, "never came there"), ("all", "4 starts converged, too few for an interval")
+        (2, "never came there"), ("all", "only 4 starts converged; an interval needs at least 5")
     ]  # fmt: skip
     assert not any("Figure 7" in grid.caption for grid in found.grids)
     more = [*changed, *(replace(row, start=(row.start or 0) + 5) for row in sound if row.what == "failures")]
-    trained = next(grid for grid in findings_of_scar.findings(more).grids if grid.caption == "Trainings")
+    trained = next(grid for grid in findings_of_scar.findings(more).grids if grid.caption == "Training runs")
     assert trained.rows[0][5:7] == (9, 1)
 
 
