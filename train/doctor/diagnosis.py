@@ -101,8 +101,7 @@ def examine(
 
 
 def decide(checks: Sequence[Check]) -> tuple[Verdict, str]:
-    """Returns the verdict and its reason. Differences take precedence over failed checks, failed checks over risks, and
-    risks over equal bits."""
+    """Returns the verdict and its reason. The order of precedence is differences, failed checks, risks, equal bits."""
 
     def named(outcome: str) -> str:
         return ", ".join(check.name for check in checks if check.outcome == outcome)
@@ -272,7 +271,7 @@ def minimal(names: Sequence[str], holds: Callable[[frozenset[str]], bool]) -> li
 
 
 def explanations(names: Sequence[str], operations: Sequence[str], holding: Holding) -> dict[str, list[str]]:
-    """Returns, for each operation that some of the settings explain, a minimal set of such settings."""
+    """Returns, for each operation whose difference some of the settings explain, a minimal set of such settings."""
     ask = functools.cache(holding)
     alone = [[name] for name in names] if len(names) <= FEW else []
     found: dict[str, list[str]] = {}

@@ -97,7 +97,7 @@ def unknown_flags(words: str) -> tuple[str, ...]:
 
 
 def _last_words(said: Any) -> str:
-    """Returns the last informative line of an output; if the runtime crashes, it prints the reason above the stack
+    """Returns the last informative line of an output. A runtime that crashes prints the reason above the stack
     addresses."""
     size = said.seek(0, os.SEEK_END)
     said.seek(max(0, size - 20_000))

@@ -23,7 +23,7 @@ class Measured(Fields, kw_only=True):
     digests: Annotated[list[str], about("first 16 digits of the SHA-256 of its outputs, for each run")] = msgspec.field(
         default_factory=list
     )
-    devices: Annotated[int, about("number of devices that the operation ran on")] = 1
+    devices: Annotated[int, about("number of devices on which the operation ran")] = 1
     permuted: Annotated[
         str | None, about("digest with the devices in reverse order; `null` for an operation on one device")
     ] = None

@@ -3,9 +3,9 @@
 settings      specifications of the studies: each flag of `sdc study` is a field
 workloads     models, data and training of the aggregation studies
 measurements  results of the experiments
-theory        formulas that results are compared with
+theory        formulas with which results are compared
 
-Each paper has a module with its experiment. Specifications, measurements and theory need no JAX.
+Each paper has one module, which contains the experiment. Specifications, measurements and theory need no JAX.
 """
 
 from typing import TYPE_CHECKING

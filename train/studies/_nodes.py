@@ -326,7 +326,7 @@ def _layer(
 
 
 def compare_time(name: str, *, runs: int = 100, seed: int = 0) -> list[Compared]:
-    """Compares the study's description of a node's behaviour in time with simulated runs."""
+    """Compares the study's description of a node's behavior over time with simulated runs."""
     rng = np.random.default_rng([seed, 1, node_number(name)])
     hit = "number of steps with a mismatch, out of 4,500"
     claims: list[tuple[str, Float64[np.ndarray, "runs"], Callable[[float, float], bool], str]] = []
@@ -602,7 +602,7 @@ class NodeFound:
 
 
 def find_node(node: str, steps: int, *, twins: int = 2, config: str | TrainConfig = "tiny", seed: int = 0) -> NodeFound:
-    """Runs the first stage of a pair or a pool whose last host is a simulated node, until a difference is found.
+    """Runs the first stage of a pair or a pool whose last host is a simulated node, until a difference is detected.
 
     All twins are on one device. The program is compiled once per node, which takes seconds for any number of steps. See
     `sdc.nodes.parse_suspect` for names of nodes; the rates of `node4(times=1e6)` are a million times those of `node4`.

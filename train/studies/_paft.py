@@ -31,7 +31,7 @@ def methods(
 
 
 def experiment(study: PaftStudy, workloads: Sequence[Task]) -> Generator[str, None, PaftMeasured]:
-    """Trains each workload with each method and noise, and measures the divergence of replicas."""
+    """Trains each workload with each method at each level of noise, and measures the divergence of replicas."""
 
     def noise(setting: tuple[Any, Any]) -> optax.GradientTransformation:
         """Returns the noise; a setting is a pair: the sigma of the noise, and the sigma of bursts."""

@@ -348,7 +348,7 @@ Found: TypeAlias = Perturbed | dict[str, Perturbed] | Overhead | Criterion | Fai
 
 
 class Case(NamedTuple):
-    """A policy for saves, and a kind of loss."""
+    """A save policy, combined with a kind of lost blocks."""
 
     policy: Policy  # selection of blocks
     fraction: float  # fraction of the bytes that a save writes

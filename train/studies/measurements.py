@@ -260,7 +260,7 @@ class ProductsMeasured:
 
     study: ProductsStudy
     config: Mapping[str, Any]  # the configuration
-    rounding: Rounding  # rounding behaviour of the device, which determines the thresholds
+    rounding: Rounding  # rounding behavior of the device, which determines the thresholds
     departs: tuple[str, ...]  # differences of this device from the one that `rounding` describes
     counts: Mapping[str, Mapping[str, SchemeCounts]]  # by variant (type, sums or rounded) and scheme
     magnitudes: tuple[float, ...]  # magnitudes of the errors, in units of the root mean square of the row

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     )
     from .workloads import Task
 
-MOST = 1_000_000  # maximum number of steps of a study, which keeps the measurements of each step
-# Maximum runs and steps of the study of nodes, and trials of the SCAR study; the results of all are kept in memory.
+MOST = 1_000_000  # maximum number of steps of a study; the measurements of each step are kept in memory
+# Maximum numbers of runs and steps of the study of nodes, and of trials of the SCAR study; all results are kept in
+# memory.
 MOST_NODES, MOST_TRIALS = 1000, 100_000
 WINDOW = 8  # steps for which each kind of error lasts when the responses of small models are measured
 # Layers, width and tokens of the small models. The nodes train the first model; both models measure the response of
@@ -109,7 +110,7 @@ class PaftStudy(Study["PaftMeasured"]):
         variances: sigma^2 of the noise, the paper's measure of inconsistency.
         periods: periods of `paft_sync`.
         burst_every: number of steps from one burst to the next; the paper has one burst in 500 steps of a longer run.
-        bursts: sigma^2 of occasional large noise, added to the smallest of the variances.
+        bursts: sigma^2 of the noise in bursts; in all other steps, it is the smallest of the variances.
         rate: learning rate of the plain SGD with which divergence is measured.
         sigma: sigma of the noise in this SGD.
         drifting_steps: maximum number of steps of this SGD.
@@ -239,7 +240,7 @@ KINDS = (
     Hardware("wrong in every second step", 2, spike=0.5),
     Hardware("wrong in every tenth step", 2, spike=0.1),
     Hardware("wrong once", 2, once=True),
-    Hardware("the home spare always wrong", 4),
+    Hardware("home spare always wrong", 4),
     Hardware("always wrong, two spares", 2, spares=2),
     Hardware("wrong in every tenth step, two spares", 2, spike=0.1, spares=2),
 )
@@ -472,7 +473,7 @@ class ProductsStudy:
             profile: profile of the device, which sets the thresholds (default: assumptions about the platform).
 
         Returns:
-            Counts by variant and scheme; `sdc.analysis.studies.write_products_study` writes a report of them.
+            Counts by variant and scheme; `sdc.analysis.studies.write_study` writes a report of them.
 
         Raises:
             SettingError: there are no steps or no types, or `where` is not a selector or selects no product.

@@ -146,7 +146,7 @@ def convnet(images: Images) -> Task:
 
 def halved(images: Images) -> Images:
     """Returns images that are averaged over two by two pixels if they are large, and cropped to sizes that can be
-    halved twice: 28 pixels become 12."""
+    halved twice; for example, 28 pixels become 12."""
     if images.shape[0] <= LARGEST:
         return images
 
@@ -166,13 +166,13 @@ def halved(images: Images) -> Images:
 
 
 def linear(*, features: int = 8, classes: int = 2, noise: float = 0.5) -> Task:
-    """Returns a linear classifier on synthetic points around one centre per class, with SGD, for a study that takes
+    """Returns a linear classifier on synthetic points around one center per class, with SGD, for a study that takes
     seconds.
 
     Args:
         features: number of features of a point.
         classes: number of classes, at most as many as features.
-        noise: standard deviation of a feature around its centre, which is 1 or 0.
+        noise: standard deviation of a feature around its center, which is 1 or 0.
     """
 
     def draw(generator: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -195,7 +195,7 @@ def linear(*, features: int = 8, classes: int = 2, noise: float = 0.5) -> Task:
 
     return Task(
         name="linear",
-        source=f"points around {classes} centres",
+        source=f"points around {classes} centers",
         init=lambda key: {"weights": 0.01 * jax.random.normal(key, (features, classes)), "bias": jnp.zeros(classes)},
         loss=loss,
         score=lambda params: jnp.mean((jnp.argmax(values(params, test[0]), axis=-1) == test[1]).astype(jnp.float32)),
@@ -258,7 +258,7 @@ def chosen_tasks(which: str, sources: Sources) -> list[Task]:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A training method. Its settings are traced, so that one program serves all settings.
+    """A training method. Its settings are traced, so one program serves all settings.
 
     Attributes:
         init: `(params, setting) -> state` of a worker, under the axis of workers.
