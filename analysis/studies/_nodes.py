@@ -55,7 +55,7 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
         if row.quantity in TABLES
     ]
     yield Table(
-        "Tables 1 and 2: runs of 4,500 steps at the study's size",
+        "Tables 1 and 2: runs of 4,500 steps with a model of the study's size",
         ("node and submodule", "quantity", "published", "simulated", "95 % interval", "inside"),
         tuple(rows),
         "A severity is the maximum over a run, so it varies between runs; the study reports a single run.",
@@ -84,7 +84,7 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
     ]
     yield Table(
         "Qualitative claims of the study",
-        ("node", "what", "simulated", "published", "agrees"),
+        ("node", "quantity", "simulated", "published", "agrees"),
         tuple(rows),
         "Drift is the distance between the parameters of a small model and those of a healthy run after the last step; "
         "this distance must grow from a quarter of the steps to half of them, and from there to the last step. Loss is "

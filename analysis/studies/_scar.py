@@ -54,7 +54,7 @@ def ratio_interval(top: Float[np.ndarray, "starts trials"], bottom: Float[np.nda
 
 
 STUDY = "scar study"
-# By fraction lost, the range of the published reductions of the iteration cost by partial recovery (figure 7).
+# Ranges of the published reductions of the iteration cost by partial recovery (figure 7), by fraction lost.
 PARTIAL = {0.25: (0.59, 0.89), 0.5: (0.31, 0.62), 0.75: (0.12, 0.42)}
 # Published number of iterations by which SCAR reaches a likelihood sooner (figure 9), and the averaging window.
 SOONER, AFTERWARDS = 3, 8

@@ -107,7 +107,7 @@ def _walks(measured: LossyMeasured) -> Iterator[Finding]:
         ),
     )
     off = max(abs(row[4] - 1) for row in rows)
-    # At the smallest rates the two forms differ by less than the tolerance.
+    # At the smallest rates, the two forms differ by less than the tolerance.
     nearest = min(abs(found / wrong - 1) for found, wrong in zip(walks, printed, strict=True))
     yield Check(
         "drift follows the exact form, not the printed one",

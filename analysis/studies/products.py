@@ -157,9 +157,9 @@ def _drawn(
         made = np.asarray(found.bits_made)
         share = np.where(made > 0, np.asarray(found.bits_found) / np.maximum(made, 1), np.nan)
         bits.append(Line(scheme, range(len(share)), share))
-    caption = "Share of errors of this size, one per row, that the scheme flags."
+    caption = "Share of errors of this size (one error per row) that the scheme flags."
     title = f"Errors found by magnitude: {variant}"
     yield line_figure(Chart(title, caption, "error / rms of the row", "share found", tuple(sizes), log="x"))
-    caption = "Share of flips of this bit of an element, one per row, that the scheme flags."
+    caption = "Share of flips of this bit (one flip per row) that the scheme flags."
     x = "bit (0: lowest of the mantissa; last: sign)"
     yield line_figure(Chart(f"Flips found by bit: {variant}", caption, x, "share found", tuple(bits)))
