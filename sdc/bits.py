@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def as_bits(x: Shaped[Array, "*shape"]) -> UInt[Array, "*bits"]:
     """Returns the bits of an array as unsigned integers of the same width; elements must have at least 8 bits.
 
-    Booleans become 8-bit integers, complex numbers get a new last axis of size two, and PRNG keys become key data.
+    Booleans become 8-bit integers, complex arrays gain a last axis of size two, and PRNG keys become their key data.
     """
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(x)
@@ -23,7 +23,7 @@ def as_bits(x: Shaped[Array, "*shape"]) -> UInt[Array, "*bits"]:
         x = jnp.stack([jnp.real(x), jnp.imag(x)], axis=-1)
     width = jax.dtypes.itemsize_bits(x.dtype)
     if width < 8:
-        raise ValueError(f"dtype {x.dtype} is narrower than 8 bits and has no bit view; cast it to int8, or exclude it")
+        raise ValueError(f"dtype {x.dtype} is narrower than 8 bits and has no bit view; cast the array, or exclude it")
     return lax.bitcast_convert_type(x, jnp.dtype(f"uint{width}"))
 
 
@@ -44,18 +44,19 @@ def select(
 ) -> Shaped[Array, "*shape"]:
     """Returns, bit for bit, `a` where the mask is true and `b` elsewhere.
 
-    XLA widens 8-bit floats even to select between them, and the conversion loses the payloads of NaNs.
+    The selection is made on bits, because XLA widens 8-bit floats even for a selection, and the conversion loses the
+    payloads of NaNs.
     """
     return from_bits(jnp.where(mask, as_bits(a), as_bits(b)), b)
 
 
 def element_words(x: Shaped[Array, "*shape"]) -> tuple[UInt32[Array, "*words"], ...]:
-    """Returns the 32-bit words of each element: arrays of the shape of `x`, or of its key data if it holds PRNG keys.
+    """Returns the 32-bit words of each element, in arrays shaped as `x`, or as its key data if `x` holds PRNG keys.
 
-    An element of up to 32 bits is one zero-extended word; an element of 64 bits is two words, the lower half first; a
-    complex number has the words of its real part before those of its imaginary part. The function neither moves
-    elements nor adds an axis of size two: a TPU stores the last two axes of an array in tiles of 8 by 128, so either
-    would copy the tensor.
+    An element of up to 32 bits becomes one zero-extended word. An element of 64 bits becomes two words, of which the
+    lower half comes first. For a complex number, the words of the real part precede those of the imaginary part. The
+    function neither moves elements nor adds an axis of size two: either operation would copy the tensor on a TPU, which
+    stores the last two axes of an array in tiles of 8 by 128.
     """
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return (*element_words(jnp.real(x)), *element_words(jnp.imag(x)))

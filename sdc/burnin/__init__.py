@@ -1,21 +1,21 @@
-"""Burn-in: runs programs with known results repeatedly on every device of a host, and compares their output bits.
+"""Burn-in, which repeatedly runs programs with known results on every device of a host and compares their outputs.
 
-workloads/   the programs: levels, families, data
+workloads/   the programs, with their levels, families and data
 sensors/     readings and errors that drivers and the kernel report during a burn-in
 programs     workloads compiled for devices, their runs, and digests of their outputs
 rounds       rounds of all workloads on all devices
-examination  evidence from runs, reruns after a difference, and comparison element by element
-rehearsal    simulated faults, and the number of rounds until they should be detected
+examination  evidence from runs, reruns after a difference, and element-by-element comparison
+rehearsal    simulated faults, and the number of rounds needed to detect them
 results      the result of a burn-in, and `result.json`
 judgement    the verdict that follows from a result
 session      a burn-in of a host, from its settings to its files
-host         requested devices, locks on them, and the properties that determine bits besides the program
+host         requested devices, locks on devices, and the properties other than the program that determine bits
 golden_register  registers of golden digests
-recorder     golden digests recorded and confirmed by the devices of this host
-bundle       evidence for the vendor, with a standalone program (`reproduce`) that shows the fault
+recorder     recording and verification of golden digests on this host
+bundle       evidence for the vendor, with a standalone program (`reproduce`) that demonstrates the fault
 pair         the result of comparing hosts, `pair.json` and `pool.json`
 standing     the most recent result of a host
-exports      JUnit XML, Prometheus metrics, JSON Schemas
+exports      results as JUnit XML and Prometheus metrics, and JSON Schemas of the files
 """
 
 from typing import TYPE_CHECKING

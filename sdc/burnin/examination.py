@@ -1,12 +1,13 @@
-"""Evidence from the runs of a workload: three independent kinds, and evidence from the host and from checksums.
+"""Evidence from the runs of a workload: repetition, votes and golden digests, and also host results and checksums.
 
 repeat      a device reproduces its earlier bits; a fault that repeats itself remains undetected
 vote        devices of one kind produce the same bits; the majority identifies a device that differs
 golden      a device produces the bits recorded for its program; every fault that changes these bits is detected
 reference   a device produces the bits that the host computes, for workloads that the host can compute
-checksums   a matrix product agrees with the sums of its factors; a flagged row is wrong if its recomputation is right
+checksums   matrix products agree with the sums of their factors; a flagged row is wrong if its recomputation is right
 
-A workload with a difference runs again immediately, to see whether the difference recurs and which elements differ.
+After a difference, the workload runs again immediately to determine whether the difference recurs and which elements
+differ.
 """
 
 from collections import Counter
@@ -35,7 +36,7 @@ class Vote(NamedTuple):
 
 
 def vote(digests: Mapping[int, str], kinds: Mapping[int, str]) -> Vote:
-    """Returns the result of a vote among the devices of each kind: the most frequent digest wins, unless two tie."""
+    """Returns the result of a vote among the devices of each kind: the most frequent digest wins, except in a tie."""
     odd: dict[int, str] = {}
     ties: list[tuple[int, ...]] = []
     agreed: list[int] = []
@@ -71,7 +72,7 @@ def examine(
     golden: Mapping[int, str],
     references: Mapping[int, str],
 ) -> list[Suspicion]:
-    """Returns the devices whose outcomes of one workload differ from the vote or from other known digests."""
+    """Returns the devices whose outcomes for one workload differ from the majority or from other known digests."""
     digests = {outcome.device: outcome.digest for outcome in outcomes}
     found: list[Suspicion] = []
     for outcome in outcomes:
@@ -91,7 +92,7 @@ def examine(
             found.append(Suspicion((device,), seen, against[0][1] if against else None))
     named = {device for suspicion in found for device in suspicion.devices}
     for tie in voted.ties:
-        # It is unknown which device is wrong, unless all tied devices without other evidence against them agree.
+        # It remains unknown which device is wrong, unless the tied devices that no other evidence implicates all agree.
         if len({digests[device] for device in tie if device not in named}) != 1:
             found.append(Suspicion(tie, ("vote",), None))
     return found
@@ -101,8 +102,8 @@ class Confirmation(NamedTuple):
     """The result of the reruns after a difference."""
 
     finding: Finding
-    baselines: dict[int, str]  # digest with which each device is compared from now on
-    errors: tuple[tuple[Place, Exception], ...]  # exceptions of the runs, and their devices
+    baselines: dict[int, str]  # digest with which each device's later runs are compared
+    errors: tuple[tuple[Place, Exception], ...]  # exceptions that runs raised, with their devices
     outputs: tuple[Any, Any] | None  # right and wrong outputs, on the host, if right outputs were available
 
 
@@ -134,7 +135,7 @@ def confirm(
     }
     devices, kinds, expected = suspicion.devices, suspicion.kinds, suspicion.expected
     note = ""
-    if len(devices) > 1:  # a tie: a device with an intermittent fault produces other bits in the reruns
+    if len(devices) > 1:  # after a tie, reruns of a device with an intermittent fault can produce other bits
         settled = set(usual.values())
         odd = tuple(device for device in devices if first[device].digest not in settled)
         if len(settled) == 1 and len(usual) == len(devices) and odd:
@@ -152,7 +153,7 @@ def confirm(
     if wrong:
         persistence = "persistent" if all(wrong) else "intermittent" if any(wrong) else "transient"
     if kinds == ("repeat",) and persistence == "persistent":
-        note = "the bits changed and stayed: either the earlier runs were wrong, or the later ones are"
+        note = "the bits changed once and then recurred: either the earlier or the later runs are wrong"
     outputs = _outputs(workload, first, again, devices, expected, programs)
     elements = None if outputs is None else compare_outputs(*outputs)
     if elements is None and not note:
@@ -162,8 +163,9 @@ def confirm(
         expected=expected, persistence=persistence, elements=elements, confirmed=first[devices[0]].checks.confirmed,
         note=note,
     )  # fmt: skip
-    # From now on, a device must repeat the right digest if it ever produced it, else its most frequent digest. Wrong
-    # bits that occurred once must not become the baseline, or the next right bits would count as another difference.
+    # From now on, a device must repeat the right digest if any of its reruns produced that digest, and otherwise its
+    # most frequent digest. Wrong bits that occurred once must not become the baseline; otherwise, the next right bits
+    # would count as another difference.
     baselines = {}
     for device, runs in again.items():
         if runs:
@@ -181,7 +183,10 @@ def _outputs(
     expected: str | None,
     programs: Programs,
 ) -> tuple[Any, Any] | None:
-    """Returns the first device's right outputs, if available, and wrong ones; for a tie, outputs of two devices."""
+    """Returns right and wrong outputs of the first device, or None if right outputs are unavailable.
+
+    After a tie, it is unknown which outputs are right, so outputs of two devices that differ are returned.
+    """
     wrong = first[devices[0]]
     right: Any = None
     if expected is None:
@@ -208,7 +213,8 @@ def compare_outputs(expected: Any, found: Any) -> Elements:
         x, y = np.asarray(a), np.asarray(b)
         if (x.shape, x.dtype) != (y.shape, y.dtype):
             raise ValueError(
-                f"{x.dtype}{list(x.shape)} and {y.dtype}{list(y.shape)}: expected outputs of the same program"
+                f"cannot compare {x.dtype}{list(x.shape)} with {y.dtype}{list(y.shape)}; expected outputs of the same "
+                "program"
             )
         old, new = bits_of(x), bits_of(y)
         (at,) = np.nonzero(old != new)

@@ -46,7 +46,7 @@ BY_DEVICE = {
     "differences": "Runs with a difference",
     "elements": "Elements checked",
     "load_seconds": "Time under load",
-    "excluded_rate": "Rate of independent mismatches that would have been detected with 95 % probability",
+    "excluded_rate": "Rate of independent mismatches per element that would have been detected with 95 % probability",
     "unfinished": "Workloads that did not run to the end",
     "temperature_celsius": "Highest temperature",
     "power_watts": "Highest power",
@@ -55,11 +55,11 @@ BY_DEVICE = {
 
 
 def junit(result: BurninResult) -> str:
-    """Formats a result as JUnit XML for continuous integration: a suite for each device, a case for each workload.
+    """Formats a result as JUnit XML for continuous integration, with a suite per device and a case per workload.
 
-    A case fails if a difference was found, is an error if it did not run to the end, and is skipped if its time under
-    load is void or nothing was compared. The last suite holds the verdict itself; an inconclusive verdict is an error
-    there, so that it cannot look like success.
+    A case fails if its workload showed a difference, is an error if the workload did not run to the end, and is skipped
+    if the time under load is void or nothing was compared. The last suite contains the verdict itself. An inconclusive
+    verdict is reported there as an error, so it cannot be mistaken for success.
     """
     root = ET.Element("testsuites", name="sdc burnin")
     for device in result.devices:
@@ -114,9 +114,9 @@ def _add_case(suite: ET.Element, result: BurninResult, row: Tally, label: str) -
         text = "\n".join(found) or f"differences in {row.differences} of {row.runs} runs"
         ET.SubElement(case, "failure", type="difference", message=_clean(text.partition("\n")[0])).text = _clean(text)
     elif row.void:
-        ET.SubElement(case, "skipped", message=f"throttled: {row.share or 0:.0%} of the expected throughput")
+        ET.SubElement(case, "skipped", message=f"throttled to {row.share or 0:.0%} of the expected throughput")
     elif not (row.repeated or row.voted or row.referred or row.golden):
-        ET.SubElement(case, "skipped", message="nothing to compare with")
+        ET.SubElement(case, "skipped", message="no comparison was possible")
 
 
 def _clean(text: str) -> str:
@@ -129,7 +129,7 @@ def _clean(text: str) -> str:
 def metrics(result: BurninResult) -> str:
     """Formats a result as Prometheus metrics, for the textfile collector of the node exporter.
 
-    Every metric has a label `simulated`, so that alerts can exclude rehearsals: alert on `simulated="false"`.
+    Every metric has a label `simulated`; alerts should select `simulated="false"` to exclude rehearsals.
     """
     from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
@@ -139,14 +139,14 @@ def metrics(result: BurninResult) -> str:
     def gauge(name: str, about: str, labels: Iterable[str] = ()) -> Gauge:
         return Gauge(f"sdc_burnin_{name}", about, ["simulated", *labels], registry=registry)
 
-    verdict = gauge("verdict", "1 for the verdict of the last burn-in, 0 for the others", ["verdict"])
+    verdict = gauge("verdict", "1 for the verdict of the last burn-in, 0 for other verdicts", ["verdict"])
     for each in Verdict:
         verdict.labels(simulated, each.acceptance).set(each is result.verdict)
     for name, said, value in (
-        ("exit_code", "Exit code: 0 pass, 1 fail, 3 inconclusive", int(result.verdict.code)),
+        ("exit_code", "Exit code: 0 for PASS, 1 for FAIL, 3 for INCONCLUSIVE", int(result.verdict.code)),
         (
             "end_time_seconds",
-            "Time at which the last burn-in ended, Unix time",
+            "Unix time at which the last burn-in ended",
             datetime.datetime.fromisoformat(result.ended).timestamp(),
         ),
         ("duration_seconds", "Duration of the last burn-in", result.seconds),
@@ -181,11 +181,12 @@ def metrics(result: BurninResult) -> str:
 def check_metrics_file(path: Path) -> None:
     """Raises SettingError for a file name that the node exporter would ignore."""
     if path.suffix != SUFFIX:
-        raise SettingError("prometheus", path, f"expected a name that ends with {SUFFIX}; others are not collected")
+        problem = f"expected a file name that ends with {SUFFIX}; the node exporter ignores other files"
+        raise SettingError("prometheus", path, problem)
 
 
 def file_schema(name: str) -> dict[str, Any]:
-    """Returns a layout of `FILES` as JSON Schema (draft 2020-12); files have an additional field `checksum`."""
+    """Returns the JSON Schema (draft 2020-12) of a layout in `FILES`; the files have an additional field `checksum`."""
     ((reference,), definitions) = msgspec.json.schema_components([FILES[name]], ref_template="#/$defs/{name}")
     for definition in definitions.values():
         if "properties" in definition:

@@ -1,7 +1,8 @@
-"""A register of golden digests of healthy devices, hosts that recorded them, and the properties that determine bits.
+"""A register of healthy devices' golden digests, with the hosts that recorded them and properties that determine bits.
 
-A key holds everything that determines the bits of a workload's outputs. Digests with different keys are never compared.
-If hosts recorded different digests for one key, none of these digests is used, and all are listed.
+The key of a digest contains everything that determines the bits of a workload's outputs. Digests with different keys
+are never compared. If hosts recorded different digests for one key, the register lists all of these digests as
+disputed, and none of them is used.
 """
 
 import hashlib
@@ -22,9 +23,7 @@ from .results import BurninResult
 MARK = 12  # number of hexadecimal digits of the SHA-256 that identifies an environment in a key
 SHOWN = 3  # maximum number of reasons to list
 # The error for a path that is a folder.
-A_FOLDER = (
-    "is a folder, expected the file of a golden register; name the file, or write one with sdc golden record FILE"
-)
+A_FOLDER = "is a folder, not the file of a golden register; give a file, or create one with sdc golden record FILE"
 DIGEST = re.compile(r"[0-9a-f]{16}")
 _KEY = re.compile(
     r"(?P<workload>.+?)(?: device (?P<shard>\d{1,9}))? \| seed (?P<seed>-?\d{1,18}) \| (?P<program>[^|]+) \| "
@@ -52,15 +51,15 @@ class Seen(msgspec.Struct, kw_only=True, frozen=True):
     devices: Annotated[tuple[int, ...], about("devices that produced the digest, by their position in the recording")]
     runs: Annotated[int, about("number of runs of these devices")]
     agreed: Annotated[
-        tuple[Agreed, ...], about("which runs agreed: those of one device (`repeat`), of several (`vote`)")
+        tuple[Agreed, ...], about("which runs agreed: those of one device (`repeat`) or of several devices (`vote`)")
     ]
 
 
 class GoldenSubject(msgspec.Struct, kw_only=True, frozen=True):
-    """The computation that a digest belongs to: if all fields are equal, healthy devices produce equal bits."""
+    """The computation to which a digest belongs; healthy devices produce equal bits if all fields are equal."""
 
     workload: Annotated[str, about("name: family, type, sizes, data")]
-    shard: Annotated[int | None, about("number of the device, if each has its own outputs; else `null`")]
+    shard: Annotated[int | None, about("number of the device if each device has its own outputs; otherwise `null`")]
     seed: Annotated[int, about("seed of the data")]
     program: Annotated[str, about("SHA-256 of the program's text")]
     algorithm: Annotated[str, about("algorithm of the digests")]
@@ -116,7 +115,7 @@ def mark_of(environment: Mapping[str, str]) -> str:
 
 
 def lookup(register: Register) -> dict[str, str]:
-    """Returns the undisputed digests by key, as `burn_in(golden=...)` takes them."""
+    """Returns the undisputed digests by key, in the form that `burn_in(golden=...)` accepts."""
     return {entry.subject.key: entry.digest for entry in register.entries}
 
 
@@ -152,17 +151,17 @@ GOLDEN = Format(
     type=Register,
     noun="register of golden digests",
     remedy="restore it or record it again",
-    source="sdc golden record writes one",
+    source="create one with sdc golden record",
     contradictions=contradictions,
 )
 
 
 def shortfall(register: Register, keys: Iterable[str], environment: Mapping[str, str]) -> str | None:
-    """Returns why the register's digests do not support a PASS; None if every key that ran has a digest."""
+    """Returns why the register's digests do not support a PASS, or None if every key that ran has a digest."""
     here = set(keys)
     found = here & set(lookup(register))
     if not here:
-        return "no workload ran that a digest could be compared with"
+        return "no workload ran whose outputs could be compared with a digest"
     if found == here:
         return None
     reasons = foreign(register, here, environment)
@@ -174,7 +173,7 @@ def shortfall(register: Register, keys: Iterable[str], environment: Mapping[str,
 def left_over(keys: Iterable[str], workloads: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Splits unused keys into those of other programs or devices, and those of workloads that were not selected.
 
-    A register of all families also suits a burn-in of one family: digests of the others are not needed.
+    A burn-in of one family can use a register of all families, and does not need the digests of the other families.
     """
     other: list[str] = []
     unneeded: list[str] = []
@@ -188,7 +187,7 @@ def left_over(keys: Iterable[str], workloads: Collection[str]) -> tuple[tuple[st
 
 
 def foreign(register: Register, keys: Iterable[str], environment: Mapping[str, str]) -> list[str]:
-    """Returns the reasons, in words, why the register lacks digests for some keys; the most frequent come first."""
+    """Returns the reasons why the register lacks digests for some keys, with the most frequent reason first."""
     known, disputed = lookup(register), {each.subject.key for each in register.disputed}
     recorded: dict[tuple[str, int | None], list[GoldenSubject]] = {}
     for entry in register.entries:
@@ -203,7 +202,7 @@ def foreign(register: Register, keys: Iterable[str], environment: Mapping[str, s
             _differences(register, subject, other, environment)
             for other in recorded.get((subject.workload, subject.shard), [])
         ]
-        reasons["is not in the file" if not near else min(near, key=lambda each: (len(each), each))[0]] += 1
+        reasons["no digest recorded" if not near else min(near, key=lambda each: (len(each), each))[0]] += 1
     ranked = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
     return [f"{reason} ({count} {'workload' if count == 1 else 'workloads'})" for reason, count in ranked]
 
@@ -211,7 +210,7 @@ def foreign(register: Register, keys: Iterable[str], environment: Mapping[str, s
 def _differences(
     register: Register, here: GoldenSubject, there: GoldenSubject, environment: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Describes the differences between two subjects: first all of them in one text, then one by one."""
+    """Describes the differences between two subjects, first together in one text, and then one by one."""
     named = {"kind": "device", "algorithm": "digest algorithm", "seed": "seed"}
     pairs = [(words, getattr(here, name), getattr(there, name)) for name, words in named.items()]
     if here.environment != there.environment:
@@ -227,9 +226,9 @@ def _differences(
 
 
 def itself_alone(register: Register, result: BurninResult) -> str | None:
-    """Returns a warning if only the tested device itself recorded some of the digests, else None.
+    """Returns a warning if some of the digests were recorded only on the tested device itself, and otherwise None.
 
-    A fault that repeats itself would also affect such digests, so they prove no more than repetition does.
+    A fault that repeats itself would also affect such digests, so these digests prove no more than repetition does.
     """
     entries = {entry.subject.key: entry for entry in register.entries}
     here = {device.index: _identity(device) for device in result.devices}
@@ -245,13 +244,13 @@ def itself_alone(register: Register, result: BurninResult) -> str | None:
     if not alone:
         return None
     return (
-        f"{len(alone)} of the golden digests were recorded only on the tested device itself: they would contain a "
-        "fault that repeats itself; give a register of other devices, or none"
+        f"{len(alone)} of the golden digests were recorded only on the tested device itself, so they would contain any "
+        "fault that repeats itself; give a register that other devices recorded, or none"
     )
 
 
 def _identity(device: Device) -> tuple[object, ...]:
-    """Returns the lasting properties of a device. Devices simulated on one processor have the same identity."""
+    """Returns the permanent properties of a device, which are equal for devices simulated on one processor."""
     place = tuple(device.coordinates or ())
     return (device.machine, device.kind, device.serial, device.uuid, device.bus, place, device.core)
 
@@ -259,8 +258,9 @@ def _identity(device: Device) -> tuple[object, ...]:
 def merge(registers: Iterable[Register]) -> Register:
     """Merges registers into one; digests on which the registers disagree become `disputed`.
 
-    The result does not depend on the order, on earlier merges, or on duplicates. A disputed digest stays disputed when
-    further registers are merged: leave out the wrong register and merge the others again.
+    The result does not depend on the order of the registers, on earlier merges, or on duplicates. A disputed digest
+    remains disputed when further registers are merged. To resolve a dispute, leave out the wrong register and merge the
+    other registers again.
     """
     environments: dict[str, dict[str, str]] = {}
     recordings: dict[str, Recording] = {}
@@ -270,7 +270,7 @@ def merge(registers: Iterable[Register]) -> Register:
         for name, recording in register.recordings.items():
             if recordings.setdefault(name, recording) != recording:
                 raise RecordError(
-                    f"burn-in {name} is described differently in two of these files; leave out the wrong one"
+                    f"burn-in {name} is described differently in two of these files; leave out the wrong file"
                 )
         for subject, claims in _claims(register):
             known = heard.setdefault(subject, {})

@@ -1,7 +1,8 @@
-"""The verdict that follows from a result, its evidence, and the fault rates that would have been detected.
+"""Evaluation of a burn-in's result: the verdict, its evidence, and the fault rates that would have been detected.
 
-Any difference is a FAIL. A PASS requires that every workload ran to the end on every device, and that its outputs
-agreed with those of other devices or with recorded digests; repetition alone passes only if `accept` allows it.
+Any difference results in FAIL. PASS requires that every workload ran to the end on every device, and that the outputs
+agreed with those of other devices or with golden digests. Agreement between repeated runs on one device suffices only
+if `accept` allows it.
 """
 
 import math
@@ -16,18 +17,19 @@ from ..verdict import Verdict
 from .results import ON_REQUEST, RESULT, UNDER_WAY, BurninResult, CheckedDevice, Evidence, Finding, Tally
 from .sensors import driver_errors
 
-# Throughput, as a share of the device's best or of the other devices' median, below which a device was not under load.
+# A device counts as throttled if its throughput is below this share of its own best throughput or of the median of the
+# other devices.
 THROTTLED = 0.5
 MEASURABLE = 2e-3  # seconds below which the time of a run depends more on the host than on the device
-# Expected number of events (rate times elements, or bursts) for which at least one occurs with 95 % probability: the
-# rule of three.
+# Expected number of events (mismatches or bursts) at which at least one event occurs with 95 % probability, known as
+# the rule of three.
 WAITS = -math.log(0.05)
-NO_KIND = "no comparison between runs, devices or records covered all workloads"
-REPEAT_ONLY = "repeat only: cannot detect faults that repeat themselves"
+NO_KIND = "no single kind of comparison (with earlier runs, other devices or golden digests) covered all workloads"
+REPEAT_ONLY = "the only evidence is repetition, which cannot detect faults that repeat themselves"
 
 
 def judge(result: BurninResult) -> BurninResult:
-    """Returns the result with verdict, evidence and sentences derived from its counts, which replace earlier ones."""
+    """Returns the result with a verdict, evidence and sentences that are derived anew from its counts."""
     tallies = _paced(result)
     devices = [
         _tested(device, [each for each in tallies if each.device == device.index and not each.void])
@@ -48,12 +50,15 @@ def judge(result: BurninResult) -> BurninResult:
     reasons += [*_missing(result), *_doubtful(result)]
     notes = list(result.notes)
     if shares_processor(result):
-        notes.append("the devices share one processor: throughput is not judged, and its faults affect all devices")
+        notes.append(
+            "the devices share one processor: throughput is not evaluated, and a fault of the processor affects all of "
+            "the devices"
+        )
     if result.findings or any(tally.differences or tally.confirmed for tally in tallies):
         result.verdict = Verdict.CORRUPT
         result.evidence = tuple(dict.fromkeys(kind for finding in result.findings for kind in finding.kinds))
         found = [finding.sentence for finding in result.findings]
-        for tally in tallies:  # more differences than were rerun
+        for tally in tallies:  # a device may have more differences than were rerun
             listed = sum(each.workload == tally.workload and tally.device in each.devices for each in result.findings)
             if tally.differences > listed:
                 where = f"{_device(result, tally.device)}, {tally.workload}"
@@ -70,11 +75,12 @@ def judge(result: BurninResult) -> BurninResult:
         result.verdict, result.sentences = Verdict.INCONCLUSIVE, (*reasons, *notes)
         return result
     statement = (
-        f"{len({tally.workload for tally in tallies})} workloads on "
-        f"{'1 device' if len(devices) == 1 else f'{len(devices)} devices'}, at least "
+        f"no difference was found in {len({tally.workload for tally in tallies})} workloads on "
+        f"{'1 device' if len(devices) == 1 else f'{len(devices)} devices'} (at least "
         f"{min(device.elements for device in devices):.3g} elements in {min(device.runs for device in devices)} runs "
-        f"of each, no difference: mismatches of independent elements above a rate of "
-        f"{max(device.excluded_rate for device in devices):.2g} would have been detected with 95 % probability"
+        "per device); independent mismatches at a rate above "
+        f"{max(device.excluded_rate for device in devices):.2g} per element would have been detected with 95 % "
+        "probability"
     )
     accepted = [] if independent else [f"accepted: {REPEAT_ONLY}"]
     result.verdict, result.sentences = Verdict.CLEAN, (statement, *accepted, *notes)
@@ -86,7 +92,7 @@ def shares_processor(result: BurninResult) -> bool:
 
 
 def _paced(result: BurninResult) -> list[Tally]:
-    """Returns the counts with shares of the expected throughput; time under load of a slow device is void."""
+    """Returns the counts with shares of the expected throughput; the time under load of a throttled device is void."""
     shared = shares_processor(result)
     kinds = {device.index: device.kind for device in result.devices}
     groups: dict[tuple[str, str | None], dict[int, float]] = defaultdict(dict)
@@ -123,7 +129,7 @@ def _tested(device: CheckedDevice, tallies: list[Tally]) -> CheckedDevice:
 
 
 def _finding_sentence(result: BurninResult, finding: Finding) -> str:
-    """Returns a sentence with host, device, workload, elements, persistence and evidence."""
+    """Returns a sentence that states the host, device, workload, elements, persistence and evidence of a finding."""
     elements = finding.elements
     seen = [
         f"{elements.differing} of {elements.total:.3g} elements" if elements is not None else "",
@@ -161,9 +167,9 @@ def _missing(result: BurninResult) -> Iterator[str]:
 
 
 def _doubtful(result: BurninResult) -> Iterator[str]:
-    """Yields doubts about completed runs: void time under load, and flagged rows whose recomputation is the same.
+    """Yields doubts about completed runs: void time under load, and flagged rows that recomputation reproduced.
 
-    If all devices flag equally many such rows, these rows are false alarms.
+    If all devices flag the same number of such rows, the flags are false alarms.
     """
     rows: dict[str, list[Tally]] = defaultdict(list)
     for tally in result.workloads:
@@ -171,21 +177,24 @@ def _doubtful(result: BurninResult) -> Iterator[str]:
             rows[tally.workload].append(tally)
         if tally.void:
             yield (
-                f"{_device(result, tally.device)}, {tally.workload}: throttled, {tally.share:.0%} of the expected "
-                f"throughput; {tally.seconds:.3g} s under load are void"
+                f"{_device(result, tally.device)}, {tally.workload}: throttled to {tally.share:.0%} of the expected "
+                f"throughput, so {tally.seconds:.3g} s under load are void"
             )
     for name, tallies in rows.items():
         shares = {each.device: each.flagged / each.runs for each in tallies if each.flagged > each.confirmed}
         if shares and (len(tallies) < 2 or len(shares) < len(tallies) or len(set(shares.values())) > 1):
             device = max(shares, key=lambda device: shares[device])
             yield (
-                f"{_device(result, device)}, {name}: checksums flag {shares[device]:.3g} rows per run whose "
-                "recomputation is the same: a fault that repeats itself, or a false alarm"
+                f"{_device(result, device)}, {name}: checksums flag {shares[device]:.3g} rows per run that "
+                "recomputation reproduces: either a fault that repeats itself, or a false alarm"
             )
 
 
 def _evidence(result: BurninResult) -> tuple[Evidence, ...]:
-    """Returns evidence that covers every workload on every device; a reference replaces a vote on unequal outputs."""
+    """Returns the kinds of evidence that cover every workload on every device.
+
+    If devices have different outputs by design, a comparison with the host's result replaces the vote.
+    """
     tallies = result.workloads
     if not tallies or not all(tally.runs for tally in tallies):
         return ()
@@ -199,7 +208,7 @@ def _evidence(result: BurninResult) -> tuple[Evidence, ...]:
 
 
 def contradictions(result: BurninResult) -> Iterator[str]:
-    """Yields contradictions in a result, in words: the counts take precedence over the stated verdict."""
+    """Yields descriptions of the contradictions in a result; its counts take precedence over its stated verdict."""
     indices = {device.index for device in result.devices}
     places = [(tally.workload, tally.device) for tally in result.workloads]
     if len(set(places)) < len(places):
@@ -211,7 +220,7 @@ def contradictions(result: BurninResult) -> Iterator[str]:
     if len({tally.workload for tally in result.workloads}) * len(indices) != len(places):
         yield "not every workload is listed for every device"
     if any(tally.simulated for tally in result.workloads) and not result.simulated:
-        yield "simulated faults changed elements, but the settings name no fault"
+        yield "simulated faults changed elements, but the settings contain no fault"
     again = judge(result)
     if again.verdict != result.verdict:
         yield (
@@ -223,14 +232,14 @@ def contradictions(result: BurninResult) -> Iterator[str]:
         yield f"the stated evidence is {said}, but the counts support {found}"
     for device, counted in zip(result.devices, again.devices, strict=True):
         if device.elements != counted.elements:
-            yield f"{device.elements} elements on device {device.index}, but its workloads have {counted.elements}"
+            yield f"device {device.index} has {device.elements} elements, but its workloads have {counted.elements}"
 
 
 BURN_IN = Format(
     type=BurninResult,
     noun="result of sdc burnin",
     remedy="run the burn-in again",
-    source="give a file that sdc burnin wrote, or its folder",
+    source="give a file that sdc burnin wrote, or the folder of that file",
     names=(RESULT,),
     contradictions=contradictions,
 )

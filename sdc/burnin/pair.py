@@ -10,17 +10,17 @@ from ..records import Format
 from ..schema import Device, Environment, Fields, Header, Number, about
 from ..verdict import Verdict
 
-PAIR, POOL = "pair.json", "pool.json"  # names of the result file of a pair, and of a pool
+PAIR, POOL = "pair.json", "pool.json"  # names of the result files of a pair and of a pool
 Stage: TypeAlias = Literal["step", "probes", "operations"]
 # Folders of the stages, in the order in which they run.
 FOLDERS: dict[Stage, str] = {"step": "1-step", "probes": "2-probes", "operations": "3-operations"}
 
 
 class TwinRow(Fields, kw_only=True):
-    """One of the compared hosts: a twin, with its devices."""
+    """A host of the comparison, which is one twin, with its devices."""
 
     twin: Annotated[int, about("number of the twin, from 0")]
-    host: Annotated[str, about("name used in sentences: the host name, with the process if hosts share a name")]
+    host: Annotated[str, about("name used in sentences: the host name, and the process if several hosts share it")]
     processes: Annotated[list[int], about("indices of the processes of this twin")]
     devices: Annotated[list[Device], about("devices of the host, and their hardware")]
 
@@ -29,16 +29,16 @@ class StageRow(Fields, kw_only=True):
     """One stage: a run of the twins, recorded in its own folder."""
 
     name: Annotated[
-        Stage, about("where twins exchange digests: once per microstep, at each submodule, or at each operation")
+        Stage, about("how often twins exchange digests: once per microstep, at each submodule, or at each operation")
     ]
-    folder: Annotated[str, about("folder of its record, relative to that of this file")]
-    verdict: Annotated[Verdict, about("verdict of its record")]
+    folder: Annotated[str, about("folder of the stage's record, relative to the folder of this file")]
+    verdict: Annotated[Verdict, about("verdict of the stage's record")]
     sentence: Annotated[str, about("the verdict in words")]
     steps: Annotated[int, about("steps in the record")]
     planned: Annotated[int, about("number of planned steps; the stage of operations ends at the first difference")]
     ended: Annotated[bool, about("whether the stage ran to the end")]
-    checked: Annotated[int, about("elements compared; in the stage of operations, digests")]
-    mismatched: Annotated[int, about("elements that differ; in the stage of operations, digests")]
+    checked: Annotated[int, about("elements compared, or digests in the stage of operations")]
+    mismatched: Annotated[int, about("elements that differ, or digests in the stage of operations")]
     hits: Annotated[int, about("steps with a difference")]
     first: Annotated[int | None, about("number of the first step with a difference")] = None
 
@@ -46,14 +46,14 @@ class StageRow(Fields, kw_only=True):
 class RankDifference(Fields, kw_only=True):
     """A device on the mesh whose results differ."""
 
-    twin: Annotated[int, about("number of the differing twin; of two twins, by convention the second")]
+    twin: Annotated[int, about("number of the differing twin; by convention, the second of two twins")]
     data: Annotated[int, about("its data-parallel rank")]
     model: Annotated[int, about("its tensor-parallel rank")]
     mismatched: Annotated[int, about("elements that differ on this device")]
 
 
 class OperationRow(Fields, kw_only=True):
-    """The first operation of a step whose results differ, although everything before it agrees."""
+    """The first operation of a step whose digest differs although all earlier digests agree."""
 
     step: Annotated[int, about("number of the step")]
     site: Annotated[str, about("name of the operation")]
@@ -61,14 +61,14 @@ class OperationRow(Fields, kw_only=True):
     source: Annotated[str, about("source line of the program, if JAX knows it")]
     layer: Annotated[int | None, about("number of the layer, in a loop over layers")] = None
     agreeing: Annotated[int, about("number of earlier digests in the step, all of which agree")] = 0
-    ranks: Annotated[list[dict[str, int]], about("ranks on which it differs: index on each axis of the mesh")] = []
+    ranks: Annotated[list[dict[str, int]], about("ranks on which the operation differs, as indices on mesh axes")] = []
 
 
 class PairDifference(Fields, kw_only=True):
     """A difference between hosts: ranks, operation, frequency and severity."""
 
-    ranks: Annotated[list[RankDifference], about("devices that differ, those with the most elements first")]
-    sites: Annotated[list[str], about("submodules that differ, those that differ most often first")]
+    ranks: Annotated[list[RankDifference], about("devices that differ, in descending order of their mismatches")]
+    sites: Annotated[list[str], about("submodules that differ, in descending order of frequency")]
     layers: Annotated[list[int], about("layers that differ")]
     mismatched: Annotated[int, about("elements that differ, in the stage with the largest count")]
     checked: Annotated[int, about("elements compared in that stage")]
@@ -88,20 +88,20 @@ class Pair(Header, kw_only=True, tag="jax-sdc pair"):
     id: Annotated[str, about("random identifier of the comparison")]
     created: Annotated[str, about("when the comparison began, UTC")]
     ended: Annotated[str, about("when the file was written, UTC")]
-    seconds: Annotated[float, about("duration by a monotonic clock, compilation included")]
+    seconds: Annotated[float, about("duration by a monotonic clock, including compilation")]
     verdict: Annotated[Verdict, about("`clean`, `corrupt` or `inconclusive`")]
     evidence: Annotated[list[str], about("kind of evidence: `twins` for two hosts, `vote` for more")]
     sentences: Annotated[list[str], about("findings and reasons, the most severe first")]
     hosts: Annotated[list[TwinRow], about("the compared hosts")]
     suspects: Annotated[list[str], about("hosts that differ from a majority; two hosts have no majority")]
-    undecided: Annotated[list[str], about("hosts that differ without a majority; for two hosts, both")]
+    undecided: Annotated[list[str], about("hosts that differ if there is no majority; both hosts of a pair")]
     stages: Annotated[list[StageRow], about("stages, in the order in which they ran")]
     difference: Annotated[PairDifference | None, about("difference between the hosts; `null` if none was found")] = None
-    lost: Annotated[
-        str | None, about("why the comparison ended early: a lost peer or a signal; `null` if it did not")
-    ] = None
+    lost: Annotated[str | None, about("why the comparison ended early: a lost peer or a signal; otherwise `null`")] = (
+        None
+    )
     next: Annotated[list[str], about("next steps, in order")] = []
-    faults: Annotated[list[str], about("simulated faults, one readable line each")] = []
+    faults: Annotated[list[str], about("one readable line for each simulated fault")] = []
     settings: Annotated[dict[str, Any], about("settings of the comparison")] = {}
     environment: Annotated[Environment | None, about("properties that must be equal for bits to be comparable")] = None
     command: Annotated[list[str] | None, about("the command line")] = None
@@ -113,7 +113,7 @@ class Pair(Header, kw_only=True, tag="jax-sdc pair"):
 
 
 def contradictions(pair: Pair) -> Iterator[str]:
-    """Yields contradictions in a result, in words: the counts take precedence over the stated verdict."""
+    """Yields descriptions of the contradictions in a result; its counts take precedence over its stated verdict."""
     names = [row.host for row in pair.hosts]
     seen = any(stage.verdict is Verdict.CORRUPT or stage.hits for stage in pair.stages)
     if seen != (pair.verdict is Verdict.CORRUPT):
@@ -132,14 +132,14 @@ def contradictions(pair: Pair) -> Iterator[str]:
     if unknown := sorted({*pair.suspects, *pair.undecided} - set(names)):
         yield f"{unknown[0]} was not compared"
     if pair.suspects and (len(names) < 3 or not seen):
-        yield f"{pair.suspects[0]} is a suspect without a majority"
+        yield f"{pair.suspects[0]} is a suspect, but there is no majority"
 
 
 PAIR_FORMAT = Format(
     type=Pair,
     noun="result of sdc pair or sdc pool",
     remedy="compare the hosts again",
-    source="give a file that sdc pair or sdc pool wrote, or its folder",
+    source="give a file that sdc pair or sdc pool wrote, or the folder of that file",
     names=(PAIR, POOL),
     contradictions=contradictions,
 )

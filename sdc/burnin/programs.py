@@ -1,7 +1,8 @@
-"""Workloads compiled for devices, and their runs: digest, flags and time.
+"""Compiled workloads and their runs, which yield digests, checksum flags and times.
 
-A workload is compiled once for all devices of a kind: the executable for one device is loaded on the others, which
-takes milliseconds. All devices run the same machine code, so that the compiler cannot cause differences between them.
+A workload is compiled once for all devices of a kind. The executable for one device is then loaded onto the other
+devices, which takes milliseconds. Therefore all devices run the same machine code, and the compiler cannot cause
+differences between devices.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ BLOCK = 2**20  # elements per block when the host computes a digest
 
 
 def host_digest(tree: Any) -> str:
-    """Returns `tree_digest` of a pytree of NumPy arrays of 8 to 64 bits, computed with NumPy, as text."""
+    """Computes `tree_digest`, as text, with NumPy for a pytree of arrays whose elements have 8 to 64 bits."""
     total = np.zeros(2, np.uint32)
     for position, leaf in enumerate(jax.tree.leaves(tree)):
         bits, found = bits_of(np.asarray(leaf)), np.zeros(2, np.uint32)
@@ -69,7 +70,7 @@ def equal_bits(a: Any, b: Any) -> bool:
 
 
 class CheckedRows(NamedTuple):
-    """Numbers of rows of a run's matrix products, by the results of checksums; see `sdc.checksums.Flags`."""
+    """Numbers of checked, flagged and confirmed rows in a run's matrix products; see `sdc.checksums.Flags`."""
 
     checked: int = 0
     flagged: int = 0
@@ -86,7 +87,7 @@ class RunOutcome:
     right: bool | None  # whether the digest equals that of the host; None if the host cannot compute the outputs
     checks: CheckedRows
     elements: int  # elements checked
-    seconds: float  # from the call to the end of the program, excluding waits, digest and comparison
+    seconds: float  # time from the call to the end of the program, without waits, digest and comparison
     simulated: int  # elements that simulated faults changed
     outputs: Any = dataclasses.field(repr=False, compare=False)  # on the device, or on the host if compared there
 
@@ -128,7 +129,7 @@ class Programs:
         self._digest = jax.jit(tree_digest)
 
     def host(self, workload: BurninWorkload) -> tuple[Any, ...]:
-        """Returns a workload's arguments as NumPy arrays; caches those that every run needs, and the latest ones."""
+        """Returns a workload's arguments as NumPy arrays; caches those needed in every run, and the latest."""
         key = _identity(workload)
         if key not in self._host:
             self._host = {name: kept for name, kept in self._host.items() if name in self._travelling}
@@ -144,11 +145,11 @@ class Programs:
         outputs = jax.tree.map(np.asarray, workload.reference(*self.host(workload)))
         shapes, compiled = _shapes(outputs), self._outputs.get(workload.program, None)
         if compiled is not None and shapes != compiled:
-            raise ValueError(f"the reference has the outputs {shapes}, expected those of run, {compiled}")
+            raise ValueError(f"reference returns the outputs {shapes}, expected the outputs of run: {compiled}")
         return jax.tree.map(lambda x: x[index : index + 1], outputs) if workload.multi else outputs
 
     def reference(self, workload: BurninWorkload, index: int) -> Reference | None:
-        """Returns the digest of a device's right outputs, computed by the host; None if the host cannot do this."""
+        """Returns the digest of a device's right outputs, computed by the host; None if the host cannot compute it."""
         if not workload.exact:
             return None
         key = f"{_identity(workload)} {index if workload.multi else ''}"
@@ -158,7 +159,7 @@ class Programs:
         return self._references[key]
 
     def prepare(self, workload: BurninWorkload, index: int | None) -> Ready:
-        """Compiles a workload for a device, or for all together, and places its arguments, unless already cached.
+        """Compiles a workload for one device or for all devices together, and places its arguments; caches both.
 
         Threads may call this concurrently for several devices.
         """
@@ -182,7 +183,7 @@ class Programs:
             serialized, fingerprint = known
             try:
                 loaded = _load(serialized, self.devices[index])
-                # An executable from a compilation cache may lack functions, which fails only at run time.
+                # An executable from a compilation cache may lack functions, and this becomes apparent only at run time.
                 jax.block_until_ready(loaded(*arguments))
                 return loaded, fingerprint
             except Exception:  # the program is then compiled for this device
@@ -205,9 +206,10 @@ class Programs:
         seed: int = 0,
         rest: Callable[[float], None] = time.sleep,
     ) -> list[RunOutcome]:
-        """Runs a workload once on a device, or on all together; returns one outcome, or one for each device.
+        """Runs a workload once, on one device or on all devices together; returns an outcome for each device that ran.
 
-        Simulated faults are drawn with `seed`; `moment`, the number of the run, serves as the step.
+        Simulated faults are drawn from `seed` and from `moment`, the number of the run, which takes the place of the
+        step.
         """
         ready = self.prepare(workload, index)
         waited, counts = 0.0, None
@@ -250,10 +252,10 @@ class Programs:
         if (counted := sum(x.size for x in jax.tree.leaves(outputs))) < workload.elements:
             raise ValueError(
                 f"{workload.name} has outputs of {counted} elements, but declares that a run checks "
-                f"{workload.elements}; declare at most the former"
+                f"{workload.elements}; declare at most {counted}"
             )
         changed = 0
-        if faults:  # corrupts all outputs on one device; equal faults, shapes and types share a program
+        if faults:  # the first device corrupts the outputs of all; equal faults, shapes and types share a program
             key = tuple(map(str, faults))
             if key not in self._corruptions:
                 self._corruptions[key] = jax.jit(_corruption(faults))
@@ -273,7 +275,7 @@ class Programs:
         return RunOutcome(workload.name, index, digest, right, checks, workload.elements, seconds, changed, outputs)
 
     def exported(self, workload: BurninWorkload) -> tuple[bytes, int]:
-        """Returns a workload, serialized as a program on plain arrays that needs only JAX, and its number of outputs.
+        """Returns a workload, serialized as a program that takes arrays and needs only JAX, and its number of outputs.
 
         The program returns the outputs of the workload, followed by the counts of checks.
         """
@@ -334,8 +336,8 @@ def _corruption(faults: Sequence[Fault]) -> Callable[..., Any]:
 def _load(serialized: Any, device: jax.Device) -> jax.stages.Compiled:
     """Loads a program that was compiled for one device onto another device of the same kind.
 
-    JAX's public function (`serialize_executable`) loads programs only onto the same devices; the function of JAX's
-    compilation cache takes the device as an option.
+    JAX's public function (`serialize_executable`) loads programs only onto the devices for which they were compiled;
+    the function of JAX's compilation cache takes the device as an option.
     """
     content, inputs, outputs = serialized
     program, arguments, no_keywords = _Onto(io.BytesIO(content), device.client, [device]).load()

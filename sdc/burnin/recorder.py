@@ -1,4 +1,4 @@
-"""Golden digests recorded and confirmed by the devices of this host."""
+"""Recording and verification of golden digests on the devices of this host."""
 
 import dataclasses
 import uuid
@@ -21,7 +21,7 @@ from .rounds import Listener, burn_in, planned_result
 from .sensors import Monitor, driver_errors
 from .workloads import BurninWorkload, find_level
 
-DOUBT = "checksums flag rows whose recomputation is the same"
+DOUBT = "checksums flag rows that recomputation reproduces"
 
 
 @dataclasses.dataclass
@@ -45,7 +45,8 @@ def record(
 ) -> tuple[Register | None, Confirmed]:
     """Runs the workloads of a level, and records the digests on which runs or devices agree.
 
-    Returns None for the register if anything differed or did not run to its end, or if nothing agreed.
+    Returns None instead of a register if any outputs differed, any workload did not run to the end, or no outputs
+    agreed.
     """
     result, summary = _run(settings, settings.chosen(devices), devices, on_event)
     summary.sentences += [f"not recorded: {name}: {DOUBT}" for name in doubtful(result)]
@@ -53,15 +54,15 @@ def record(
         return None, summary
     register = register_of(result, surroundings(devices))
     if not register.entries:
-        summary.add(Verdict.INCONCLUSIVE, "no workload ran twice on a device, or on two devices of a kind")
+        summary.add(Verdict.INCONCLUSIVE, "no workload ran twice on one device, or on two devices of one kind")
         return None, summary
     confirmed = {tally.key for tally in result.workloads if tally.voted or tally.referred}
     summary.repeated_only = sum(entry.subject.key not in confirmed for entry in register.entries)
     if summary.repeated_only:
         summary.sentences.append(
             f"warning: {summary.repeated_only} of {len(register.entries)} digests are confirmed only by repetition on "
-            "one device: they would contain a fault that repeats itself; record on other hosts, and merge their "
-            "registers"
+            "one device, so they would contain any fault that repeats itself; record on other hosts, and merge "
+            "the registers"
         )
     return register, summary
 
@@ -75,7 +76,8 @@ def verify(
 ) -> Confirmed:
     """Runs the workloads of a register, and compares their digests with the recorded ones.
 
-    The verdict is inconclusive if no digest applies to this host, or if digests of its workloads are missing.
+    The verdict is inconclusive if no digest applies to this host, or if the register lacks digests of workloads that
+    ran.
     """
     golden = lookup(register)
     summary, used, wrong, missing = Confirmed(), set[str | None](), set[str | None](), set[str]()
@@ -110,7 +112,7 @@ def _run(
     on_event: Listener,
     golden: Mapping[str, str] | None = None,
 ) -> tuple[BurninResult, Confirmed]:
-    """Runs a burn-in and judges it without regard to throughput."""
+    """Runs a burn-in, and evaluates its result without regard to throughput."""
     described = describe_devices(devices)
     with Monitor(described) as monitor:
         result = burn_in(
@@ -132,13 +134,13 @@ def _run(
 def doubtful(result: BurninResult) -> list[str]:
     """Returns the names of workloads whose digests must not be recorded, although all of their runs agree.
 
-    Flagged rows whose recomputation is the same are a false alarm or a fault that repeats itself.
+    Flagged rows that recomputation reproduces indicate either a false alarm or a fault that repeats itself.
     """
     return sorted({tally.workload for tally in result.workloads if tally.flagged > tally.confirmed})
 
 
 def recorded(result: BurninResult) -> dict[str, str]:
-    """Returns, by key, the digests of workloads whose runs or devices all agreed; none for a simulation."""
+    """Returns the digests, by key, of workloads whose runs or devices all agreed; returns none for a simulation."""
     if result.simulated:
         return {}
     bad = {tally.workload for tally in result.workloads if tally.differences}
@@ -153,7 +155,7 @@ def recorded(result: BurninResult) -> dict[str, str]:
 
 
 def register_of(result: BurninResult, environment: Mapping[str, str]) -> Register:
-    """Returns a register of a burn-in's digests on which runs or devices agreed; `environment`: see `surroundings`."""
+    """Returns a register of the digests on which runs or devices agreed, for an environment from `surroundings`."""
     name, mark = uuid.uuid4().hex, mark_of(environment)
     doubts = doubtful(result)
     rows: dict[str | None, list[Tally]] = defaultdict(list)
@@ -163,7 +165,7 @@ def register_of(result: BurninResult, environment: Mapping[str, str]) -> Registe
     for key, digest in sorted(recorded(result).items()):
         subject = parse_key(key)
         if subject.environment != mark:
-            raise ValueError(f"the burn-in ran in environment {subject.environment}, expected {mark}")
+            raise ValueError(f"the burn-in ran in environment {subject.environment}, expected environment {mark}")
         if subject.workload in doubts:
             continue
         tallies = [tally for tally in rows[key] if tally.digest == digest]

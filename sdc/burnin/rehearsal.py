@@ -1,7 +1,8 @@
-"""Simulated faults for rehearsals of a burn-in: texts, targets, and the number of rounds until they are detected.
+"""Simulated faults for rehearsals of a burn-in: text form, targets, and the number of rounds needed to detect them.
 
-A fault comes from a node of the published study or from a line of text. It corrupts the outputs of the workloads whose
-names match its `site`, on the device given by its `at` or on all devices; `programs` applies the faults.
+A fault is specified by a node of the published study or by a line of text. It corrupts the outputs of the workloads
+whose names match its `site`, either on the device that its `at` specifies or on all devices. The module `programs`
+applies the faults.
 """
 
 import dataclasses
@@ -21,19 +22,23 @@ from .workloads import AXIS, BurninWorkload
 if TYPE_CHECKING:
     import jax
 
-# Workloads whose outputs represent those of the study's submodules; published frequencies refer to elements of these.
+# Workloads whose outputs represent those of the study's submodules; the published frequencies refer to elements of
+# these outputs.
 SITES = {"fwd/attn": "attention/*", "fwd/ffn": "matrix/*", "bwd/attn": "training/*", "bwd/ffn": "training/*"}
 POINTS = 4096  # number of points for averaging over the random variation of a rate
 
 
 def rehearsed(suspect: str | None, faults: Sequence[str], device: int) -> list[Fault]:
-    """Returns the simulated faults that flags request; `device` applies to texts that name no device.
+    """Returns the simulated faults that the flags request; `device` is the target of faults that specify no device.
 
-    A node's frequencies are shares of wrong elements in the outputs of submodules in a training step, measured without
-    synchronization. Here they apply to the outputs of workloads in each run, and the times of bursts are in runs.
+    A node's frequencies are the shares of wrong elements in the outputs of submodules during a training step, measured
+    without synchronization. In a rehearsal, these frequencies apply to the outputs of each run of a workload, and the
+    times of bursts are counted in runs instead of steps.
     """
     if suspect is not None and faults:
-        raise SettingError("suspect", suspect, "faults are given too; give one of them, since both simulate faults")
+        raise SettingError(
+            "suspect", suspect, "faults are given too; give one or the other, because both simulate faults"
+        )
     at = {AXIS: device}
     if suspect is not None:
         try:
@@ -57,7 +62,7 @@ def strikes(fault: Fault, workload: str) -> bool:
 
 
 def matching(faults: Sequence[Fault], names: Sequence[str]) -> list[Fault]:
-    """Returns the faults whose site matches a workload's name: a node may have faults for families that do not run."""
+    """Returns the faults whose site matches a workload's name; a node may also have faults of other families."""
     found = [fault for fault in faults if any(strikes(fault, name) for name in names)]
     if faults and not found:
         sites = ", ".join(dict.fromkeys(str(fault.site) for fault in faults))
@@ -66,7 +71,7 @@ def matching(faults: Sequence[Fault], names: Sequence[str]) -> list[Fault]:
 
 
 def check_faults(faults: Sequence[Fault], devices: "Sequence[jax.Device]", workloads: Sequence[BurninWorkload]) -> None:
-    """Raises SettingError for a fault without a rate or a pattern of names, or one that strikes nothing here."""
+    """Raises SettingError for a fault that has no rate, has no pattern of names, or strikes no workload here."""
     for fault in faults:
         if not isinstance(fault, Fault):
             raise SettingError("inject", fault, "expected a sequence of sdc.Fault")
@@ -75,7 +80,7 @@ def check_faults(faults: Sequence[Fault], devices: "Sequence[jax.Device]", workl
             (fault.rate is not None, "has no rate; give the probability that an element is corrupted, as in rate=1e-4"),
             (
                 fault.by_name and fault.layer is None,
-                "expected site to be a pattern of workload names, such as 'matrix/*', and no layer",
+                "expected a pattern of workload names as site, such as 'matrix/*', and no layer",
             ),
             (not set(fault.at) - {AXIS}, f"expected a device in the form at={{'{AXIS}': 1}}"),
             (0 <= place < len(devices), f"expected a device from 0 to {len(devices) - 1}"),
@@ -89,7 +94,7 @@ def check_faults(faults: Sequence[Fault], devices: "Sequence[jax.Device]", workl
 
 
 def faults_of(faults: Sequence[Fault], workload: BurninWorkload, index: int) -> tuple[Fault, ...]:
-    """Returns the faults that strike a workload on a device, without their device and site."""
+    """Returns the faults that strike a workload on a device, with their device and site removed."""
     mine = [fault for fault in faults if fault.at.get(AXIS, index) == index and strikes(fault, workload.name)]
     return tuple(dataclasses.replace(fault, at={}, site="*") for fault in mine)
 
@@ -97,10 +102,10 @@ def faults_of(faults: Sequence[Fault], workload: BurninWorkload, index: int) -> 
 def chance_of_run(fault: Fault, elements: int) -> float:
     """Returns the probability that a fault changes at least one of `elements` elements in one run.
 
-    A fault strikes a run with probability `spike`, and then each of n elements with probability rate/spike, multiplied
-    by (1 + few) u^few for a uniform u if the kind varies its rate (`Tailed`). So the probability is
-    spike E_u[1 - exp(-n rate (1 + few) u^few / spike)]. The higher rate at the onset of a burst is neglected, so the
-    true probability is slightly higher in the first runs.
+    A fault strikes a run with probability `spike`. It then corrupts each of the n elements with probability rate/spike;
+    if the kind varies its rate (`Tailed`), this probability is multiplied by (1 + few) u^few for a uniform u. The
+    result is therefore spike E_u[1 - exp(-n rate (1 + few) u^few / spike)]. The higher rate at the onset of a burst is
+    neglected, so the true probability is slightly higher in the first runs.
     """
     rate = float(np.mean(np.asarray(fault.rate, np.float64)))
     few = float(getattr(fault.what, "few", 0.0))
@@ -110,7 +115,7 @@ def chance_of_run(fault: Fault, elements: int) -> float:
 
 
 def chance_of_round(faults: Iterable[Fault], workloads: Sequence[BurninWorkload]) -> float:
-    """Returns the probability that a round of workloads shows a difference on the device with the faults."""
+    """Returns the probability that one round of the workloads shows a difference on the device that has the faults."""
     quiet = 0.0
     for fault in faults:
         for workload in workloads:
@@ -120,7 +125,7 @@ def chance_of_round(faults: Iterable[Fault], workloads: Sequence[BurninWorkload]
 
 
 def rounds_for(chance: float, confidence: float = 0.95) -> float:
-    """Returns the number of rounds that detect a difference with a given probability; infinite if `chance` is 0."""
+    """Returns the number of rounds that detect a difference with this confidence; infinite if `chance` is 0."""
     if chance <= 0:
         return math.inf
     return 1 if chance >= confidence else math.ceil(math.log1p(-confidence) / math.log1p(-chance))

@@ -1,6 +1,6 @@
 """The result of a burn-in, as the file `result.json` and as an object, which a running burn-in updates.
 
-`judgement.judge` derives the verdict. Reading and judging a file does not need JAX.
+`judgement.judge` derives the verdict. Reading and evaluating a file does not require JAX.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ Persistence: TypeAlias = Literal["transient", "intermittent", "persistent"]
 
 
 class CheckedDevice(Device, kw_only=True):
-    """A device, and how much was checked on it."""
+    """A device, and the amount of checking done on it."""
 
     index: Annotated[int, about("number of the device among those of the burn-in, from 0")]
     elements: Annotated[int, about("elements checked, excluding runs whose time under load is void")] = 0
@@ -63,7 +63,7 @@ class Tally(Fields, kw_only=True):
     workload: Annotated[str, about("name: family, type, sizes, data")]
     device: Annotated[int, about("`index` of the device")]
     family: Annotated[str, about("family of the workload: the part of the device that it tests")]
-    alike: Annotated[bool, about("whether all devices have equal outputs, so that they can vote")] = True
+    alike: Annotated[bool, about("whether all devices have equal outputs and can therefore vote")] = True
     work: Annotated[float, about("operations or bytes per run, in `unit`", ge=0)]
     unit: Annotated[str, about("`flop` or `byte`")] = "flop"
     runs: Annotated[int, about("runs checked, excluding reruns after a difference", ge=0)] = 0
@@ -83,13 +83,13 @@ class Tally(Fields, kw_only=True):
     share: Annotated[
         float | None,
         about(
-            "median throughput as a share of that of the best run or of the other devices, whichever is lower; `null` "
-            "if runs are too short or devices share a processor"
+            "median throughput as a share of the best run's or the other devices' throughput, whichever is lower; "
+            "`null` if runs are too short or devices share a processor"
         ),
     ] = None
-    void: Annotated[bool, about("whether the device was throttled, so that its time under load is not counted")] = False
+    void: Annotated[bool, about("whether the device was throttled, which voids its time under load")] = False
     key: Annotated[
-        str | None, about("all that determines the bits: workload, program, digest algorithm, device, versions")
+        str | None, about("everything that determines the bits: workload, program, digest algorithm, device, versions")
     ] = None
     digest: Annotated[
         str | None,
@@ -97,7 +97,7 @@ class Tally(Fields, kw_only=True):
     ] = None
 
     def begin_anew(self) -> None:
-        """Resets the counts of checks; keeps the differences found."""
+        """Resets the counts of checks, but keeps the differences that were found."""
         self.runs = self.elements = self.repeated = self.voted = self.referred = self.golden = self.checked = 0
         self.seconds = self.median = self.fastest = 0.0
         self.digest = self.share = None
@@ -108,7 +108,7 @@ class Tally(Fields, kw_only=True):
 
 
 class Element(Fields, kw_only=True):
-    """An element of an output that differs."""
+    """A differing element of an output."""
 
     output: Annotated[str, about("path of the output in the pytree of outputs")]
     index: Annotated[int, about("flat index in the output, row-major")]
@@ -119,7 +119,7 @@ class Element(Fields, kw_only=True):
 
 
 class Elements(Fields, kw_only=True):
-    """Comparison of right and wrong outputs, element by element."""
+    """An element-by-element comparison of right and wrong outputs."""
 
     differing: Annotated[int, about("elements that differ in any bit")]
     total: Annotated[int, about("elements compared")]
@@ -135,14 +135,14 @@ class Finding(Fields, kw_only=True):
     sentence: Annotated[str, about("the finding in words")] = ""
     workload: Annotated[str, about("name of the workload")]
     devices: Annotated[
-        tuple[int, ...], about("the device whose outputs differ; several if it is unknown which of them is wrong")
+        tuple[int, ...], about("the device whose outputs differ, or several devices if it is unknown which is wrong")
     ]
     round: Annotated[int, about("number of the round")]
     kinds: Annotated[
         tuple[Evidence, ...],
         about("evidence of the difference: `repeat`, `vote`, `golden`, `reference`, `checksums`"),
     ]
-    digest: Annotated[str, about("digest of the outputs of the first of the devices")]
+    digest: Annotated[str, about("digest of the first device's outputs")]
     expected: Annotated[str | None, about("digest of the right outputs; `null` if unknown")] = None
     persistence: Annotated[
         Persistence | None, about("whether the difference recurred in the reruns; `null` without reruns")
@@ -207,7 +207,7 @@ class BurninSettings:
         about("sizes and duration: quick (2 rounds), prejob (5 minutes), acceptance (an hour) or soak (a day)"),
     ] = "quick"
     minutes: Annotated[
-        float | None, Within(0, 60 * 24 * 366, above=True), about("duration in minutes; by default that of the level")
+        float | None, Within(0, 60 * 24 * 366, above=True), about("duration in minutes; by default, that of the level")
     ] = None
     rounds: Annotated[
         int | None, Within(1, MOST_ROUNDS), about("number of rounds of all workloads, instead of a duration")
@@ -215,7 +215,7 @@ class BurninSettings:
     only: Annotated[
         tuple[str, ...] | None,
         Flag(type=tuple[Family, ...], repeated=True),
-        about("only this family of workloads; may be repeated; by default all"),
+        about("family of workloads to run; may be repeated; by default, all families"),
     ] = None
     dtypes: Annotated[tuple[str, ...], Flag(type=tuple[DataType, ...]), about("floating-point types")] = DTYPES
     seed: Annotated[int, Within(0, 2**32 - 1), about("seed of the data; golden digests are valid for one seed")] = 0
@@ -223,25 +223,26 @@ class BurninSettings:
         tuple[str, ...],
         Flag(type=tuple[Accepted, ...], repeated=True),
         about(
-            "accept repetition on one device as the only evidence (repeat), which misses faults that repeat themselves"
+            "accept repetition on one device (repeat) as the only evidence, although it misses faults that repeat "
+            "themselves"
         ),
     ] = ()
     faults: Annotated[
         tuple[str, ...],
         Flag("fault", repeated=True),
         about(
-            "simulated fault, such as bitflip,rate=1e-4,site=matrix/*,device=2; may be repeated; by default on the "
+            "simulated fault, such as bitflip,rate=1e-4,site=matrix/*,device=2; may be repeated; by default, on the "
             "last device"
         ),
     ] = ()
 
     def resolved(self) -> "BurninSettings":
-        """Checks the settings and fills in the duration of the level if none is given; raises SettingError."""
+        """Returns valid settings, with the level's duration if none is given; raises SettingError otherwise."""
         check_fields(self)
         if self.minutes is not None and self.rounds is not None:
-            raise SettingError("minutes", self.minutes, "rounds are given too; give one of them")
+            raise SettingError("minutes", self.minutes, "rounds are given too; give only one of the two")
         if not self.dtypes:
-            raise SettingError("dtypes", None, "expected at least one type")
+            raise SettingError("dtypes", None, "expected at least one floating-point type")
         minutes, rounds = self.minutes, self.rounds
         if minutes is None and rounds is None:
             minutes = find_level(self.level).minutes
@@ -257,16 +258,16 @@ class BurninSettings:
 class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
     """`result.json` of a burn-in."""
 
-    id: Annotated[str, about("random identifier of the burn-in; a resumed one keeps it")] = msgspec.field(
+    id: Annotated[str, about("random identifier, which a resumed burn-in keeps")] = msgspec.field(
         default_factory=lambda: uuid.uuid4().hex
     )
     created: Annotated[str, about("when the burn-in began, UTC")] = msgspec.field(default_factory=now)
     ended: Annotated[str, about("when the result was written, UTC")] = ""
-    seconds: Annotated[float, about("duration by a monotonic clock, compilation included", ge=0)] = 0.0
+    seconds: Annotated[float, about("duration by a monotonic clock, including compilation", ge=0)] = 0.0
     verdict: Annotated[Verdict, about("`clean`, `corrupt` or `inconclusive`")] = Verdict.INCONCLUSIVE
     evidence: Annotated[
         tuple[Evidence, ...],
-        about("kinds of evidence for every workload on every device; for `corrupt`, those that found a difference"),
+        about("evidence that covers every workload on every device; for `corrupt`, the evidence of a difference"),
     ] = ()
     sentences: Annotated[tuple[str, ...], about("findings and reasons, the most severe first")] = ()
     settings: Annotated[BurninSettings, about("the settings, which are flags of `sdc burnin`")] = msgspec.field(
@@ -276,13 +277,13 @@ class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
         msgspec.field(default_factory=Environment)
     )
     rounds: Annotated[int, about("rounds completed", ge=0)] = 0
-    stopped: Annotated[
-        str | None, about("why the burn-in was stopped early, such as `SIGTERM`; `null` if it was not")
-    ] = None
+    stopped: Annotated[str | None, about("why the burn-in was stopped early, such as `SIGTERM`; otherwise `null`")] = (
+        None
+    )
     hung: Annotated[bool, about("whether a device never answered")] = False
     devices: Annotated[list[CheckedDevice], about("the devices, and how much was checked on each")] = []
     workloads: Annotated[list[Tally], about("counts by workload and device")] = []
-    findings: Annotated[list[Finding], about("differences with their reruns, in order")] = []
+    findings: Annotated[list[Finding], about("differences with their reruns, in chronological order")] = []
     unfinished: Annotated[list[Ended], about("workloads and devices that did not run to the end")] = []
     doubts: Annotated[list[str], about("reasons against a PASS that do not depend on the comparisons")] = []
     notes: Annotated[list[str], about("further remarks")] = []
@@ -305,7 +306,10 @@ class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
         return {(tally.workload, tally.device): tally for tally in self.workloads}
 
     def has_ended(self, workload: str, devices: range) -> bool:
-        """Returns whether a workload has ended on any of these devices, as one that spans devices does if one fails."""
+        """Returns whether a workload has ended on any of these devices.
+
+        A workload that spans all devices ends on all of them if one device fails.
+        """
         return any(
             (end.workload is None and end.device in devices)
             or (end.workload == workload and (end.device is None or end.device in devices))

@@ -1,4 +1,4 @@
-"""The burn-in itself: rounds of all workloads on all devices, until the given duration or number is reached."""
+"""The burn-in itself: rounds of all workloads on all devices, until a duration or a number of rounds is reached."""
 
 import contextlib
 import dataclasses
@@ -27,11 +27,11 @@ from .reproduce import sum_of
 from .results import ON_REQUEST, Accepted, BurninResult, BurninSettings, CheckedDevice, Ended, Finding, GoldenUse, Tally
 from .workloads import BurninWorkload, keeps_subnormals
 
-DETAILED = 4  # differences of a workload on a device that are rerun and compared; further ones are only counted
+DETAILED = 4  # number of differences per workload and device that are examined by reruns; later ones are only counted
 NAP = 0.05  # seconds between checks of `stop`
-LIMIT = 1800.0  # seconds after which a device that does not answer is no longer used; large programs compile in less
+LIMIT = 1800.0  # seconds after which an unresponsive device is no longer used; large programs compile in less time
 THREADS = 8  # threads for each device; a thread that waits for a hung device is lost
-SMALL = 2**24  # maximum size in bytes of outputs that are kept; of larger ones, only differing elements are listed
+SMALL = 2**24  # maximum size in bytes of outputs that are kept; for larger outputs, only differing elements are listed
 STEPS = 16  # bins per doubling of a time: medians have a resolution of 4 %
 Listener: TypeAlias = Callable[
     [Mapping[str, Any]], None
@@ -39,7 +39,7 @@ Listener: TypeAlias = Callable[
 
 
 class Kept(NamedTuple):
-    """A finding with its right and wrong outputs, if these are small, and their SHA-256."""
+    """A finding with its right and wrong outputs, if they are small enough to keep, and the SHA-256 of both."""
 
     finding: Finding
     outputs: tuple[list[np.ndarray], list[np.ndarray]] | None
@@ -77,7 +77,7 @@ def burn_in(
     devices: Sequence[jax.Device],
     *,
     minutes: float | None = None,  # duration; a run that is in progress at its end is completed
-    rounds: int | None = None,  # number of rounds; either this or `minutes`
+    rounds: int | None = None,  # number of rounds; an alternative to `minutes`
     golden: Mapping[str, str] | None = None,  # digests by `GoldenSubject.key`, as returned by `recorded`
     accept: Iterable[str] = (),  # "repeat" accepts repetition as the only evidence
     on_event: Listener = lambda event: None,
@@ -87,16 +87,16 @@ def burn_in(
         0.0,
     ),  # seconds to wait before each run, one value per round, in turn; 0 for constant load
     programs: Programs | None = None,  # programs compiled by earlier burn-ins on these devices
-    seed: int = 0,  # for the draws of simulated faults
+    seed: int = 0,  # seed from which simulated faults are drawn
     clock: Callable[[], float] = time.monotonic,
-    result: BurninResult | None = None,  # updated during the burn-in; an earlier result to resume from it
+    result: BurninResult | None = None,  # updated during the burn-in; pass an earlier result to resume its burn-in
     kept: dict[str, Kept] | None = None,  # filled with the outputs of the first finding of each workload
     limit: float = LIMIT,  # seconds after which a device that does not answer is no longer used
 ) -> BurninResult:
-    """Runs workloads on devices repeatedly and compares their outputs; returns a result, without a verdict.
+    """Runs workloads repeatedly on devices, and compares their outputs; returns a result without a verdict.
 
-    `judge` derives the verdict. If a device fails, the affected workloads end with a reason; a failure does not count
-    as a difference.
+    `judge` derives the verdict. If a device fails, the affected workloads end, and the result states why; a failure
+    does not count as a difference.
     """
     accepted = [accept] if isinstance(accept, str) else list(accept)
     unknown = sorted(set(accepted) - set(get_args(Accepted)))
@@ -104,14 +104,14 @@ def burn_in(
     for wrong, setting, given, problem in (
         (not devices, "devices", None, "expected at least one device"),
         (len(set(devices)) != len(devices), "devices", devices, "expected distinct devices"),
-        ((minutes is None) == (rounds is None), "minutes", minutes, "expected either minutes or rounds"),
+        ((minutes is None) == (rounds is None), "minutes", minutes, "expected either minutes or rounds, but not both"),
         (minutes is not None and not minutes > 0, "minutes", minutes, "expected a positive number"),
         (rounds is not None and rounds < 1, "rounds", rounds, "expected at least 1"),
-        (not pauses or min(pauses) < 0, "pauses", pauses, "expected a number of seconds for each round, at least 0"),
+        (not pauses or min(pauses) < 0, "pauses", pauses, "expected at least one pause, and no negative pauses"),
         (unknown, "accept", unknown and unknown[0], f"expected {' or '.join(get_args(Accepted))}"),
         (
             programs is not None and programs.devices != tuple(devices), "programs", None,
-            "were compiled for other devices; leave them out",
+            "were compiled for other devices; omit this argument",
         ),
         (len(set(names)) != len(names), "workloads", names, "expected distinct names"),
     ):  # fmt: skip
@@ -191,7 +191,7 @@ class _BurnIn:
         return self.result
 
     def _each(self, function: Callable[[Place], Any], places: Sequence[Place]) -> list[Any]:
-        """Calls a function for all devices concurrently; returns results or exceptions (TimeoutError if no answer)."""
+        """Calls a function for all places concurrently; returns results or exceptions (TimeoutError if too slow)."""
         futures = [self.pool.submit(function, place) for place in places]
         wait(futures, timeout=self.limit)
         slow = TimeoutError(f"no answer within {self.limit:g} s")
@@ -209,7 +209,7 @@ class _BurnIn:
             time.sleep(min(left, NAP))
 
     def _indices(self, workload: BurninWorkload) -> list[Place]:
-        """Returns the devices that a workload runs on; None means all devices together."""
+        """Returns the devices on which a workload runs; None means all devices together."""
         places: list[Place] = [None] if workload.multi else list(range(len(self.programs.devices)))
         return [place for place in places if not self.result.has_ended(workload.name, self._devices_of(place))]
 
@@ -237,21 +237,21 @@ class _BurnIn:
                         raise ready
                     for index in self._devices_of(place):
                         self.programs.reference(workload, index)
-                except Exception as error:  # from the compiler or the device, or if the host lacks memory
+                except Exception as error:  # raised by the compiler or the device, or for lack of host memory
                     self._end(workload, place, error)
                     continue
                 for index in self._devices_of(place):
-                    # Everything known here that determines the bits.
+                    # The key contains everything known here that determines the bits.
                     key = GoldenSubject(
                         workload=workload.name, shard=index if workload.multi else None, seed=workload.seed,
                         program=ready.fingerprint, algorithm=ALGORITHM, kind=self.kinds[index], environment=environment,
                     ).key  # fmt: skip
                     tally = self.tallies[workload.name, index]
                     if tally.key not in (None, key):
-                        # Evidence about one program says nothing about another: the counts restart.
+                        # Evidence about one program says nothing about another, so the counts restart.
                         self._note(
-                            f"the program of {workload.name} on device {index} changed: {tally.runs:,} earlier runs do "
-                            "not count"
+                            f"the program of {workload.name} on device {index} changed, so {tally.runs:,} earlier runs "
+                            "do not count"
                         )
                         tally.begin_anew()
                     tally.key = key
@@ -264,8 +264,8 @@ class _BurnIn:
             self.result.golden = msgspec.structs.replace(known, foreign=len(foreign), unneeded=len(unneeded))
             if foreign:
                 self._note(
-                    f"{len(foreign)} golden digests belong to other programs or devices and were not compared, "
-                    f"such as {foreign[0]}"
+                    f"{len(foreign)} golden digests belong to other programs or devices, and were not compared; one "
+                    f"of them is {foreign[0]}"
                 )
             if unneeded:
                 self._note(f"{len(unneeded)} golden digests belong to workloads that were not selected")
@@ -275,7 +275,7 @@ class _BurnIn:
                 # A device that fails here also fails in its workloads, where the failure is recorded.
                 with contextlib.suppress(RuntimeError):
                     if not keeps_subnormals(dtype, self.programs.devices[index]):
-                        self._note(f"{kind} flushes subnormal {dtype} numbers to zero: such data are zeros")
+                        self._note(f"{kind} flushes subnormal {dtype} numbers to zero, so these data are zeros")
 
     def _run(self, workload: BurninWorkload, place: Place) -> list[RunOutcome]:
         moment = max(self.moments[index] for index in self._devices_of(place))
@@ -333,7 +333,7 @@ class _BurnIn:
         )  # fmt: skip
 
     def _follow(self, workload: BurninWorkload, suspicion: Suspicion, outcomes: Sequence[RunOutcome]) -> None:
-        """Reruns a workload that differed and keeps the finding; only counts differences after a device's first few."""
+        """Reruns a workload that differed and keeps the finding; only counts a device's later differences."""
         tallies = {device: self.tallies[workload.name, device] for device in self.kinds}
         for device in suspicion.devices:
             tallies[device].differences += 1

@@ -26,7 +26,13 @@ JUNIT = xmlschema.XMLSchema(Path(__file__).parents[1] / "sdc" / "burnin" / "juni
 
 PATHS = {
     "vote": ("--devices 4", 0, "PASS", ["vote"], "no difference"),
-    "repeat accepted": ("--devices cpu --rounds 2 --accept repeat", 0, "PASS", ["repeat"], "accepted: repeat only"),
+    "repeat accepted": (
+        "--devices cpu --rounds 2 --accept repeat",
+        0,
+        "PASS",
+        ["repeat"],
+        "accepted: the only evidence is repetition",
+    ),
     "repeat only": ("--devices cpu --rounds 2", 3, "INCONCLUSIVE", ["repeat"], "cannot detect faults that repeat"),
     "one run": ("--devices cpu --accept repeat", 3, "INCONCLUSIVE", [], "covered all workloads"),
     "cpu not requested": ("--rounds 2 --accept repeat", 3, "INCONCLUSIVE", ["repeat"], "no accelerator was found"),

@@ -25,7 +25,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_folder_is_no_golden_register(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["burnin", "--golden", str(tmp_path), "--run", str(tmp_path / "run")]) == 2
-    assert f"--golden {tmp_path}: is a folder, expected the file of a golden register" in capsys.readouterr().err
+    assert f"--golden {tmp_path}: is a folder, not the file of a golden register" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []  # the error comes before anything runs
 
 

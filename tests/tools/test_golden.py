@@ -78,7 +78,7 @@ def test_a_register_is_not_overwritten(run: Run, recorded: Path) -> None:
 def test_nothing_is_recorded_where_nothing_agrees(run: Run, tmp_path: Path) -> None:
     words = (*ONLY[:-4], "--devices", 1, "--rounds", 1)
     printed = run("record", tmp_path / "a.golden", *words, code=3).out
-    assert "no workload ran twice on a device" in printed
+    assert "no workload ran twice on one device" in printed
     assert "INCONCLUSIVE  nothing is recorded" in printed
     assert list(tmp_path.iterdir()) == []
 
@@ -135,7 +135,7 @@ def test_a_damaged_register_is_inconclusive(words: str, run: Run, tmp_path: Path
 @pytest.mark.parametrize("words", ["verify {}", "verify --no-run {}", "merge {}/new {}", "list {}"])
 def test_a_folder_is_no_register(words: str, run: Run, tmp_path: Path) -> None:
     printed = run(*words.format(tmp_path, tmp_path).split(), code=2)
-    assert f"{tmp_path} is a folder, expected the file of a golden register; name the file" in printed.err
+    assert f"{tmp_path} is a folder, not the file of a golden register; give a file" in printed.err
     assert "damaged" not in printed.err
 
 

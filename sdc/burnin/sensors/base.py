@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from sdc.schema import Fields, about
 
-# Names of the Xid errors that indicate hardware faults; others may be caused by software.
+# Names of the Xid errors that indicate hardware faults; other Xid errors may be caused by software.
 XID = MappingProxyType(
     {
         48: "double-bit ECC error",
@@ -32,9 +32,9 @@ class Sensors(Fields, kw_only=True):
     power: Annotated[float | None, about("watts")] = None
     clock: Annotated[float | None, about("processor clock, MHz")] = None
     memory_clock: Annotated[float | None, about("memory clock, MHz")] = None
-    corrected: Annotated[int | None, about("memory errors that ECC has corrected since the driver was loaded")] = None
+    corrected: Annotated[int | None, about("memory errors since the driver was loaded that ECC corrected")] = None
     uncorrected: Annotated[
-        int | None, about("memory errors that ECC has not corrected since the driver was loaded")
+        int | None, about("memory errors since the driver was loaded that ECC could not correct")
     ] = None
     retired: Annotated[int | None, about("retired memory pages or remapped rows")] = None
     slowed: Annotated[list[str] | None, about("reasons for a reduced clock, as the driver states them")] = None
@@ -54,7 +54,7 @@ class Course(Fields, kw_only=True):
 
 
 def driver_errors(course: Course) -> Iterator[str]:
-    """Yields in words the errors that a device's driver reported, except corrected memory errors."""
+    """Yields descriptions of the errors that a device's driver reported, except corrected memory errors."""
     before, after = course.before, course.after
     if before != Sensors() and after == Sensors():
         yield f"{course.source} no longer reports readings of the device"
@@ -64,7 +64,7 @@ def driver_errors(course: Course) -> Iterator[str]:
     ):
         if was is None or now is None or was == now:
             continue
-        yield f"{now - was} new {what}" if now > was else f"{what}: {was} before, {now} after: the driver restarted"
+        yield f"{now - was} new {what}" if now > was else f"{what}: {was} before, {now} after, so the driver restarted"
     for text in course.events:
         head = text.partition(":")[0].split()
         number = int(head[1]) if head[:1] == ["Xid"] and head[1].isdecimal() else None
@@ -77,7 +77,7 @@ Described: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 def amd_addresses(described: Described) -> dict[int, str]:
-    """Returns the PCI addresses of devices that have one and are not NVIDIA's, by index."""
+    """Returns the PCI addresses, by index, of the devices that have an address and are not made by NVIDIA."""
     return {
         index: str(device["bus"])
         for index, device in enumerate(described)
@@ -91,13 +91,13 @@ class SensorEvent(NamedTuple):
 
 
 class SensorBackend:
-    """A source of readings. Each source runs in its own thread, so its methods may block, and may raise."""
+    """A source of readings. Each source runs in its own thread, so its methods may block and may raise exceptions."""
 
     def read(self, index: int, *, between: bool) -> Sensors | None:
-        """Returns readings of a device, by index; None for a device that the source does not know.
+        """Returns the readings of the device with this index, or None if the source does not know the device.
 
-        `between` is true while workloads run. The readings then omit error counters, which some drivers are slow to
-        read, and the clock of a momentarily idle device, whose low value is irrelevant.
+        `between` is true while workloads run. The readings then omit error counters, because some drivers are slow to
+        read them, and the clock of a momentarily idle device, because its low value is irrelevant.
         """
         return None
 
@@ -118,7 +118,7 @@ class Silent(Exception):
 
 
 def attempt(ask: Any, *arguments: Any) -> Any:
-    """Calls a driver's function; returns None if the function does not exist or fails, or a device does not support it.
+    """Calls a driver's function; returns None if the function does not exist, fails, or is not supported by the device.
 
     Any exception counts as a failure.
     """

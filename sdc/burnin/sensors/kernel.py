@@ -17,7 +17,7 @@ ZONES = re.compile(r"x86_pkg_temp|cpu|soc", re.IGNORECASE)  # thermal zones of p
 
 
 def open_hwmon(described: Described, root: str = "/") -> "Hwmon | None":
-    """Opens the kernel files about processors and AMD GPUs, below the root of a file system."""
+    """Opens the kernel files about processors and AMD GPUs in the file system whose root is `root`."""
     amd = amd_addresses(described)
     processors = {index for index, device in enumerate(described) if device.get("kind") == "cpu"}
     return Hwmon(Path(root), amd, processors) if amd or processors else None
@@ -107,12 +107,13 @@ def _text(path: Path) -> str:
 
 LOG = "/dev/kmsg"
 LONGEST = 160  # maximum number of characters kept from a line
-RECORDS = 10_000  # maximum number of lines read per call, since a failing driver may write endlessly
+RECORDS = 10_000  # maximum number of lines read per call, because a failing driver may write endlessly
 _ADDRESS = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?"
-# Messages that report hardware errors, and their texts in the result.
+# Patterns of messages that report hardware errors, and the corresponding texts in the result.
 ERRORS = (
     (rf"(?i)NVRM: Xid \(PCI:{_ADDRESS}\): (?P<number>\d+)(?:, ?(?P<rest>.*))?$", "Xid {number}"),
-    # A query also logs earlier errors and "no uncorrectable errors"; only lines about new errors count.
+    # A query of the error counters also logs earlier errors and "no uncorrectable errors"; only lines about new errors
+    # count.
     (
         rf"(?i)amdgpu {_ADDRESS}: .*?\b(?P<what>[1-9]\d* new uncorrectable hardware errors detected in \w+ block)",
         "{what}",
@@ -123,9 +124,9 @@ ERRORS = (
 
 
 def parse_message(text: str) -> tuple[str | None, str] | None:
-    """Returns the error that a log message reports, if any: text, and a device's PCI address or None for the host.
+    """Returns the PCI address of the device (None for the host) and the text of an error that a log message reports.
 
-    The address has the format of the log: lower case, four digits for the domain, no function number.
+    The address has the log's format: lower case, four digits for the domain, and no function number.
     """
     for pattern, said in ERRORS:
         if (found := re.search(pattern, text.strip())) is not None:
@@ -141,7 +142,7 @@ def _short_address(bus: str) -> str:
 
 
 def open_kernel_log(described: Described, path: str = LOG) -> "KernelLog | None":
-    """Opens the kernel's log at its end; an unreadable log raises `Silent`, or returns None without PCI devices."""
+    """Opens the kernel's log at its end; if it is unreadable, raises `Silent`, or returns None without PCI devices."""
     places = {_short_address(str(device["bus"])): index for index, device in enumerate(described) if device.get("bus")}
     handle = None
     try:
@@ -152,12 +153,13 @@ def open_kernel_log(described: Described, path: str = LOG) -> "KernelLog | None"
             os.close(handle)
         if not places:
             return None
-        raise Silent(f"{path} cannot be read ({error.strerror}): errors that only it reports are unknown") from error
+        problem = f"{path} cannot be read ({error.strerror}), so errors that only this log reports are unknown"
+        raise Silent(problem) from error
     return KernelLog(handle, places)
 
 
 class KernelLog(SensorBackend):
-    """Errors in the kernel's log, which has no readings. Errors of devices outside the burn-in are ignored."""
+    """Errors in the kernel's log, which has no sensor readings. Errors of devices outside the burn-in are ignored."""
 
     def __init__(self, handle: int, places: Mapping[str, int]) -> None:
         self._handle, self._places = handle, places
@@ -168,7 +170,7 @@ class KernelLog(SensorBackend):
             try:
                 record = os.read(self._handle, 8192)
             except OSError as error:
-                if error.errno == errno.EPIPE:  # lines were overwritten before they were read; continue with the next
+                if error.errno == errno.EPIPE:  # unread lines were overwritten; continue with the next line
                     continue
                 break  # nothing more for now
             if not record:

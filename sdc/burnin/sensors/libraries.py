@@ -1,4 +1,4 @@
-"""Vendors' libraries: NVML (the extra `nvml`), AMD SMI, which is part of ROCm, and the metrics of libtpu."""
+"""Vendors' libraries: NVML (installed by the extra `nvml`), AMD SMI (part of ROCm), and the metrics of libtpu."""
 
 import importlib
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from .base import Described, SensorBackend, SensorEvent, Sensors, Silent, amd_addresses, attempt
 
 IDLE = 0x1
-# Bits of NVML's clocks event reasons, formerly throttle reasons.
+# Bits of NVML's clocks event reasons, formerly called throttle reasons.
 SLOWED = {
     0x2: "application clocks",
     0x4: "software power cap",
@@ -18,7 +18,7 @@ SLOWED = {
     0x100: "display clocks",
 }
 MOST_EVENTS = 64  # maximum number of events read per call from one device
-PERSISTENT = 6  # lowest health score of a TPU's link that means a persistent problem; 0 means a healthy link
+PERSISTENT = 6  # lowest health score of a TPU link that indicates a persistent problem; 0 is healthy
 
 
 def _first(*values: Any) -> float | None:
@@ -27,7 +27,7 @@ def _first(*values: Any) -> float | None:
 
 
 def open_nvml(described: Described, library: Any = None) -> "Nvml | None":
-    """Opens NVML for devices with an NVIDIA UUID; raises `Silent` if the module or a driver is missing for them."""
+    """Opens NVML for devices with an NVIDIA UUID; raises `Silent` if their Python module or their driver is missing."""
     known = {index: str(device.get("uuid", "")) for index, device in enumerate(described)}
     wanted = {index: identity for index, identity in known.items() if identity.startswith("GPU-")}
     if not wanted:
@@ -47,7 +47,8 @@ class Nvml(SensorBackend):
         self._library = library
         found = {index: attempt(library.nvmlDeviceGetHandleByUUID, identity) for index, identity in wanted.items()}
         self._handles = {index: handle for index, handle in found.items() if handle is not None}
-        # One event set per device, so that events are assigned to a device even if they do not name it.
+        # Each device has its own event set, so an event is assigned to its device even if the event does not identify
+        # the device.
         self._sets: dict[int, Any] = {}
         for index, handle in self._handles.items():
             if (events := attempt(library.nvmlEventSetCreate)) is None:
@@ -96,7 +97,7 @@ class Nvml(SensorBackend):
         for index, events in self._sets.items():
             for _ in range(MOST_EVENTS):
                 if (event := attempt(self._library.nvmlEventSetWait, events, 0)) is None:
-                    break  # a timeout without waiting: NVML queues events until they are read
+                    break  # a timeout of 0 ms, since NVML queues events until they are read
                 found.append(SensorEvent(index, f"Xid {int(event.eventData)}"))
         return found
 
@@ -113,7 +114,7 @@ def open_amd_smi(described: Described, library: Any = None) -> "AmdSmi | None":
     try:
         library = library or importlib.import_module("amdsmi")
         library.amdsmi_init()
-    except Exception:  # the module is not on PyPI, and fails in its own ways without a driver
+    except Exception:  # the module is not on PyPI, and may raise any exception if the driver is missing
         return None
     found = {index: attempt(library.amdsmi_get_processor_handle_from_bdf, bus) for index, bus in wanted.items()}
     handles = {index: handle for index, handle in found.items() if handle is not None}
@@ -121,7 +122,7 @@ def open_amd_smi(described: Described, library: Any = None) -> "AmdSmi | None":
 
 
 class AmdSmi(SensorBackend):
-    """Readings from AMD SMI. Errors come from the kernel's log."""
+    """Readings from AMD SMI. Errors are read from the kernel's log instead."""
 
     def __init__(self, library: Any, handles: dict[int, Any]) -> None:
         self._library, self._handles = library, handles
@@ -159,7 +160,7 @@ class AmdSmi(SensorBackend):
 
 
 def open_tpu_metrics(described: Described, library: Any = None) -> "TpuMetrics | None":
-    """Opens the module `libtpu.sdk.tpumonitoring`; returns None without TPUs, or if their library has no metrics."""
+    """Opens `libtpu.sdk.tpumonitoring`; returns None if there are no TPUs or their library has no metrics."""
     places = [tuple(device["coordinates"]) for device in described if device.get("coordinates")]
     if len(places) < len(described) or not places:
         return None
@@ -182,7 +183,8 @@ class TpuMetrics(SensorBackend):
         scores = [score for _, score in self._values("tpu_throttle_score")]
         if not scores:
             return None
-        # If the library reports a different number of chips, the highest score counts: nothing is healthy by default.
+        # If the library reports a different number of chips, the highest score applies to all chips: none is healthy by
+        # default.
         alike = len(scores) == max(self._chips) + 1
         score = scores[self._chips[index]] if alike else max(scores)
         return Sensors(slowed=[f"throttle score {score:g}"] if score > 0 else [])

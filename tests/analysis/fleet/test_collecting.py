@@ -30,7 +30,7 @@ def reseal(path: Path, old: str, new: str) -> None:
         ('"verdict": "clean"', '"verdict": "corrupt"', "contradicts itself: the verdict is FAIL, but PASS follows"),
         ('"differences": 0', '"differences": 1', "contradicts itself: the verdict is PASS, but FAIL follows"),
         ('"elements": 1000', '"elements": 999', "contradicts itself: "),
-        ('"simulated": 0', '"simulated": 4', "simulated faults changed elements, but the settings name no fault"),
+        ('"simulated": 0', '"simulated": 4', "simulated faults changed elements, but the settings contain no fault"),
         ('"index": 1', '"index": 0', "contradicts itself: "),
         ('"runs": 9', '"runs": -9', "-9 runs"),
         ('"seconds": 2.0', '"seconds": -2.0', "expected float >= 0"),

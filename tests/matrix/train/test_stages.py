@@ -163,7 +163,7 @@ def test_the_fewest_hosts_explain_differences() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("suspects", ["a"], "a is a suspect without a majority"),
+        ("suspects", ["a"], "a is a suspect, but there is no majority"),
         ("stages", [], "PASS although nothing was checked"),
         ("lost", "process 1 was lost", "PASS although a stage did not run to the end"),
         ("undecided", ["z"], "z was not compared"),

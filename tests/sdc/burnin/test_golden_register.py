@@ -211,9 +211,9 @@ def test_digests_that_apply_here() -> None:
     both = [subject("w").key, subject("x").key]
     assert shortfall(known, both, ENVIRONMENT) is None
     assert shortfall(known, both[:1], ENVIRONMENT) is None
-    assert shortfall(known, [], ENVIRONMENT) == "no workload ran that a digest could be compared with"
+    assert shortfall(known, [], ENVIRONMENT) == "no workload ran whose outputs could be compared with a digest"
     assert shortfall(known, [*both, subject("new").key], ENVIRONMENT) == (
-        "only 2 of the 3 digests needed here are in the file: is not in the file (1 workload)"
+        "only 2 of the 3 digests needed here are in the file: no digest recorded (1 workload)"
     )
 
 

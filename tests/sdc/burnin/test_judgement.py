@@ -72,8 +72,10 @@ def test_pass_says_what_was_checked(pair: list[BurninWorkload], devices: list[ja
     assert [device.runs for device in judged.devices] == [20] * 4
     assert [device.seconds for device in judged.devices] == [20.0] * 4
     assert judged.devices[0].excluded_rate == pytest.approx(3 / 2000, rel=2e-3)  # the rule of three
-    assert judged.sentences[0].startswith("2 workloads on 4 devices, at least 2e+03 elements in 20 runs of each")
-    assert "above a rate of 0.0015 would have been detected with 95 %" in judged.sentences[0]
+    assert judged.sentences[0].startswith(
+        "no difference was found in 2 workloads on 4 devices (at least 2e+03 elements in 20 runs per device)"
+    )
+    assert "at a rate above 0.0015 per element would have been detected with 95 %" in judged.sentences[0]
     assert "share one processor" in judged.sentences[1]
     assert judged.headline == "PASS (repeat, vote)"
 
@@ -155,7 +157,7 @@ def test_one_device(pair: list[BurninWorkload], devices: list[jax.Device]) -> No
     alone = {"d0": tally(voted=0)}
     judged = judge(result(pair, devices[:1], **alone))
     assert (judged.verdict.acceptance, judged.evidence) == ("INCONCLUSIVE", ("repeat",))
-    assert judged.sentences[0] == "repeat only: cannot detect faults that repeat themselves"
+    assert judged.sentences[0] == "the only evidence is repetition, which cannot detect faults that repeat themselves"
     assert judge(result(pair, devices[:1], accept=("repeat",), **alone)).verdict.acceptance == "PASS"
     judged = judge(result(pair, devices[:1], d0=tally(voted=0, golden=10)))
     assert (judged.verdict.acceptance, judged.evidence) == ("PASS", ("repeat", "golden"))
@@ -192,7 +194,9 @@ def test_time_at_load_of_a_slow_device_is_void(
     judged = judge(seen)
     assert (judged.verdict.acceptance, judged.verdict.code) == ("INCONCLUSIVE", 3)
     assert "device 2" in judged.sentences[0]
-    assert f"throttled, {slow.share:.0%} of the expected throughput; 28 s under load are void" in judged.sentences[0]
+    assert (
+        f"throttled to {slow.share:.0%} of the expected throughput, so 28 s under load are void" in judged.sentences[0]
+    )
     assert (judged.devices[2].seconds, judged.devices[2].elements) == (0, 0)
     assert judged.devices[1].elements == 2000
 

@@ -57,7 +57,7 @@ def test_a_single_run_of_a_single_device_is_not_recorded(pair: list[jax.Device])
     register, found = record(BurninSettings(rounds=1, **ONCE), pair[:1])
     assert register is None
     assert found.verdict == "inconclusive"
-    assert found.sentences == ["no workload ran twice on a device, or on two devices of a kind"]
+    assert found.sentences == ["no workload ran twice on one device, or on two devices of one kind"]
     again, _ = record(BurninSettings(rounds=2, **ONCE), pair[:1])
     assert again is not None
     assert again.entries[0].seen[0].agreed == ("repeat",)

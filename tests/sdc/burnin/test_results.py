@@ -97,11 +97,13 @@ def test_a_report_that_contradicts_itself_is_refused(
         "INCONCLUSIVE follows .*nothing was checked": damaged(
             healthy, workloads=rows(runs=0, elements=0), devices=[{**device, "elements": 0} for device in devices]
         ),
-        "repeat only": damaged(healthy, workloads=rows(voted=0, golden=0, referred=0)),
+        "the only evidence is repetition": damaged(healthy, workloads=rows(voted=0, golden=0, referred=0)),
         "stopped by SIGTERM": damaged(healthy, stopped="SIGTERM"),
         "INCONCLUSIVE follows .*a doubt": damaged(healthy, doubts=["a doubt"]),
         "is not described": damaged(healthy, devices=devices[:3]),
-        "elements on device": damaged(healthy, devices=[{**device, "elements": 10**15} for device in devices]),
+        "elements, but its workloads have": damaged(
+            healthy, devices=[{**device, "elements": 10**15} for device in devices]
+        ),
         "evidence is repeat, vote, but the counts support repeat": damaged(
             healthy, workloads=rows(voted=0, referred=0), settings={"accept": ["repeat"]}
         ),
@@ -109,7 +111,7 @@ def test_a_report_that_contradicts_itself_is_refused(
         "evidence is vote, golden": damaged(healthy, evidence=["vote", "golden"]),
         "has different fields .*>= 0": msgspec.structs.replace(healthy, rounds=-3),
         "the verdict is PASS, but FAIL": damaged(healthy, workloads=rows(confirmed=5)),
-        "name no fault": damaged(healthy, workloads=rows(simulated=5)),
+        "contain no fault": damaged(healthy, workloads=rows(simulated=5)),
         "for every device": damaged(healthy, workloads=rows()[:-1]),
         "INCONCLUSIVE follows .*Xid 48": damaged(healthy, devices=[{**row, "sensors": told} for row in devices]),
         "INCONCLUSIVE follows .*not used": damaged(healthy, golden={"file": "x", "doubt": "they were not used"}),
@@ -179,7 +181,7 @@ def test_another_program_is_not_compared_with_earlier_runs(
     again.tallies[place].golden, before = 2, again.tallies[place].runs
     result = burn_in(few, programs.devices, rounds=3, programs=programs, result=again)
     assert not result.findings
-    assert any(f"changed: {before} earlier runs do not count" in note for note in result.notes)
+    assert any(f"changed, so {before} earlier runs do not count" in note for note in result.notes)
     assert (result.tallies[place].runs, result.tallies[place].golden) == (1, 0)
     assert result.tallies[few[0].name, 0].runs == before + 1
 

@@ -84,7 +84,7 @@ def test_a_fault_that_repeats_itself(programs: Programs, alone: Programs, roundi
     assert blind.tallies[rounding[0].name, 0].simulated > 0
     judged = judge(blind)
     assert (judged.verdict.acceptance, judged.verdict.code, judged.evidence) == ("INCONCLUSIVE", 3, ("repeat",))
-    assert judged.sentences[0] == "repeat only: cannot detect faults that repeat themselves"
+    assert judged.sentences[0] == "the only evidence is repetition, which cannot detect faults that repeat themselves"
     assert recorded(blind) == {}  # nothing of a simulation is recorded
 
     found = burn_in(rounding, alone.devices, rounds=2, programs=alone, inject=[fault], golden=digests)
@@ -136,7 +136,7 @@ def test_what_differs_is_run_again(
     assert (first.round, first.kinds, first.persistence) == (2, ("repeat",), persistence)
     assert result.tallies[rounding[0].name, 0].runs == 5  # those after the difference are not counted
     if persistence == "persistent":
-        assert "either the earlier runs were wrong, or the later ones are" in first.note
+        assert "either the earlier or the later runs are wrong" in first.note
         assert first.elements is None  # nobody has the right outputs
     else:
         assert first.elements is not None
@@ -196,7 +196,10 @@ def test_a_collective_names_the_device_whose_outputs_differ(programs: Programs, 
 def test_repetition_may_be_accepted(alone: Programs, ordering: list[BurninWorkload]) -> None:
     judged = judge(burn_in(ordering, alone.devices, rounds=2, programs=alone, accept=["repeat"]))
     assert (judged.verdict.acceptance, judged.verdict.code, judged.evidence) == ("PASS", 0, ("repeat",))
-    assert judged.sentences[1] == "accepted: repeat only: cannot detect faults that repeat themselves"
+    assert (
+        judged.sentences[1]
+        == "accepted: the only evidence is repetition, which cannot detect faults that repeat themselves"
+    )
     once = judge(burn_in(ordering, alone.devices, rounds=1, programs=alone, accept=["repeat"]))
     assert (once.verdict.acceptance, once.evidence) == ("INCONCLUSIVE", ())
 
@@ -259,7 +262,7 @@ def test_what_does_not_compile_is_missing(programs: Programs, ordering: list[Bur
     assert (end.workload, end.reason) == ("unknown", "MemoryError: the host is full")
     other = changed(ordering[0], name="other", reference=lambda *arguments: np.zeros(3, np.int8))
     (*_, end) = burn_in([other, *ordering], programs.devices, rounds=2, programs=programs).unfinished
-    assert "the reference has the outputs int8[3], expected those of run, " in end.reason
+    assert "reference returns the outputs int8[3], expected the outputs of run: " in end.reason
     only = burn_in([broken], programs.devices, rounds=2, programs=programs)
     assert only.rounds == 0
     assert judge(only).sentences[0] == "nothing was checked"
@@ -334,7 +337,7 @@ def test_subnormal_data_on_a_device_that_flushes(every: list[BurninWorkload], pr
     (outcome,) = programs.run(workload, 0)
     np.testing.assert_array_equal(outcome.outputs["columns"], 0)
     result = burn_in([workload], programs.devices, rounds=1, programs=programs)
-    assert result.notes == ["cpu cpu flushes subnormal float32 numbers to zero: such data are zeros"]
+    assert result.notes == ["cpu cpu flushes subnormal float32 numbers to zero, so these data are zeros"]
 
 
 def test_what_is_refused(programs: Programs, few: list[BurninWorkload]) -> None:

@@ -150,7 +150,7 @@ def test_errors_in_words() -> None:
         "1 new retired memory pages or remapped rows",
     ]
     (again,) = errors(Sensors(uncorrected=3), Sensors(uncorrected=0))
-    assert again.endswith("3 before, 0 after: the driver restarted")
+    assert again.endswith("3 before, 0 after, so the driver restarted")
     assert errors(known, Sensors()) == ["nvml no longer reports readings of the device"]
     assert errors(known, known, "Xid 79 (2 times)", "Xid 13", "Xid 48: pid=1", "machine check: 1 exceptions") == [
         "Xid 79 (2 times) (the GPU has fallen off the bus)",
