@@ -161,7 +161,7 @@ class Programs:
     def prepare(self, workload: BurninWorkload, index: int | None) -> Ready:
         """Compiles a workload for one device or for all devices together, and places its arguments; caches both.
 
-        Threads may call this concurrently for several devices.
+        Several threads may call this method concurrently for different devices.
         """
         key, program = (_identity(workload), index), (workload.program, index)
         if key in self._ready:

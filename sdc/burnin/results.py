@@ -58,7 +58,7 @@ class CheckedDevice(Device, kw_only=True):
 
 
 class Tally(Fields, kw_only=True):
-    """Counts of a workload's runs on a device; all counts are 0 if the workload did not run."""
+    """Counts for the runs of a workload on a device; all counts are 0 if the workload did not run."""
 
     workload: Annotated[str, about("name: family, type, sizes, data")]
     device: Annotated[int, about("`index` of the device")]
@@ -194,7 +194,7 @@ class GoldenUse(Fields, kw_only=True):
     used: Annotated[int, about("digests that were compared")] = 0
     foreign: Annotated[int, about("digests of other programs or devices, which were not compared")] = 0
     unneeded: Annotated[int, about("digests of workloads that were not selected")] = 0
-    doubt: Annotated[str | None, about("why the digests do not support a PASS")] = None
+    doubt: Annotated[str | None, about("reason why the digests do not support a PASS")] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

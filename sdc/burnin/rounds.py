@@ -217,7 +217,7 @@ class _BurnIn:
         return range(len(self.programs.devices)) if place is None else range(place, place + 1)
 
     def _note(self, text: str) -> None:
-        """Adds a note, unless a resumed burn-in already has it."""
+        """Adds a note, unless the result of a resumed burn-in already contains it."""
         if text not in self.result.notes:
             self.result.notes.append(text)
 

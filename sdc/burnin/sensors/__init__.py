@@ -1,6 +1,6 @@
 """Sensor readings and errors of devices, as drivers and the kernel report them during a burn-in.
 
-base       `SensorBackend`, the base class of all sources of readings, and the readings
+base       `SensorBackend`, the base class of all sources of readings, and the types of readings
 libraries  NVIDIA GPUs through NVML, AMD GPUs through AMD SMI, and TPUs through the metrics of libtpu
 kernel     AMD GPUs and processors through kernel files, and errors in the kernel's log
 monitor    the readings of all sources, each of which runs in its own thread

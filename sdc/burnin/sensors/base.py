@@ -1,4 +1,4 @@
-"""The interface of sources of sensor readings: drivers' libraries and kernel files, read for each device in turn."""
+"""The interface of sources of sensor readings: drivers' libraries and kernel files, read one device at a time."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType

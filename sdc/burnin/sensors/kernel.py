@@ -93,7 +93,7 @@ def _scaled(choose: Callable[[list[float]], float], values: list[float], unit: f
 
 
 def _numbers(folder: Path, pattern: str) -> list[float]:
-    """Returns the numbers in files; skips files that are momentarily unreadable."""
+    """Returns the numbers in the files that match a pattern; skips momentarily unreadable files."""
     found = (attempt(float, _text(path)) for path in sorted(folder.glob(pattern)))
     return [value for value in found if value is not None]
 

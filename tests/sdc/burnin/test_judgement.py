@@ -85,7 +85,7 @@ def test_the_device_that_was_checked_least_decides(pair: list[BurninWorkload], d
     least.elements = 10
     judged = judge(result(pair, devices, d3=least))
     assert max(device.excluded_rate for device in judged.devices) == pytest.approx(3 / 20, rel=2e-3)
-    assert "above a rate of 0.15 would" in judged.sentences[0]
+    assert "at a rate above 0.15 per element would" in judged.sentences[0]
 
 
 def test_a_difference_fails_whatever_else_there_is(pair: list[BurninWorkload], devices: list[jax.Device]) -> None:
