@@ -1,4 +1,4 @@
-"""Statistics: confidence in a frequency, and the time to wait for a burst."""
+"""Estimates the uncertainty of a mismatch frequency, and the number of steps that a run needs to show a burst."""
 
 from typing import TYPE_CHECKING
 

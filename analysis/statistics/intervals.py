@@ -1,34 +1,36 @@
-"""Confidence in a mismatch frequency, and the time to wait for a burst.
+"""Estimates the uncertainty of a mismatch frequency, and the number of steps that a run needs to show a burst.
 
-**If elements fail independently** and rarely, the mismatches x of n checked elements are Poisson distributed with mean
-f·n·recall, and exact (Garwood) limits of that mean give limits of the frequency f. Without a mismatch the one-sided
-upper limit is -ln(1 - confidence) / n: 3.0/n at 95 %, 4.6/n at 99 %.
+**If elements fail independently** and rarely, the number x of mismatches among n checked elements has a Poisson
+distribution with mean f·n·recall. The exact (Garwood) limits of that mean give limits for the frequency f. If there is
+no mismatch, the one-sided upper limit is -ln(1 - confidence) / n, which is 3.0/n at 95 % and 4.6/n at 99 % confidence.
 
 **Corruption comes in bursts**, so elements are not independent and these limits are too narrow. `needed_mismatches`
-quantifies this if the rate varies between runs. `bootstrap_interval` is valid under bursts: counts of neighbouring
-steps are dependent, those of long stretches hardly. So the steps are divided into blocks whose length follows from
-the correlation of the data, and blocks are drawn with replacement (Carlstein, Annals of Statistics 14, 1986). Sums
-of bursts
-are skewed, so a percentile interval would be too low; therefore the difference of a drawn frequency from the
-measured one is divided by its own standard error, and the quantiles of *that* give the interval (studentized,
-"bootstrap-t": Efron and Tibshirani, An Introduction to the Bootstrap, 1993, section 12.5).
+quantifies this effect for a rate that varies between runs. `bootstrap_interval` is valid for bursts. The counts of
+neighboring steps depend on each other, but the counts of long stretches of steps hardly do. Therefore the steps are
+divided into blocks whose length follows from the correlation of the data, and blocks are drawn with replacement
+(Carlstein, Annals of Statistics 14, 1986). Sums of bursts have a skewed distribution, so a percentile interval would be
+too low. The difference between a drawn frequency and the measured one is therefore divided by the standard error of the
+draw, and the quantiles of this *studentized* difference give the interval ("bootstrap-t": Efron and Tibshirani, An
+Introduction to the Bootstrap, 1993, section 12.5).
 
-**Bursts at random times**, independent of each other, are a Poisson process: the steps from one to the next are
-exponential variables of mean m, and n steps show none with a probability of exp(-n/m). This holds if m is *known*. If m
-is estimated from k intervals with sum T, a small k makes it uncertain. For a plan of n = r T steps with r fixed
-beforehand, 2T/m has a chi-square distribution of 2k degrees of freedom, so the plan shows no burst with probability
+**If bursts occur at random times**, independently of each other, they form a Poisson process: the number of steps from
+one burst to the next is an exponential variable with mean m, and n steps show no burst with probability exp(-n/m). This
+formula requires a *known* m. If m is estimated from k intervals with sum T, the estimate is uncertain for small k. The
+ratio 2T/m has a chi-square distribution with 2k degrees of freedom, so a run of n = r T steps, with r fixed beforehand,
+shows no burst with probability
 
     E[exp(-r T/m)] = (1 + r)^-k = (T / (T + n))^k
 
-for any m: the next interval, divided by the mean T/k of those observed, has the F distribution of 2 and 2k degrees
-of freedom, whose quantiles are prediction limits (Lawless, Technometrics 13, 1971). For 95 % the plan needs 19 times a
-single observed interval, 5.1 times the mean of three, 3.5 times the mean of ten, and 3.0 times a known mean. Three
-times a single observed interval show a burst with 75 % probability.
+for any m. Equivalently, the next interval divided by the mean T/k of the observed intervals has an F distribution with
+2 and 2k degrees of freedom, whose quantiles are prediction limits (Lawless, Technometrics 13, 1971). To show a burst
+with 95 % probability, a run must be 19 times as long as a single observed interval, 5.1 times as long as the mean of
+three intervals, 3.5 times the mean of ten, or 3.0 times a known mean. A run that is three times as long as a single
+observed interval shows a burst with 75 % probability.
 
-If bursts trigger each other, as aftershocks do, or if their rate changes, none of these formulas hold.
+None of these formulas hold if bursts trigger each other, as earthquakes trigger aftershocks, or if their rate changes.
 
-Quantiles are those of SciPy's distributions, taken from `scipy.special`, which loads four times faster than
-`scipy.stats`; functions import it, so that `sdc --help` does not wait for it.
+Quantiles are computed with `scipy.special`, which loads four times faster than `scipy.stats`. Functions import it when
+they need it, so `sdc --help` does not wait for it.
 """
 
 import itertools
@@ -105,11 +107,11 @@ def proportion_interval(successes: int, trials: int, *, confidence: float = CONF
         confidence: minimum probability with which the interval contains the proportion.
 
     Returns:
-        Lower and upper limit: the proportions at which at least, and at most, this many successes have the probability
-        (1 - confidence) / 2.
+        Lower and upper limit. At the lower limit, the probability of at least this many successes is (1 - confidence) /
+        2; at the upper limit, so is the probability of at most this many.
 
     Raises:
-        ValueError: there are no trials, more successes than trials, or the confidence is not a valid share.
+        ValueError: there are no trials, there are more successes than trials, or the confidence is not a valid share.
     """
     from scipy.special import betainccinv, betaincinv
 
@@ -121,15 +123,16 @@ def proportion_interval(successes: int, trials: int, *, confidence: float = CONF
 
 
 def needed_mismatches(*, shape: float = math.inf, confidence: float = CONFIDENCE) -> float:
-    """Computes the expected number of mismatches at which observing none is improbable. This number replaces 3.0 in the
-    numerator of a clean run's bound.
+    """Computes the expected number of mismatches at which it is improbable to observe none. This number replaces the
+    3.0 in the bound of a clean run.
 
     If the rate itself varies between runs and follows a gamma distribution with the given shape, the count is negative
     binomial and P(0) = (1 + mean/shape)^-shape.
 
     Args:
-        shape: shape of the gamma distribution; infinite means independent elements, smaller means burstier.
-        confidence: probability with which such a run shows a mismatch.
+        shape: shape of the gamma distribution; infinite if elements are independent, and smaller the more mismatches
+            are concentrated in bursts.
+        confidence: probability with which a run with this expected number shows a mismatch.
 
     Returns:
         Expected number of mismatches.
@@ -142,14 +145,14 @@ def needed_mismatches(*, shape: float = math.inf, confidence: float = CONFIDENCE
 def _check_counts(mismatched: int, checked: int, confidence: float, recall: float) -> None:
     if not 0 <= mismatched <= checked or checked == 0:
         raise ValueError(
-            f"{mismatched} of {checked} elements mismatched: expected 0 <= mismatched <= checked, checked > 0"
+            f"{mismatched} of {checked} elements mismatched: expected 0 <= mismatched <= checked and checked > 0"
         )
     if not 0 < confidence < 1 or not 0 < recall <= 1:
-        raise ValueError(f"confidence {confidence} and recall {recall}: expected shares above 0, confidence below 1")
+        raise ValueError(f"confidence {confidence}, recall {recall}: expected 0 < confidence < 1 and 0 < recall <= 1")
 
 
-MOST = 30  # maximum number of blocks: overly long blocks cost little; overly short ones narrow the intervals
-LEAST = 8  # minimum number of blocks with a mismatch: with fewer, no interval is valid
+MOST = 30  # maximum number of blocks: overly long blocks do little harm; overly short blocks narrow the intervals
+LEAST = 8  # minimum number of blocks with a mismatch that a valid interval requires
 DRAWN = 1999
 
 Counts: TypeAlias = Float[np.ndarray, " steps"]
@@ -162,9 +165,9 @@ def bootstrap_interval(
 ) -> tuple[float, float] | None:
     """Computes a two-sided interval of a mismatch frequency by a studentized block bootstrap over steps.
 
-    Each block is at least twice as long as `block_length` returns, and there are at most 30 blocks. In simulations at
-    95 %, with 2,000 runs per line and about 1,000 mismatches per step, the interval contains the true frequency with
-    probability
+    Each block is at least twice as long as `block_length` returns, and there are at most 30 blocks. In simulations of
+    95 % intervals, with 2,000 runs for each line of the table and about 1,000 mismatches per step, the interval
+    contained the true frequency with the following probability:
 
     ================================================================================  =======
     elements independent (1 mismatch per step, or 1 in 20 steps); 1,350 steps         96 %
@@ -178,8 +181,8 @@ def bootstrap_interval(
     ================================================================================  =======
 
     If the interval misses the true frequency, the true frequency is more often above the interval than below it. The
-    limits for independent elements (`frequency_interval`) contain the true frequency with the same probability in the
-    first line, but in less than 6 % of the runs in all other lines.
+    limits for independent elements (`frequency_interval`) contained the true frequency with the same probability in the
+    first line of the table, but in less than 6 % of the runs in every other line.
 
     Args:
         mismatched: mismatched elements of each step, in the order of the steps.
@@ -188,17 +191,16 @@ def bootstrap_interval(
         seed: seed of the draws; equal seeds give equal intervals.
 
     Returns:
-        Lower and upper limit, in mismatches per element. None if too few blocks have a mismatch: an interval needs at
-        least 8 bursts.
+        Lower and upper limit, in mismatches per element. None if fewer than 8 blocks have a mismatch.
 
     Raises:
-        ValueError: the numbers of counts differ, a count is invalid, or the confidence is not a valid share.
+        ValueError: the two sequences differ in length, a count is invalid, or the confidence is not a valid share.
     """
     x, n = np.asarray(mismatched, np.float64), np.asarray(checked, np.float64)
     if x.shape != n.shape or x.ndim != 1 or not np.all((x >= 0) & (x <= n)):
         raise ValueError(
-            f"{x.size} counts of mismatches and {n.size} of checked elements: expected one of each for every step, "
-            "with 0 <= mismatched <= checked"
+            f"{x.size} counts of mismatched elements and {n.size} counts of checked elements: expected one of each for "
+            "every step, with 0 <= mismatched <= checked"
         )
     if not 0 < confidence < 1:
         raise ValueError(f"confidence {confidence}: expected a share above 0 and below 1")
@@ -224,12 +226,12 @@ def bootstrap_interval(
 
 
 def block_length(counts: Sequence[float] | Counts) -> int:
-    """Returns the block length for a bootstrap of a series of counts, from its autocorrelations.
+    """Returns the block length for a bootstrap of a series of counts, computed from the autocorrelations of the series.
 
-    Politis and White, Econometric Reviews 23 (2004), corrected by Patton, Politis and White, Econometric Reviews 28
-    (2009), for non-overlapping blocks: b = (2 G^2 / D)^(1/3) N^(1/3), with D = 4/3 g(0)^2, where G = sum |k| R(k)
-    and g(0) = sum R(k) over autocovariances R, with a flat-top window of twice the lag that precedes five consecutive
-    insignificant lags.
+    The method is that of Politis and White, Econometric Reviews 23 (2004), as corrected by Patton, Politis and White,
+    Econometric Reviews 28 (2009), for non-overlapping blocks: b = (2 G^2 / D)^(1/3) N^(1/3), where D = 4/3 g(0)^2, and
+    G = sum |k| R(k) and g(0) = sum R(k) are sums over the autocovariances R. These are weighted by a flat-top window,
+    which is twice as wide as the lag that precedes five consecutive insignificant lags.
     """
     x = np.asarray(counts, np.float64)
     size = len(x)
@@ -255,7 +257,7 @@ def block_length(counts: Sequence[float] | Counts) -> int:
 
 
 def _estimate(hits: Sums, elements: Sums) -> tuple[Each, Each]:
-    """Returns the frequencies of drawn blocks and the standard errors of these ratios, by the delta method."""
+    """Returns the mismatch frequency of each draw of blocks, and its standard error by the delta method."""
     blocks = hits.shape[-1]
     total = elements.sum(-1)
     found = hits.sum(-1) / total
@@ -263,21 +265,23 @@ def _estimate(hits: Sums, elements: Sums) -> tuple[Each, Each]:
     return found, np.sqrt(blocks / (blocks - 1) * np.square(residuals).sum(-1)) / total
 
 
-# Steps between bursts, each observed once (arXiv:2502.12340, section 6.2 and figure 6; section 4.2 and figure 3), and
-# whether the observation ended with the burst.
+# The number of steps between bursts, which was observed once for each node (arXiv:2502.12340, section 6.2 and figure 6;
+# section 4.2 and figure 3), and whether the observation ended with the burst.
 PUBLISHED = {"node 13": (450, True), "node 14": (4500, False)}
 
 
 def burn_in_steps(mean_interval: float, *, observed: int | None = None, confidence: float = CONFIDENCE) -> int:
-    """Computes the number of steps that show at least one burst with a given probability, for bursts at random times.
+    """Computes the number of steps that show at least one burst with a given probability, if bursts occur at random
+    times.
 
     If the mean m is known: n = -ln(1 - confidence) m. If m is the mean of k observed intervals: n = k m ((1 -
     confidence)^(-1/k) - 1), which is m times the quantile of F with 2 and 2k degrees of freedom.
 
-    If, instead of intervals, k bursts were observed in a run of fixed length T, use T/k as the mean. Over all runs,
-    including those without a burst, for which nothing is planned, such a plan fails with a probability of at most 1 -
-    confidence (Nelson, IEEE Transactions on Reliability R-19, 1970, for a count of zero). It fails more often for runs
-    that show a burst by chance, because the mean interval is then much longer than the run.
+    If k bursts were counted in a run of fixed length T, rather than intervals being observed, use T/k as the mean. The
+    probability that such a plan fails is at most 1 - confidence (Nelson, IEEE Transactions on Reliability R-19, 1970,
+    for a count of zero), averaged over all runs, including those without a burst, for which nothing is planned. The
+    plan fails more often if the run showed a burst only by chance, because the mean interval is then much longer than
+    the run.
 
     Args:
         mean_interval: mean number of steps between bursts.
@@ -288,7 +292,7 @@ def burn_in_steps(mean_interval: float, *, observed: int | None = None, confiden
         Number of steps, rounded up.
 
     Raises:
-        ValueError: the interval is not positive, no interval was observed, or the confidence is not a valid share.
+        ValueError: the mean interval is not positive, no interval was observed, or the confidence is not a valid share.
     """
     _check_interval(mean_interval, observed, confidence)
     odds = -math.log1p(-confidence)
@@ -299,7 +303,7 @@ def burn_in_steps(mean_interval: float, *, observed: int | None = None, confiden
 
 
 def probability_seen(steps: float, mean_interval: float, *, observed: int | None = None) -> float:
-    """Computes the probability that `steps` steps show a burst; this is the inverse of `burn_in_steps`.
+    """Computes the probability that `steps` steps show a burst; this function is the inverse of `burn_in_steps`.
 
     Args:
         steps: length of a run.
@@ -310,7 +314,7 @@ def probability_seen(steps: float, mean_interval: float, *, observed: int | None
         1 - exp(-n/m) if the mean is known, otherwise 1 - (1 + n / (k m))^-k.
 
     Raises:
-        ValueError: as in `burn_in_steps`, or the number of steps is below zero.
+        ValueError: the number of steps is negative, or for a reason listed at `burn_in_steps`.
     """
     _check_interval(mean_interval, observed, CONFIDENCE)
     if not steps >= 0:
@@ -325,10 +329,10 @@ def mean_interval_limits(
     """Computes the two-sided exact interval of the mean number of steps between bursts.
 
     Args:
-        steps: steps over which bursts were counted, T.
-        observed: bursts among them, k.
-        ends_with_burst: whether counting stopped with the k-th burst, so that T is a sum of k intervals; otherwise it
-            stopped after a fixed number of steps, and k is random.
+        steps: number T of steps in which bursts were counted.
+        observed: number k of bursts in these steps.
+        ends_with_burst: whether counting stopped with the k-th burst, so that T is a sum of k intervals; otherwise,
+            counting stopped after a fixed number of steps, and k is random.
         confidence: probability with which the interval contains the mean: exact if counting stopped with a burst
             (Epstein and Sobel, Journal of the American Statistical Association 48, 1953), otherwise a minimum (Garwood,
             Biometrika 28, 1936).
@@ -339,14 +343,16 @@ def mean_interval_limits(
         if no burst was observed.
 
     Raises:
-        ValueError: there are no steps, a count is negative, a burst is said to have ended the count but none was
-            observed, or the confidence is not a valid share.
+        ValueError: there are no steps, a count is negative, `ends_with_burst` is set although no burst was observed, or
+            the confidence is not a valid share.
     """
     from scipy.special import gammainccinv, gammaincinv
 
     if not 0 < steps < math.inf or observed < (1 if ends_with_burst else 0):
-        least = "at least 1 burst, since one ended the count" if ends_with_burst else "at least 0 bursts"
-        raise ValueError(f"{observed} bursts in {steps} steps: expected {least}, in a positive number of steps")
+        least = "at least 1 burst, because a burst ended the count," if ends_with_burst else "at least 0 bursts"
+        raise ValueError(
+            f"{observed} bursts in {steps} steps: expected {least} in a positive and finite number of steps"
+        )
     _check_interval(steps, None, confidence)
     tail = (1 - confidence) / 2
     # Half a quantile of chi-square with 2k degrees of freedom is a quantile of the gamma distribution of shape k.
@@ -356,25 +362,27 @@ def mean_interval_limits(
 
 
 def excluded_interval(steps: float, *, confidence: float = CONFIDENCE) -> float:
-    """Computes the longest mean interval, in steps, that a run of `steps` steps without a burst excludes.
+    """Computes the longest mean interval between bursts, in steps, that a run of `steps` steps without a burst
+    excludes.
 
-    Nothing is estimated here, so the rule of three holds: if bursts were this frequent, a run of this length would show
-    none with a probability of at most 1 - confidence.
+    The rule of three holds because nothing is estimated here: if the mean interval were this long or shorter, the run
+    would show no burst with a probability of at most 1 - confidence.
     """
     return steps / -math.log(1 - confidence)
 
 
 def count_bursts(steps: Sequence[int], length: int) -> int:
-    """Counts the bursts in the steps with a mismatch.
+    """Counts the bursts formed by the steps with a mismatch.
 
-    Adjacent steps form one burst, as do steps separated by fewer clean steps than a fifth of the mean distance between
-    bursts. Merging increases the mean distance, so it is repeated until no more bursts can be merged. If mismatches
-    occur at random steps, at most a fifth of these steps is merged, so plans based on the count are slightly too long.
+    Adjacent steps belong to one burst, as do steps whose distance is at most a fifth of the mean distance between
+    bursts. Merging bursts increases the mean distance, so merging is repeated until no more bursts can be merged. If
+    mismatches occur at random steps, at most a fifth of these steps are merged, so plans based on the count are
+    slightly too long.
 
-    Plans for 95 % by `burn_in_steps(length / bursts, observed=bursts)` were simulated for counts over 1,350 steps. Runs
-    of the planned length showed a mismatch again with a probability of at least 97 % if mismatches occurred at random
-    steps (1 in 450, 100, 20, 3, 2) or in bursts of 5 or 20 steps at random times (every 100 or 450 steps), and of 90 %
-    if bursts of 50 steps, with a mismatch in one step out of 10, occurred every 150 steps.
+    The 95 % plans of `burn_in_steps(length / bursts, observed=bursts)` were simulated for bursts counted over 1,350
+    steps. Runs of the planned length showed another mismatch with a probability of at least 97 % if mismatches occurred
+    at random steps (1 in 450, 100, 20, 3, or 2) or in bursts of 5 or 20 steps at random times (every 100 or 450 steps).
+    The probability was 90 % if bursts of 50 steps, with a mismatch in one step out of 10, occurred every 150 steps.
     """
     gaps = np.diff(np.unique(np.asarray(steps, np.float64)))
     bursts = np.count_nonzero(gaps > 1) + 1
@@ -384,11 +392,11 @@ def count_bursts(steps: Sequence[int], length: int) -> int:
 
 
 def burst_outlooks(steps: int, published: Iterable[str] = tuple(PUBLISHED)) -> list[BurstOutlook]:
-    """Computes the probability that `steps` training steps show a burst of each published node, and the limits of this
-    probability for the exact limits (95 %) of the mean interval between bursts.
+    """Computes, for each published node, the probability that `steps` training steps show a burst. Also computes the
+    limits of this probability that follow from the exact 95 % limits of the mean interval between bursts.
 
-    The probability is that of at least one burst of a Poisson process, averaged over the uncertainty of one observed
-    interval.
+    The probability is that of at least one event in a Poisson process, averaged over the uncertainty of a mean that is
+    estimated from one observed interval.
     """
     found = []
     for node in published:
@@ -409,8 +417,8 @@ def burst_outlooks(steps: int, published: Iterable[str] = tuple(PUBLISHED)) -> l
 
 def _check_interval(mean_interval: float, observed: int | None, confidence: float) -> None:
     if not 0 < mean_interval < math.inf:
-        raise ValueError(f"a mean interval of {mean_interval} steps: expected a positive number")
+        raise ValueError(f"a mean interval of {mean_interval} steps: expected a finite, positive number")
     if observed is not None and observed < 1:
-        raise ValueError(f"observed={observed}: expected at least 1 interval, which a plan requires")
+        raise ValueError(f"observed={observed}: a plan requires at least 1 observed interval")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence {confidence}: expected a share above 0 and below 1")
