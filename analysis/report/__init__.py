@@ -1,8 +1,8 @@
-"""Reports for pages and terminals, and their renderers. This package depends on no other part of the analysis.
+"""Reports for pages and terminals, and their renderers. This package depends on no other part of `analysis`.
 
-sections   a report, its sections and their parts: tables, figures, texts
-page       the page of one record: headline, answers, actions, figures, tables, settings, definitions; the findings
-           of a study as data, and their page
+sections   a report, its sections, and the tables, figures and texts in them
+page       the page of one record: headline, answers, actions, figures, tables, settings, definitions; also the findings
+           of a study as data, and the page of a study
 canvas     figures as SVG
 render     HTML and Markdown
 """

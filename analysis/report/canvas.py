@@ -1,7 +1,7 @@
-"""The canvas of every figure: SVG with selectable text, one style, and a mark if faults are simulated.
+"""Draws every figure on one canvas: SVG with selectable text, in one style, and with a mark if faults are simulated.
 
-A figure takes its colors from the page, so the same drawing is legible in light and dark mode. Outside a page, a figure
-has the colors of light mode.
+A figure takes its colors from the page, so the same drawing is legible in light mode and in dark mode. A figure that is
+shown outside a page has the colors of light mode.
 """
 
 import io
@@ -26,14 +26,15 @@ INK, GRID, PAPER, ZERO, MARK, FULL = "#18212b", "#e3e6ea", "#fefefe", "#eceef0",
 HEAT = (
     "#c9def2", "#b6d3ed", "#a3c7e8", "#90bbe2", "#7eb0db", "#2f6fb0", "#24609f", "#1b4f8a", "#123e72", "#0a2d59"
 )  # fmt: skip
-"""Colours of a heat map, from low to high values. Text has the paper colour on the upper half of the scale and the ink
-colour on the lower half."""
+"""Colors of a heat map, from low to high values. Text has the paper color on the upper half of the scale, and the ink
+color on the lower half."""
 VARIABLES = {
     **{colour: f"h{place}" for place, colour in enumerate(HEAT)},
     **{colour: f"c{place}" for place, colour in enumerate(COLOURS, start=1)},
     INK: "ink", GRID: "grid", PAPER: "paper", ZERO: "zero", MARK: "mark", FULL: "full",
 }  # fmt: skip
-"""The CSS variable of the page for each colour; other colours are the same in light and dark mode."""
+"""The page's CSS variable for each color. Colors that are not listed here are the same in light mode and in dark
+mode."""
 STYLE = {
     "svg.fonttype": "none",  # keep text as text, which can be searched, copied and read aloud
     "text.parse_math": False,  # do not interpret a dollar sign in a name
@@ -52,7 +53,7 @@ STYLE = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
 }
 WIDTH = 5.4
-"""Inches; at this width the text is legible on a phone."""
+"""Width of a figure in inches, at which its text is legible on a phone."""
 
 
 class Drawing:
@@ -71,7 +72,7 @@ class Drawing:
         return self.figure.axes[0] if self.figure.axes else self.figure.subplots()
 
     def legend(self) -> None:
-        """Adds a legend above the drawing, and increases the height of the figure accordingly."""
+        """Adds a legend above the drawing and increases the figure's height by the height of the legend."""
         handles, labels = self.axes.get_legend_handles_labels()
         columns = max(1, min(len(labels), int(70 / (max(map(len, labels), default=0) + 6))))
         self.figure.set_figheight(self.figure.get_figheight() + 0.2 * math.ceil(len(labels) / columns))
@@ -95,9 +96,9 @@ class Drawing:
 
 
 def svg(figure: Figure, name: str) -> str:
-    """Renders a figure as an `<svg>` element with the colours of the page and with ids that begin with `name`.
+    """Renders a figure as an `<svg>` element that has the colors of the page and ids that begin with `name`.
 
-    Uses matplotlib's defaults regardless of the user's settings.
+    The figure is drawn with matplotlib's defaults, regardless of the user's settings.
     """
     import matplotlib.style
     from markupsafe import escape
@@ -158,7 +159,7 @@ def line_figure(chart: Chart) -> Figure | LeftOut:
 
 
 def thin(x: Points, y: Points, limit: int = 2000) -> tuple[Points, Points]:
-    """Thins a long line: keeps the minimum and maximum of each group of neighbouring points, so that spikes remain
+    """Thins a long line, but keeps the minimum and maximum of each group of neighboring points, so spikes remain
     visible."""
     if len(x) <= limit:
         return x, y
@@ -170,7 +171,7 @@ def thin(x: Points, y: Points, limit: int = 2000) -> tuple[Points, Points]:
 
 
 def whole_numbers(axis: "Axis") -> None:
-    """Restricts the ticks of an axis to integers, for example for steps."""
+    """Restricts the ticks of an axis to integers, for example if the axis shows steps."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis.set_major_locator(MaxNLocator(nbins="auto", integer=True, min_n_ticks=1))
@@ -178,7 +179,7 @@ def whole_numbers(axis: "Axis") -> None:
 
 
 def powers(axes: "Axes", which: str) -> None:
-    """Makes an axis (`x` or `y`) logarithmic, with plain-text labels."""
+    """Makes an axis (`x` or `y`) logarithmic and labels it in plain text."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis = axes.xaxis if which == "x" else axes.yaxis

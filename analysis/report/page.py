@@ -1,5 +1,5 @@
-"""The page of one record, which answers a reader's questions in order (what happened, on which device, what to do next,
-how certain the finding is), and the findings of a study as data, with their page."""
+"""Builds the page of one record, which answers a reader's questions in order: what happened, on which device, what to
+do next, and how certain the finding is. Also represents the findings of a study as data, and builds their page."""
 
 import dataclasses
 import shlex
@@ -31,8 +31,8 @@ from .sections import (
 )
 
 REPRODUCE = (
-    "To reproduce this run, execute the command on a machine with the same environment, with another run folder if it "
-    "has the option --run. Equal digests of the program and the data confirm that the run is the same."
+    "To reproduce this run, execute the command below on a machine with the same environment. If the command has the "
+    "option --run, pass another run folder. Equal digests of the program and the data confirm that the run is the same."
 )
 
 PAGE = "report.html"
@@ -48,7 +48,7 @@ SOURCES = {
 
 
 class Action(NamedTuple):
-    """A next action in a few words, with its method and reason."""
+    """The next action in a few words, and an explanation of how to take it and why."""
 
     what: str
     how: str
@@ -65,7 +65,7 @@ class Definition(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Headline:
-    """The text of the first screen: the finding, and answers to a reader's first questions."""
+    """The text of the first screen: the finding, and the answers to a reader's first questions."""
 
     sentence: str
     device: str
@@ -81,7 +81,7 @@ class Headline:
 
     @property
     def answers(self) -> tuple[tuple[str, str], ...]:
-        """Returns the five questions with their answers."""
+        """The five questions with their answers."""
         return (
             ("Which device", self.device),
             ("Which operation", self.operation),
@@ -113,9 +113,9 @@ def record_page(
 ) -> Report:
     """Assembles the page of a record.
 
-    Facts and settings without a value and tables without rows are omitted; the first figure that can be drawn comes
-    first. `mark` states what is simulated and precedes the caption of every table and figure; `brief` is the terminal
-    output.
+    Facts and settings without a value and tables without rows are omitted. The first figure that can be drawn appears
+    on the first screen. `mark` states what is simulated and precedes the caption of every table and figure. `brief` is
+    the terminal output.
     """
     found, figures = list(measured), list(drawn)
     pictures = [marked(part, mark) for part in figures if isinstance(part, Figure)]
@@ -150,8 +150,8 @@ class Check:
     """A claim of the paper, and whether it was reproduced here.
 
     Attributes:
-        claim: one sentence.
-        holds: whether it was reproduced.
+        claim: the claim, in one sentence.
+        holds: whether the claim was reproduced.
         seen: the measured figures.
     """
 
@@ -173,7 +173,7 @@ class Findings:
 
     @classmethod
     def of(cls, parts: Iterable[Finding]) -> "Findings":
-        """Sorts the parts that a study yields by their type."""
+        """Groups the parts that a study yields by their type."""
         found: dict[type, list[Any]] = {Table: [], Chart: [], Check: []}
         for part in parts:
             found[type(part)].append(part)
@@ -199,14 +199,14 @@ class Conclusion:
 
     @property
     def ended(self) -> bool:
-        """Whether the record is complete: the summary is recorded, or covers all that was planned."""
+        """Whether the record is complete: its summary was written, or covers everything that was planned."""
         summary = self.summary
         planned = isinstance(summary, CampaignSummary | StudySummary) and bool(summary.complete)
         return self.record.ended or planned
 
     @property
     def contents(self) -> dict[str, Any]:
-        """The result that `conclude` returns."""
+        """The fields that `conclude` returns."""
         path = Path(self.record.path)
         return {**self.fields, "sentence": self.entry("").sentence, "run": str(path), "report": str(path / PAGE)}
 
@@ -217,7 +217,7 @@ class Conclusion:
 
 
 class IndexEntry(msgspec.Struct, frozen=True):
-    """A run in an index or a comparison."""
+    """The entry of a run in an index or a comparison."""
 
     run: str
     verdict: Verdict | None
@@ -239,7 +239,7 @@ def summarize_findings(study: str, findings: Findings) -> StudyFindings:
 
 
 def study_page(record: Contents, findings: StudyFindings) -> Report:
-    """Makes the page of a complete or incomplete study."""
+    """Makes the page of a study, which may be incomplete."""
     study, manifest, checks = str(findings.study), record.study, findings.checks
     missing = [check.claim for check in checks if not check.holds]
     tables = [marked(table, SIMULATED) for table in findings.grids]
@@ -271,14 +271,14 @@ def study_page(record: Contents, findings: StudyFindings) -> Report:
 
 def headline_of_study(sentence: str, missing: str = "") -> Headline:
     """Makes the headline of a study, which does not test a device."""
-    none = "none: a study of methods, not a test of a device"
+    none = "none, because a study evaluates methods and does not test a device"
     actions = [Action("Compare with your own training runs", "The study uses small workloads; the tables list them.")]
     if missing:
         actions.insert(
             0,
             Action(
                 "Look at the claims that were not reproduced",
-                f"They may need more steps, workers or trials: {missing}.",
+                f"These claims may require more steps, workers or trials: {missing}.",
             ),
         )
-    return Headline(sentence, none, none, "not measured", "all of it is simulated", tuple(actions))
+    return Headline(sentence, none, none, "not measured", "all errors, delays and losses are simulated", tuple(actions))

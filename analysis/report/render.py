@@ -1,4 +1,4 @@
-"""Renders sections to HTML, as one page without scripts, images or external links, and to Markdown."""
+"""Renders reports to HTML, as a single page without scripts, images or external links, and to Markdown."""
 
 import importlib.resources
 import itertools
@@ -81,17 +81,17 @@ def _lines(part: Part) -> Iterator[str]:
 
 
 def escape(text: str) -> str:
-    """Escapes text for Markdown, on one line."""
+    """Escapes text for Markdown and joins its lines."""
     return re.sub(r"([\\`*_\[\]<>|&~#$])", r"\\\1", " ".join(text.split()))
 
 
 def sentence(reason: str) -> str:
-    """Formats a reason as a sentence."""
+    """Formats a reason as a sentence, with a capital letter and a period."""
     return f"{reason[:1].upper()}{reason[1:]}{'' if reason.endswith('.') else '.'}"
 
 
 def write_page(report: Report, path: Path, *, markdown: bool = True) -> Path:
-    """Writes a report as HTML to a path, and as Markdown next to it, each atomically; returns the path."""
+    """Writes a report atomically as HTML to a path, and as Markdown to a file beside it; returns the path."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if markdown:

@@ -1,4 +1,4 @@
-"""The parts of a report: tables, figures and texts in sections, built once for all renderers."""
+"""The parts of a report: tables, figures and texts in sections. A report is built once for all renderers."""
 
 import dataclasses
 import math
@@ -36,7 +36,7 @@ class Table:
     Attributes:
         caption: title of the table.
         header: names of the columns.
-        rows: cells: text, links, numbers, or None if not measured.
+        rows: the cells of each row: text, links, numbers, or None for a value that was not measured.
         note: an explanation below the table.
     """
 
@@ -53,13 +53,13 @@ class Line:
     """One line of a chart.
 
     Attributes:
-        label: label for the legend; empty for none.
+        label: label in the legend; empty for a line without a label.
         x: abscissae.
         y: ordinates, one for each abscissa; values that are not finite are omitted.
-        dashed: whether the line is dashed, for theory next to measurements.
-        points: points without a line between them.
-        error: half-lengths of the 95 % intervals of `y`, or none.
-        colour: index of its colour (default: its position).
+        dashed: whether the line is dashed, as it is for theory that is drawn beside measurements.
+        points: whether only the points are drawn, without a line between them.
+        error: half-widths of the 95 % intervals of `y`; empty if there are none.
+        colour: index of the line's color (default: the position of the line in the chart).
     """
 
     label: str
@@ -73,15 +73,15 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """Lines over a pair of axes, as data.
+    """Lines in one pair of axes, as data.
 
     Attributes:
         title: title of the chart.
         caption: an explanation below the chart.
-        x: label of the abscissa, with its unit; steps are integers.
+        x: label of the abscissa, with its unit; the ticks are integers if the abscissa counts steps.
         y: label of the ordinate.
         lines: the lines, at most two dozen.
-        log: the logarithmic axes.
+        log: names of the axes that are logarithmic.
     """
 
     title: str
@@ -114,7 +114,7 @@ class LeftOut:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A paragraph, a note or code; `lead` precedes it, emphasized in the colour of `tone`."""
+    """A paragraph, a note or code. `lead` precedes the text and is emphasized in the color of `tone`."""
 
     text: str
     style: Literal["", "note", "code"] = ""
@@ -124,7 +124,7 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Terms, each with an answer, a value, or a formula and a text."""
+    """Terms, each of which has an answer, a value, or a formula and an explanation."""
 
     entries: tuple[tuple[str, ...], ...]
     style: Literal["facts", "answers", "definitions"] = "facts"
@@ -149,14 +149,14 @@ class Banner:
 
     @property
     def tone(self) -> str:
-        """Name of the banner's colours."""
+        """Name of the banner's color scheme."""
         return self.verdict or "neutral"
 
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """Parts under a heading. The parts of a row, or of the first screen, are side by side; a `folded` section is
-    collapsed."""
+    """Parts under a heading. The parts of a section of style `row` or `first` appear side by side; a `folded` section
+    is collapsed."""
 
     heading: str | Link
     parts: tuple["Part", ...]
@@ -179,8 +179,8 @@ class Report:
 
 
 def marked(part: Marked, mark: str) -> Marked:
-    """Returns a table or figure whose caption begins with `mark`, which states what is simulated; the part is unchanged
-    if `mark` is empty."""
+    """Returns a copy of a table or figure whose caption begins with `mark`, which states what is simulated; returns the
+    part itself if `mark` is empty."""
     if not mark:
         return part
     caption = f"[{mark}] {part.caption}"
@@ -190,12 +190,13 @@ def marked(part: Marked, mark: str) -> Marked:
 
 
 def filled(table: Table, lacking: str) -> Table | LeftOut:
-    """Returns the table; if it has no rows, a `LeftOut` with the reason `lacking`."""
+    """Returns the table, or a `LeftOut` with the reason `lacking` if the table has no rows."""
     return table if table.rows else LeftOut(table.caption, lacking)
 
 
 def show(value: Any, *, digits: int = 3) -> str:
-    """Formats a value: numbers with a few digits, counts in full with separators, unmeasured values as a dash."""
+    """Formats a value: a float with a few digits, a count in full with separators, and an unmeasured value as a
+    dash."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return NOT_MEASURED
     try:
@@ -210,12 +211,13 @@ def show(value: Any, *, digits: int = 3) -> str:
 
 
 def cell(value: Any) -> str:
-    """Formats a cell of a table: numbers with four digits."""
+    """Formats a cell of a table; floats have four digits."""
     return str(value) if isinstance(value, str | Link) else show(value, digits=4)
 
 
 def flat(caption: str, value: Any) -> Table | None:
-    """Flattens a nested record to one row per leaf, `a.b.c` and its value; returns None if it has none."""
+    """Flattens a nested record to a table with one row for each leaf: its path, such as `a.b.c`, and its value. Returns
+    None if the record has no leaves."""
     rows = tuple(_leaves("", value))
     return Table(caption, ("setting", "value"), rows, style="settings folded") if rows else None
 
