@@ -334,9 +334,9 @@ def resolve_pairs(pairs: Sequence[Pair]) -> Resolution:
     open_ = frozenset.union(*found) - sure if found else frozenset(host for edge in edges for host in edge)
     first = f"{listed(sorted(sure))} {'is' if len(sure) == 1 else 'are'} wrong, assuming the fewest wrong hosts"
     parts = [first] * bool(sure)
-    parts += [
-        f"the pairs do not show which of {listed(sorted(open_))} is wrong; pair each of these with another"
-    ] * bool(open_)
+    parts += [f"the pairs do not show which of {listed(sorted(open_))} is wrong; pair each with another host"] * bool(
+        open_
+    )
     return Resolution(
         Verdict.CORRUPT, tuple(sorted(sure)), tuple(sorted(open_)), (mark + "; ".join(parts), *lines), simulated
     )

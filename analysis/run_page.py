@@ -1,4 +1,4 @@
-"""The page of a twin run, a training run or a trace."""
+"""Builds the page of a twin run, a training run or a trace."""
 
 import math
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ SIMULATED = "simulated faults"
 LABELS = {Verdict.CORRUPT: "✖ CORRUPT", Verdict.CLEAN: "✔ CLEAN", Verdict.INCONCLUSIVE: "? INCONCLUSIVE"}
 KINDS = {"twin": "twin run", "train": "training run", "trace": "trace"}
 SYNC = {
-    "compute": "compute: submodules are compared and repaired, forward and backward",
+    "compute": "compute: submodules are compared and repaired in the forward and backward passes",
     "params": "params: parameters and optimizer state are overwritten after every step",
-    "none": "none: twins run freely",
+    "none": "none: twins are not synchronized",
 }
 
 
 def build(run: Contents, summary: RunSummary) -> Report:
-    """Collects the text, tables and figures."""
+    """Builds the page from the text, tables and figures of a run."""
     suspect, kind = run.run.suspect or Suspect(), KINDS[run.kind.name]
     simulated = ""
     if summary.simulated or suspect.simulated:
@@ -125,23 +125,23 @@ def _notes(run: Contents, summary: RunSummary) -> Iterator[str]:
     planned = run.run.steps
     if run.summary is None:
         yield (
-            f"This run is incomplete: {summary.steps} of {show(planned)} planned steps are recorded; everything here "
-            "is computed from them."
+            f"This run is incomplete: {summary.steps} of {show(planned)} planned steps are recorded, and everything on "
+            "this page is computed from these steps."
         )
     elif planned is not None and len(run.steps) < planned:
         yield f"This run ended early: {summary.steps} of {planned} planned steps were completed."
     if run.discarded:
         yield (
-            f"Repeated: {_steps(len(run.discarded))}. Findings of the discarded attempts count for the verdict and "
-            "appear in the sentence, the figure “Where and when” and the tables of ranks and first mismatches; "
-            "everything else refers to the recorded steps."
+            f"Repeated: {_steps(len(run.discarded))}. Findings from the discarded attempts count toward the verdict "
+            "and appear in the headline, in the figure “Where and when”, and in the tables of ranks and first "
+            "mismatches. Everything else on this page refers to the recorded steps."
         )
     if run.run.abft is not None and run.run.abft.departs:
-        yield f"The profile of the products was measured on another setup: {'; '.join(run.run.abft.departs)}."
+        yield f"The profile of the matrix products was measured on another setup: {'; '.join(run.run.abft.departs)}."
     if summary.verdict == "clean":
         yield (
-            "The bound assumes that elements fail independently, but corruption is bursty: without that assumption, "
-            f"{_steps(len(run.steps))} without a mismatch only exclude {excluded(len(run.steps))}."
+            "The bound assumes that elements fail independently, but corruption comes in bursts. Without that "
+            f"assumption, {_steps(len(run.steps))} without a mismatch only exclude {excluded(len(run.steps))}."
         )
 
 
@@ -156,7 +156,7 @@ def _facts(manifest: RunManifest, summary: RunSummary, suspect: Suspect) -> Iter
     yield "started", manifest.created
     if twins or abft is not None:
         yield "suspect", suspect.name or "not named"
-        yield "faults", "simulated" if suspect.simulated else "none injected: findings are real"
+        yield "faults", "simulated" if suspect.simulated else "none injected, so findings are real"
     if twins:
         first = summary.first_mismatch_step
         yield "synchronization", SYNC.get(str(summary.sync), summary.sync)
@@ -175,58 +175,58 @@ def _facts(manifest: RunManifest, summary: RunSummary, suspect: Suspect) -> Iter
 
 SOURCE = (
     "Equation numbers are those of Ma, Pei, Lausen and Karypis, Understanding Silent Data Corruption in LLM Training "
-    "(arXiv 2502.12340). Twin 0 is the reference f, another twin the suspect f'."
+    "(arXiv 2502.12340). Twin 0 is the reference f, and another twin is the suspect f'."
 )
 
 BURSTS = (
-    "Bounds assume that every element fails independently. Corruption comes in bursts, in time and within a tensor, so "
-    "the true uncertainty is larger: a clean run is improbable (5 %) at "
+    "The bounds assume that every element fails independently. In fact, corruption comes in bursts, in time and within "
+    "a tensor, so the true uncertainty is larger. A clean run is improbable (5 %) at "
     f"{needed_mismatches():.0f} expected mismatches if elements are independent, but only at "
-    f"{needed_mismatches(shape=1):.0f} if the rate varies between runs like an exponential variable, and at "
-    f"{needed_mismatches(shape=0.5):.0f} if it varies like a gamma variable of shape 1/2. A burn-in of three mean "
-    "intervals between bursts shows a burst with 95 % probability only if that mean is known. If the mean was "
-    "estimated, the burn-in must last "
-    f"{burn_in_steps(1, observed=1)} times the interval if a single one was observed, "
-    f"{burn_in_steps(1000, observed=3) / 1000:.1f} times the mean of three, and "
-    f"{burn_in_steps(1000, observed=10) / 1000:.1f} times the mean of ten; three times a single interval show a burst "
-    f"with {100 * probability_seen(3, 1, observed=1):.0f} % probability. Two nodes for which the study reports a "
-    "single event need that much: node 13, which had no difference before step 450 without synchronization, "
-    f"{burn_in_steps(450, observed=1):,} steps, and node 14, which had one spike in about 4,500 steps under "
-    f"computation synchronization, {burn_in_steps(4500, observed=1):,}. Under parameter synchronization the same node "
-    "differed at every step: a long run should also keep the machine busy."
+    f"{needed_mismatches(shape=1):.0f} if the rate varies between runs as an exponential variable does, and at "
+    f"{needed_mismatches(shape=0.5):.0f} if the rate varies as a gamma variable of shape 1/2 does. A burn-in of three "
+    "mean intervals between bursts shows a burst with 95 % probability only if the mean interval is known. If the mean "
+    f"was estimated, the burn-in must last {burn_in_steps(1, observed=1)} times the interval if a single interval was "
+    f"observed, {burn_in_steps(1000, observed=3) / 1000:.1f} times the mean of three intervals, or "
+    f"{burn_in_steps(1000, observed=10) / 1000:.1f} times the mean of ten. A burn-in of three times a single observed "
+    f"interval shows a burst with {100 * probability_seen(3, 1, observed=1):.0f} % probability. The study reports a "
+    "single event for each of two nodes. Node 13 had no difference before step 450 without synchronization, so its "
+    f"burn-in must last {burn_in_steps(450, observed=1):,} steps. Node 14 had one spike in about 4,500 steps under "
+    f"computation synchronization, so its burn-in must last {burn_in_steps(4500, observed=1):,} steps. Under parameter "
+    "synchronization, however, node 14 differed at every step, so a long run should also keep the machine busy."
 )
 
 DEFINITIONS = (
     Definition(
         "Mismatch frequency of a submodule at a microstep",
         "freq = Σ_t #(f'(x_t) ≠ f(x_t)) / (TP · MBS · L · H)",
-        "Share of elements that differ in any bit, over all tensor-parallel ranks t: NaN equals the same NaN, and -0 "
-        "differs from +0.",
+        "Share of elements that differ in any bit, over all tensor-parallel ranks t. NaNs with the same bits are "
+        "equal; -0 and +0 differ.",
         equation="(1)",
     ),
     Definition(
         "Mismatch frequency",
         "freq = mean over decoder layers of (1)",
-        "Here it is also the mean over microsteps, which equals mismatched / checked elements.",
+        "Here the mean also extends over microsteps, so it equals mismatched elements / checked elements.",
         equation="(2)",
     ),
     Definition(
         "Mismatch severity of a submodule at a microstep",
         "sev = max_t mean |f' - f| / |f|",
-        "The mean is over mismatched elements with a finite, non-zero reference and a finite value. The paper does not "
-        "define the other cases; here they are excluded from the mean and counted as zero reference and non-finite.",
+        "The mean is taken over the mismatched elements that have a finite, non-zero reference and a finite value. The "
+        "paper does not define the other cases. Here they are excluded from the mean and counted separately, as zero "
+        "reference or non-finite.",
         equation="(3)",
     ),
     Definition(
         "Mismatch severity",
         "sev = max over decoder layers of (3)",
-        "Here it is also the maximum over steps.",
+        "Here the maximum is also taken over steps.",
         equation="(4)",
     ),
     Definition(
         "Worst-case noise-to-signal",
         "max over steps of ‖g' - g‖₂ / ‖g‖₂",
-        "g and g' are the gradients of an optimizer step before clipping, of reference and suspect.",
+        "g and g' are the gradients of the reference and of the suspect in an optimizer step, before clipping.",
         equation="(5)",
     ),
     Definition(
@@ -237,22 +237,22 @@ DEFINITIONS = (
     Definition(
         "Interval of a frequency",
         "[f - q₀.₉₇₅ s, f - q₀.₀₂₅ s]",
-        "Two-sided, 95 %, for mismatches that come in bursts: a block bootstrap over steps. f: measured, s: its "
-        "standard error from blocks of steps, q: quantiles of (f* - f) / s* over blocks drawn with replacement. In "
-        "simulations it contained the true frequency in 91 to 96 % of runs. If fewer than 8 blocks have a mismatch, "
-        "there "
-        "is none.",
+        "Two-sided 95 % interval for mismatches that come in bursts, from a block bootstrap over steps. f is the "
+        "measured frequency, s is the standard error of f from blocks of steps, and q is a quantile of (f* - f) / s* "
+        "over blocks drawn with replacement. In simulations, the interval contained the true frequency in 91 to 96 % "
+        "of runs. There is no interval if fewer than 8 blocks have a mismatch.",
     ),
     Definition(
         "Verdict",
         "corrupt | clean | inconclusive",
-        "Corrupt: some bit differed. Clean: enough was checked and nothing differed. Inconclusive: too little was "
-        "checked for a verdict. Unchecked values do not count as clean.",
+        "Corrupt: at least one bit differed. Clean: enough was checked and nothing differed. Inconclusive: too little "
+        "was checked for a verdict. Unchecked values do not count as clean.",
     ),
     Definition(
         "Course of a fault",
         "persistent | intermittent | transient",
-        "Determined by the steps after the first finding: persistent if all of them have one, transient if none has, "
-        "intermittent otherwise. Unknown if no step followed, or if twins are not synchronized.",
+        "The course follows from the steps after the first finding: it is persistent if all of these steps have a "
+        "finding, transient if none of them has one, and intermittent otherwise. The course is unknown if no step "
+        "followed, or if the twins are not synchronized.",
     ),
 )

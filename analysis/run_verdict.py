@@ -1,4 +1,4 @@
-"""The verdict of a run and its basis: values that must be equal, differences, checked and missing values.
+"""Derives the verdict of a run from values that must be equal, differences, and counts of checked and missing values.
 
 This is the only place where a verdict is derived from the lines of a record.
 """
@@ -17,17 +17,17 @@ from .series import each, real, whole
 from .statistics import frequency_upper_bound
 
 BITWISE = {"loss": "losses", "gradient_norm": "gradient norms", "parameter_norm": "parameter norms"}
-"""Fields with one number for each twin, which are equal if the twins are equal."""
+"""Fields that hold one number for each twin; these numbers are equal if the twins are equal."""
 APART = {
     "gradient_difference": "gradients", "parameter_difference": "parameters", "noise_to_signal": "gradients"
 }  # fmt: skip
-"""Distances of each twin from the reference, which are zero if the twins are equal."""
+"""Fields that hold the distance of each twin from the reference, which is zero if the twins are equal."""
 COMPARED = {"state": "parameters and optimizer state", "gradient": "gradients"}
 COUNTS = ("checked", "mismatched", "injected", "zero_reference", "nonfinite")
 DIFFERENT = ("mismatched", "zero_reference", "nonfinite", "undecided", "unrepeated")
-"""Counts of elements that differed, and of ranks with differences."""
+"""Fields that count the elements and ranks that differed."""
 SIZES = ("frequency", "severity", "relative_max")
-"""Extent and size of the differences."""
+"""Fields that hold the extent and size of the differences."""
 REHEARSAL = "a rehearsal, not a test of hardware: all twins share one processor"
 PRODUCTS = ("checked", "examined", "flagged", "confirmed", "corrected", "nonfinite")
 """Counts of rows of matrix products."""
@@ -35,7 +35,7 @@ Comparison: TypeAlias = schema.SiteCounts | schema.TwinCounts | MismatchRow
 
 
 class Judgement(NamedTuple):
-    """A verdict (None if nothing is compared) and the reason in words."""
+    """A verdict (None if nothing is compared) and the reason for the verdict, in words."""
 
     verdict: Verdict | None
     reason: str
@@ -59,14 +59,14 @@ def judge(
     *,
     whole_run: bool = True,
 ) -> Judgement:
-    """Derives the verdict from the lines of a run, or of some of its steps, and from their totals."""
+    """Derives the verdict from the lines of all or some steps of a run, and from the totals of these lines."""
     total = {name: sum(getattr(site, name) for site in summary.sites.values()) for name in COUNTS}
     products: Judgement | None = None
     if summary.abft is not None:
         least = (real(manifest.abft.least_coverage) if manifest.abft else None) or 0.0
         products = _products(summary.abft, steps, total["injected"], least)
     elif whole_run and manifest.abft is not None:
-        products = inconclusive("no row of a matrix product was checked, since no step was completed")
+        products = inconclusive("no row of a matrix product was checked, because no step was completed")
     if manifest.kind != "twin":
         trace = manifest.kind == "trace"
         alone = "a trace must be compared with another trace" if trace else "a training run has no twin to compare with"
@@ -76,7 +76,8 @@ def judge(
         found = inconclusive(lacking)
     if products is None or products.verdict is Verdict.CLEAN:
         return found
-    # The more severe of two findings is the verdict: agreement of twins does not clear a flagged product.
+    # The more severe of the two findings is the verdict, because agreement of the twins does not clear a flagged matrix
+    # product.
     return Judgement(gravest([found.verdict, products.verdict]), f"{found.reason}; {products.reason}")
 
 
@@ -90,12 +91,12 @@ def final_states(manifest: RunManifest, digests: Sequence[str] | None, *, ended:
         said = f"the record has {len(found)} final states for {twins} twins"
         return inconclusive(said) if len(found) != twins else None
     said = ", ".join(f"twin {twin} has {digest}" for twin, digest in enumerate(found))
-    return Judgement(Verdict.CORRUPT, f"the twins' final states differ, by their digests: {said}")
+    return Judgement(Verdict.CORRUPT, f"the twins' final states differ, as their digests show: {said}")
 
 
 def odd_digests(digests: Sequence[str] | None) -> list[int]:
-    """Returns the twins whose final state differs from that of the majority; if there are only two twins and they
-    differ, returns the second. The result is empty if all twins agree or if there is no majority.
+    """Returns the twins whose final state differs from the final state of the majority; returns the second twin if
+    there are only two and their final states differ. The result is empty if all twins agree or if there is no majority.
     """
     found = digests or ()
     if len(found) == 2:
@@ -109,7 +110,8 @@ def _twins(
 ) -> Judgement:
     if summary.first_mismatch_step is not None:
         guesses = sum(whole(part.undecided) or 0 for row in steps for part in compared(row).values())
-        guessed = f"; {guesses:,} times no majority agreed, so the reference was arbitrary" if guesses else ""
+        times = f"{guesses:,} comparison{'s' * (guesses != 1)}"
+        guessed = f"; no majority agreed in {times}, so the reference was chosen arbitrarily" if guesses else ""
         found = f"{_evidence(steps, summary, total)}; first at step {summary.first_mismatch_step}{guessed}"
         return Judgement(Verdict.CORRUPT, found)
     if not steps:
@@ -126,7 +128,7 @@ def _twins(
     if whole_run and elements < (least := manifest.least_elements or 0):
         return inconclusive(
             f"no mismatch, but only {elements:,} elements ({what}) were checked over {len(steps)} steps; at least "
-            f"{least:,} are required: run more steps"
+            f"{least:,} are required, so run more steps"
         )
     if not elements:
         return Judgement(Verdict.CLEAN, "nothing was checked, and no check was required")
@@ -170,7 +172,7 @@ def _evidence(steps: Sequence[StepRow], summary: RunSummary, total: Mapping[str,
 
 
 def _products(found: schema.ProductTotals, steps: Sequence[StepRow], injected: int, least: float) -> Judgement:
-    """Evaluates the checks of matrix products, given the number of injected values and the required coverage."""
+    """Evaluates the checks of matrix products, given the number of injected faulty values and the required coverage."""
     if found.flagged:
         hit = [name for name, site in found.sites.items() if site.flagged]
         where = f"{len(hit)} of {len(found.sites)} products, first at step {found.first_step}"
@@ -180,26 +182,26 @@ def _products(found: schema.ProductTotals, steps: Sequence[StepRow], injected: i
             again = f"{found.confirmed:,} of them are correct when recomputed"
             return Judgement(Verdict.CORRUPT, f"{rows}; {again}{mended}")
         return inconclusive(
-            f"{rows}, and equally wrong when recomputed: a permanent fault or a false alarm; run the same steps on "
-            "another device"
+            f"{rows}, and were equally wrong when recomputed, which indicates a permanent fault or a false alarm; run "
+            "the same steps on another device"
         )
     blind = found.nonfinite
-    unjudged = f" ({blind:,} rows of products had non-finite inputs and cannot be checked)" if blind else ""
+    unjudged = f" ({blind:,} rows had non-finite inputs and could not be checked)" if blind else ""
     if not found.checked:
         return inconclusive(f"no row of a matrix product was checked in {len(steps)} steps{unjudged}")
     if injected:
         return inconclusive(
-            f"{injected:,} values were deliberately corrupted, but no check of a product detected any of "
+            f"{injected:,} values were deliberately corrupted, but no check of a matrix product detected any of "
             f"them{unjudged}",
         )
     if found.coverage is not None and found.coverage < least:
         named = [f": {one.site} ({one.source}): {one.reason}" for one in found.skipped[:1]]
         more = f", and {len(found.skipped) - 1} more" if len(found.skipped) > 1 else ""
         return inconclusive(
-            f"no flag in {found.checked:,} checked rows, but only {found.coverage:.1%} of the work of matrix products "
-            f"was checked (least coverage {least:.1%}){''.join(named)}{more}"
+            f"no flag in {found.checked:,} checked rows, but only {found.coverage:.1%} of the work in matrix products "
+            f"was checked (required: at least {least:.1%}){''.join(named)}{more}"
         )
-    for row in steps:  # lines without a flag that do not cover all products
+    for row in steps:  # look for lines that have no flag but do not cover all matrix products
         if (line := row.abft) is None:
             return inconclusive(
                 f"step {row.step} has no counts of its matrix products; no row is flagged in the other steps"
@@ -214,7 +216,7 @@ def _products(found: schema.ProductTotals, steps: Sequence[StepRow], injected: i
         if lacking:
             return inconclusive(f"step {row.step} has {lacking[0]}; no row is flagged in the other steps")
         if any(whole(place.flagged) != 0 for place in line.rows):
-            return inconclusive(f"step {row.step} names flagged rows of products that are missing from its counts")
+            return inconclusive(f"step {row.step} lists flagged rows of products that are missing from its counts")
     return Judgement(
         Verdict.CLEAN,
         f"no flag in {found.checked:,} checked rows of matrix products over {len(steps)} steps{unjudged}; at 95 % "
@@ -224,8 +226,8 @@ def _products(found: schema.ProductTotals, steps: Sequence[StepRow], injected: i
 
 
 def what_differs(steps: Sequence[StepRow]) -> list[str]:
-    """Returns the names of the quantities that differ between twins in lines of `steps.jsonl`; an empty list if all are
-    equal."""
+    """Returns the names of the quantities that differ between twins in lines of `steps.jsonl`; the list is empty if all
+    are equal."""
     names = [name for key, name in BITWISE.items() if any(_unequal(row, key) for row in steps)]
     names += [f"distances of the {name}" for key, name in APART.items() if any(_apart(row, key) for row in steps)]
     names += ["digests of operations"] * any(row.operations and whole(row.operations.mismatched) for row in steps)
@@ -234,13 +236,14 @@ def what_differs(steps: Sequence[StepRow]) -> list[str]:
 
 
 def compared(row: StepRow) -> dict[str, schema.SiteCounts | schema.TwinCounts]:
-    """Returns the comparisons of a line by name: its sites first, followed by the gradient and the state."""
+    """Returns the comparisons of a line by name: first those of its sites, and then those of the gradient and the
+    state."""
     parts = {name: part for name in COMPARED if (part := getattr(row, name)) is not None}
     return {**row.sites, **parts}
 
 
 def _unequal(row: StepRow, key: str) -> bool:
-    """Returns whether the twins' numbers differ in any bit; two NaNs are equal."""
+    """Returns whether the twins' numbers differ in any bit; NaNs are considered equal."""
     values = [found for value in each(getattr(row, key)) if (found := real(value)) is not None]
     return len({b"NaN" if math.isnan(value) else struct.pack("<d", value) for value in values}) > 1
 
@@ -253,7 +256,8 @@ def _apart(row: StepRow, key: str) -> bool:
 def _gap(
     manifest: RunManifest, steps: Sequence[StepRow], mismatches: Iterable[MismatchRow], whole_run: bool
 ) -> str | None:
-    """Returns why lines without a difference do not cover their steps or the whole run; None if they do."""
+    """Returns the reason why lines without a difference do not cover their steps or the whole run, or None if they
+    cover them."""
     first = steps[0] if whole_run and steps else None
     at_first = {} if first is None else compared(first)
     for place, row in enumerate(steps):
@@ -273,20 +277,23 @@ def _gap(
                 lacking.append(f"has no readable {key}")
             expected = manifest.twins or len(values)
             if len(values) not in (expected, 0) or (not values and first is not None and each(getattr(first, key))):
-                lacking.append(f"has {len(values)} numbers {key} for {expected} twins")
+                lacking.append(f"has {len(values)} values of {key} for {expected} twins")
         if lacking:
             return f"step {row.step} {lacking[0]}; the other steps have no difference"
     for detail in mismatches:
         if problem := _unreadable(detail):
-            return f"a detail of step {detail.step} has no readable {problem}; the other steps have no difference"
+            return f"a mismatch of step {detail.step} has no readable {problem}; the other steps have no difference"
     last = each(steps[-1].loss) if whole_run and steps else ()
     if not all(math.isfinite(real(loss) or 0.0) for loss in last):
-        return "the final losses are not finite, and NaN hides differences; train with other settings"
+        return (
+            "the final losses are not finite, and NaNs hide differences; repeat the run with other settings, for "
+            "example a lower learning rate"
+        )
     return None
 
 
 def is_apart(entry: Comparison) -> bool:
-    """Returns whether any number of a comparison shows a difference."""
+    """Returns whether any number in a comparison shows a difference."""
     ranks = getattr(entry, "ranks", ())
     counts = (*(getattr(entry, key, None) for key in DIFFERENT), *(rank.mismatched for rank in ranks))
     sizes = (getattr(entry, key, None) for key in SIZES)
@@ -294,7 +301,8 @@ def is_apart(entry: Comparison) -> bool:
 
 
 def _unreadable(entry: Comparison) -> str | None:
-    """Returns a field of a comparison that the verdict needs but that is not a valid count; None if all are valid."""
+    """Returns the name of a field that the verdict needs and that is not a valid count; None if all such fields are
+    valid."""
     for key in (*COUNTS, "undecided", "unrepeated"):
         if (value := getattr(entry, key, None)) is not None and whole(value) is None:
             return key

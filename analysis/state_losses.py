@@ -1,7 +1,7 @@
-"""Losses of parts of the state in a run with a running checkpoint, their recovery, the predicted cost of further
-losses, and advice on saving: as tables, in words, and compared with other runs.
+"""Reports losses of parts of the state in a run with a running checkpoint, their recovery, the predicted cost of
+further losses, and advice on saving. Losses are listed in tables, described in words, and compared with other runs.
 
-The cost of a loss is defined as by Qiao et al., ICML 2019: the number of steps until training has caught up.
+The cost of a loss is defined as in Qiao et al., ICML 2019: the number of steps that training needs to catch up.
 """
 
 import dataclasses
@@ -24,14 +24,15 @@ UNKNOWN = "too few saves were made, or no parameter changed"
 NEXT = 10
 """Steps after a loss over which the excess of the training loss is averaged."""
 LEAST = 8
-"""Minimum number of steps that this average and the slope need."""
+"""Minimum number of steps from which the slope of the training loss is estimated."""
 AROUND = 30
 """Steps before and after a loss from which the slope of the training loss is estimated."""
 FAILURES = {"1 hour": 3_600.0, "1 day": 86_400.0, "1 week": 604_800.0}
 OR_MORE, ALL = " or more", "all of it"
 LOST = {"1/8": 0.125, "1/2": 0.5, "all": 1.0}
 SMALLEST, LARGEST = 1e-12, 1e18
-"""Range of plausible seconds, bytes and steps; values outside of it mean that the record is damaged."""
+"""Smallest and largest plausible number of seconds, bytes or steps; a value outside this range means that the record is
+damaged."""
 MOST_PARTS = 1_000
 """Maximum plausible length of a list of speeds; a longer list means that the record is damaged."""
 
@@ -48,25 +49,25 @@ class StateLoss:
 
     @property
     def blocks(self) -> str:
-        """Describes the number of lost blocks and the total."""
+        """The number of lost blocks and the total number of blocks, in words."""
         if self.row.blocks is None:
             return "everything"
         return f"{show(self.row.lost)} of {show(self.row.blocks)} blocks"
 
     @property
     def steps_lost(self) -> int:
-        """Number of steps that were lost too and had to be repeated."""
+        """Number of steps that were lost together with the blocks and had to be repeated."""
         return whole(self.row.steps_lost) or 0
 
     @property
     def copied(self) -> int | None:
-        """Bytes that processes read from copies on their own hosts."""
+        """Number of bytes that processes read from copies on their own hosts; None if the record lists no processes."""
         own = [one["own"] for one in self.row.processes or () if "own" in one]
         return sum(whole(one.bytes) or 0 for one in own) if self.row.processes else None
 
     @property
     def words(self) -> str:
-        """Describes the loss in a sentence."""
+        """The loss, in a sentence."""
         if self.kind == "simulated":
             return f"{self.blocks} were lost after step {self.after} (simulated), and recovered"
         steps = f" and {self.steps_lost:,} step{'s' * (self.steps_lost != 1)}"
@@ -74,8 +75,8 @@ class StateLoss:
 
 
 def losses(lines: Sequence[StepRow]) -> list[StateLoss]:
-    """Returns all recorded losses in the order in which they were detected; each step is preceded by the losses
-    detected before it and followed by those detected after it."""
+    """Returns all recorded losses in the order in which they were detected: for each step, the loss that was detected
+    before the step, and then the loss that was detected after it."""
     found = []
     for row in lines:
         if row.restarted is not None:
@@ -100,21 +101,21 @@ def _interruptions(lines: Sequence[StepRow]) -> list[StateLoss]:
 
 
 def sentences(lines: Sequence[StepRow]) -> tuple[str, str]:
-    """Returns two additions to the headline of a run: its losses, and the predicted cost of a loss. Each is empty if
-    unknown."""
+    """Returns two additions to the headline of a run: a description of its losses and the predicted cost of a loss. An
+    addition is empty if there is nothing to report."""
     every = losses(lines)
     lost = "".join(one.words for one in every)
     if len(every) > 1:
         numbers: Counter[str] = Counter(one.kind for one in every)
         kinds = " and ".join(f"{numbers[kind]} {kind}" for kind in ("simulated", "real") if numbers[kind])
-        lost = f"{len(every)} losses of parts of the state ({kinds}), all recovered; the last: {every[-1].words}"
+        lost = f"{len(every)} losses of parts of the state ({kinds}), all recovered; the last one: {every[-1].words}"
     found = latest(lines)
     if found is None or 0.5 not in (costs := _costs(found)):
         return lost, ""
     steps, bound, _ = costs[0.5]
     most = "" if bound is None else f" (at most {show(bound)} by theorem 3.2)"
     rollback = _positive(found.rollback)
-    against = "" if rollback is None else f", a full rollback {show(rollback)}"
+    against = "" if rollback is None else f", and a full rollback would cost {show(rollback)}"
     when = f"after {show(whole(found.step))} steps"
     return lost, f"losing half of the state {when} would cost about {show(steps)} steps{most}{against}"
 
@@ -135,16 +136,16 @@ def losses_table(lines: Sequence[StepRow]) -> Table | LeftOut:
         "oldest block: steps behind", "perturbation", "steps lost",
     )  # fmt: skip
     note = (
-        "Recovery: partial restores the lost blocks, full reads the whole running checkpoint. Perturbation: L2 norm of "
-        "the change of the parameters; unknown after a real loss. Own copies: those of survivors on their hosts. "
-        "Blocks that were never saved return to their initial values."
+        "Recovery: a partial recovery restores the lost blocks; a full recovery reads the whole running checkpoint. "
+        "Perturbation: L2 norm of the change in the parameters; unknown after a real loss. Own copies: copies that "
+        "surviving processes have on their own hosts. Blocks that were never saved return to their initial values."
     )
     return filled(Table(LOST_PARTS, header, rows, note), "nothing was lost")
 
 
 def losses_compared(runs: Sequence[tuple[str, Sequence[StepRow]]]) -> Table | None:
-    """Compares runs in which parts of the state were lost with a run without such losses. The cost of a loss is the
-    number of steps until a run reaches the training loss that the other run had after its next step."""
+    """Compares runs in which parts of the state were lost with an uninterrupted run. The cost of a loss is the number
+    of steps until the interrupted run reaches the training loss of the uninterrupted run one step after the loss."""
     if not any(losses(lines) for _, lines in runs):
         return None
     plain = next((_curve(lines) for _, lines in runs if not _interruptions(lines)), {})
@@ -159,7 +160,7 @@ def losses_compared(runs: Sequence[tuple[str, Sequence[StepRow]]]) -> Table | No
             later = sorted(step for step in curve if step > one.after)
             reached = (step for step in later if target is not None and curve[step] <= target)
             took = None if (step := next(reached, None)) is None else step - one.after
-            # Batches are the same in all runs, so their scatter cancels.
+            # All runs train on the same batches, so the scatter between batches cancels.
             next_steps = [
                 step for step in range(one.after + 1, one.after + 1 + NEXT) if step in curve and step in plain
             ]
@@ -175,28 +176,31 @@ def losses_compared(runs: Sequence[tuple[str, Sequence[StepRow]]]) -> Table | No
             ))  # fmt: skip
     header = (
         "run", "loss at the end", "lost", "next loss, uninterrupted", f"excess of {NEXT} steps", "excess in steps",
-        "steps to reach that", "steps lost", "rework", "predicted", "at most",
+        "steps to reach that loss", "steps lost", "rework", "predicted", "at most",
     )  # fmt: skip
     note = (
-        f"Excess: training loss minus that of the uninterrupted run on the same batches, averaged over the {NEXT} "
-        "steps after a loss of shards. Excess in steps: divided by the uninterrupted run's decrease per step, fitted "
-        f"to the {AROUND} steps before and after, if that decrease is significant. Steps to reach that: until the "
-        "training loss is first at or below that of the uninterrupted run one step after the loss. Rework: the steps "
-        "beyond that one, plus the lost steps. Training losses of single batches scatter, so a difference of a few "
-        "steps may be chance. Predicted: the excess in steps, from how far the restored blocks had moved. At most: "
-        "from theorem 3.2 and the perturbation, if the convergence rate is known."
+        "Excess: training loss minus the uninterrupted run's training loss on the same batches, averaged over the "
+        f"{NEXT} steps after parts of the state were lost. Excess in steps: the excess divided by the decrease in the "
+        "uninterrupted run's training loss per step, if that decrease is significant; the decrease is fitted to the "
+        f"{AROUND} steps before and after. Next loss, uninterrupted: the uninterrupted run's training loss one step "
+        "after parts of the state were lost. Steps to reach that loss: the number of steps until the training loss is "
+        "first at or below it. Rework: these steps minus one, plus the lost steps. Training losses of single batches "
+        "scatter, so a difference of a few steps may be due to chance. Predicted: the excess in steps, predicted from "
+        "how far the restored blocks had moved. At most: an upper bound from theorem 3.2 and the perturbation, if the "
+        "convergence rate is known."
     )
     return Table("Cost of the losses", header, tuple(rows), note)
 
 
 def _curve(lines: Sequence[StepRow]) -> dict[int, float]:
-    """Returns the loss of each step, of the first twin if there are several."""
+    """Returns the training loss of each step; if there are several twins, returns that of the first one."""
     found = per_twin(lines, "loss")
     return {} if found is None else {row.step: float(loss) for row, loss in zip(lines, found[0], strict=True)}
 
 
 def _fall(plain: dict[int, float], after: int) -> float | None:
-    """Returns the decrease of the training loss per step; None unless the decrease is significant at 97.5 %."""
+    """Returns the decrease in training loss per step, or None if the decrease is not significant at the 97.5 %
+    level."""
     near = [(step, loss) for step, loss in plain.items() if abs(step - after) <= AROUND and math.isfinite(loss)]
     if len(near) < LEAST:
         return None
@@ -208,12 +212,12 @@ def _fall(plain: dict[int, float], after: int) -> float | None:
 
 
 def latest(lines: Sequence[StepRow]) -> OutlookRow | None:
-    """Returns the last recorded outlook with a cost of a loss, or None."""
+    """Returns the last recorded outlook that contains the cost of a loss, or None if there is none."""
     return next((row.outlook for row in reversed(lines) if row.outlook and _costs(row.outlook)), None)
 
 
 def outlook_table(lines: Sequence[StepRow]) -> Table | LeftOut:
-    """Returns a table of the predicted cost of a loss at the last save."""
+    """Returns a table of the predicted cost of a loss that occurs just before the last save."""
     found = latest(lines)
     if found is None:
         return LeftOut(COSTS, UNKNOWN)
@@ -224,31 +228,32 @@ def outlook_table(lines: Sequence[StepRow]) -> Table | LeftOut:
         for fraction, (steps, bound, perturbation) in sorted(_costs(found).items())
     )
     note = (
-        f"After {show(whole(found.step))} steps, just before a save. Repair: only the lost blocks are restored; the "
-        "cost is the number of steps that moved the parameters this far since the blocks were saved, exact if all move "
-        "uniformly along a line. At most: theorem 3.2 (Qiao et al., ICML 2019), for any direction and the time to "
-        "reach an error; defined only if updates shrink from step to step as in linear convergence. "
+        f"After {show(whole(found.step))} steps, just before a save. Repair: only the lost blocks are restored. The "
+        "cost is the number of steps in which the parameters moved as far as the lost blocks are set back; it is exact "
+        "if all blocks move uniformly along a line. At most: an upper bound by theorem 3.2 (Qiao et al., ICML 2019) on "
+        "the additional time to reach a given error, for a perturbation in any direction; it is defined only if "
+        "updates shrink from step to step as they do in linear convergence. "
     )
     if (c := _positive(found.c)) is not None:
         low, high = (show(_positive(one), digits=4) for one in [*(found.interval or ()), None, None][:2])
         far = show(_positive(found.distance))
         note += (
-            f"Here they shrink by c = {show(c, digits=4)} ({low} to {high}) per step, as if {far} remained: if they "
-            "shrink because the learning rate decays, c reflects the schedule, and the remainder is not the distance "
-            "to an optimum. "
+            f"In this run, updates shrink by a factor c = {show(c, digits=4)} ({low} to {high}) per step, as if a "
+            f"distance of {far} to an optimum remained. If updates shrink because the learning rate decays, "
+            "c reflects the schedule, and this number is not the distance to an optimum. "
         )
     else:
-        note += "Here they do not, or too few saves were made, so there is no bound. "
+        note += "In this run, updates do not shrink in this way, or too few saves were made, so there is no bound. "
     note += (
-        "Rollback: the whole state returns to the last full checkpoint, assuming one every checkpoint_every steps; it "
-        "loses half of them on average."
+        "Rollback: the whole state returns to the last full checkpoint. If one is saved every checkpoint_every steps, "
+        "a rollback loses half of these steps on average."
     )
     header = ("lost", "repair: steps", "at most", "perturbation", "rollback: steps")
     return Table(COSTS, header, rows, note)
 
 
 def outlook_figure(lines: Sequence[StepRow]) -> Figure | LeftOut:
-    """Returns the figure of the predicted cost at each save."""
+    """Returns a figure of the predicted cost of a loss that occurs just before each save."""
     rows = [(row, row.outlook) for row in lines if row.outlook and _costs(row.outlook)]
     if not rows:
         return LeftOut(PREDICTED, UNKNOWN)
@@ -256,15 +261,15 @@ def outlook_figure(lines: Sequence[StepRow]) -> Figure | LeftOut:
     curves = {f"{name} lost": [_costs(one).get(part, (math.nan,))[0] for one in found] for name, part in LOST.items()}
     curves["rollback"] = [_positive(one.rollback) or math.nan for one in found]
     caption = (
-        "Predicted cost in steps of a loss just before each save with partial recovery; a rollback to a full "
-        "checkpoint loses half of the interval on average."
+        "Predicted cost, in steps, of a loss just before each save, with partial recovery. A rollback to a full "
+        "checkpoint loses half of the interval between full checkpoints on average."
     )
     return over_steps(PREDICTED, caption, "steps", [row for row, _ in rows], curves)
 
 
 def advice_table(manifest: RunManifest, summary: RunSummary, lines: Sequence[StepRow]) -> Table | LeftOut:
-    """Returns a table of the saved fraction and the interval that waste the least, for several failure modes, compared
-    with full checkpoints at Daly's interval."""
+    """Returns a table of the saved fraction and the interval that waste the least time, for several failure rates and
+    lost fractions, and compares them with full checkpoints at Daly's interval."""
     found, unknown = latest(lines), LeftOut(ADVICE, UNKNOWN)
     if found is None or (times := found.timings) is None or len(found.speeds) > MOST_PARTS:
         return unknown
@@ -284,7 +289,7 @@ def advice_table(manifest: RunManifest, summary: RunSummary, lines: Sequence[Ste
     rows = []
     for name, failure in FAILURES.items():
         interval = max(daly_interval(held + more, failure), written)
-        full = (held + more) / interval + (interval / 2 + written) / failure  # as `advise` does, but everything is lost
+        full = (held + more) / interval + (interval / 2 + written) / failure  # as in `advise`, if everything is lost
         for part, lost in LOST.items():
             best = advice(failure_every=failure, lost=lost)
             here = NOT_MEASURED
@@ -302,12 +307,13 @@ def advice_table(manifest: RunManifest, summary: RunSummary, lines: Sequence[Ste
         f"waste of this run{run}", "full checkpoint: minutes (Daly)", "its waste",
     )  # fmt: skip
     note = (
-        "Waste: share of time spent blocked by saves and repeating lost steps; restarts are not counted. Measured: "
-        f"{show(seconds)} s per step, {show(held)} s blocked by any save and {show(more)} s more by a full one, "
-        f"{show(size / 1e6)} MB written at {show(bandwidth / 1e6)} MB/s. Assumed: blocks move as at the last save, the "
-        "blocks that moved most are saved, any block may be lost at any time, and a save completes before the next one "
-        "starts. Daly (2006), equation 37, with the time that a full save blocks, and at least its writing time; after "
-        "a failure the whole state returns to it."
+        "Waste: share of the time in which training is blocked by saves or repeats lost steps; restarts are not "
+        f"counted. Measured: {show(seconds)} s per step; {show(held)} s for which any save blocks training, and "
+        f"{show(more)} s more for a full save; {show(size / 1e6)} MB written at {show(bandwidth / 1e6)} MB/s. Assumed: "
+        "blocks move as they did at the last save, the blocks that moved most are saved, any block may be lost at any "
+        "time, and a save completes before the next one starts. Full checkpoint: the interval is that of Daly (2006), "
+        "equation 37, for the time for which a full save blocks training, and is at least the time that writing takes; "
+        "after a failure, the whole state returns to the last full checkpoint."
     )
     if any(OR_MORE in row[2] for row in rows):
         note += f" Or more: longer intervals may waste less, but the run has only {show(outlook.step)} steps."
@@ -317,7 +323,8 @@ def advice_table(manifest: RunManifest, summary: RunSummary, lines: Sequence[Ste
 
 
 def _costs(found: OutlookRow) -> dict[float, tuple[float, float | None, float | None]]:
-    """Returns the steps that a loss costs, their bound and the perturbation, by lost fraction."""
+    """Returns, for each lost fraction, the number of steps that the loss costs, an upper bound on that number, and the
+    perturbation."""
     costs = {}
     for one in found.losses:
         fraction, steps = _positive(one.fraction), _positive(one.steps, 0)

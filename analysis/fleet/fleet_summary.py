@@ -296,7 +296,11 @@ def _verdict(value: FleetSummary) -> tuple[Verdict, str]:
         why = "and no majority shows which hosts are wrong"
         return Verdict.CORRUPT, f"hosts differ in {len(ties)} programs, {why}"
     if compared.hosts < 2:
-        why = "no result is counted" if not value.results else "no two hosts ran the same program on equal devices"
+        why = (
+            "no result is counted"
+            if not value.results
+            else "no two hosts ran the same program on devices of the same kind"
+        )
         return Verdict.INCONCLUSIVE, f"{why}: nothing was compared"
     left = len(compared.hosts_not_compared)
     text = f"no suspect: {compared.hosts:,} hosts agree on {compared.programs:,} programs that several of them ran"

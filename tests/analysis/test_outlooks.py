@@ -51,10 +51,13 @@ def test_the_last_outlook_counts() -> None:
         ("1/8", "2.5", "40", "0.5", "8"), ("1/2", "10", "40", "0.5", "8"), ("all", "20", "40", "0.5", "8")
     )  # fmt: skip
     assert "After 20 steps" in found.note
-    assert "c = 0.9 (0.88 to 0.92) per step, as if 3 remained: if they shrink because" in found.note
+    assert (
+        "c = 0.9 (0.88 to 0.92) per step, as if a distance of 3 to an optimum remained. If updates shrink because"
+        in found.note
+    )
     assert sentences(lines_of(rows()))[1] == (
-        "losing half of the state after 20 steps would cost about 10 steps (at most 40 by theorem 3.2), a full "
-        "rollback 8"
+        "losing half of the state after 20 steps would cost about 10 steps (at most 40 by theorem 3.2), and a full "
+        "rollback would cost 8"
     )
     unknown = shown(outlook_table(lines_of(rows(known=False))))
     assert {row[2] for row in unknown.rows} == {"–"}
@@ -92,7 +95,7 @@ def test_advice_is_what_the_functions_say() -> None:
     assert found.rows[-1][2] == "20 or more"  # failures once a week
     assert "Or more: longer intervals may waste less, but the run has only 20 steps." in found.note
     assert "waste of this run (1/4, every 4 steps)" in found.header
-    assert "2 s per step, 0.02 s blocked by any save and 0.4 s more by a full one" in found.note
+    assert "2 s per step; 0.02 s for which any save blocks training, and 0.4 s more for a full save" in found.note
     assert "64 MB written at 1 MB/s" in found.note
 
 

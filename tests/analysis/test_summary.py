@@ -345,7 +345,7 @@ QUIET = dict.fromkeys(("checked", "examined", "flagged", "confirmed", "corrected
         ),
         (
             {**QUIET, "sites": {"a": QUIET}, "coverage": 1.0, "rows": [{"site": "a", "flagged": 1}]},
-            "step 1 names flagged rows",
+            "step 1 lists flagged rows",
         ),
         (None, "step 1 has no counts of its matrix products"),
     ],

@@ -108,7 +108,12 @@ def test_each_save_tells_what_a_loss_would_cost(
         "Predicted cost of a loss",
     ):
         assert title in report
-    for words in ("would cost about", "Daly (2006)", "every 1 week, 1/8", "Here they do not, or too few saves"):
+    for words in (
+        "would cost about",
+        "Daly (2006)",
+        "every 1 week, 1/8",
+        "updates do not shrink in this way, or too few saves",
+    ):
         assert words in report
 
 
