@@ -68,7 +68,7 @@ class Drawing:
 
     @property
     def axes(self) -> "Axes":
-        """Returns the only axes of the figure."""
+        """The only axes of the figure."""
         return self.figure.axes[0] if self.figure.axes else self.figure.subplots()
 
     def legend(self) -> None:

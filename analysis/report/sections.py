@@ -45,7 +45,7 @@ class Table:
     rows: tuple[tuple[Any, ...], ...]
     note: str = ""
     style: Literal["", "text", "settings", "settings folded", "runs"] = ""
-    tones: tuple[str, ...] = ()  # verdicts that colour the rows
+    tones: tuple[str, ...] = ()  # verdicts that color the rows
 
 
 @dataclasses.dataclass(frozen=True)
