@@ -1,4 +1,4 @@
-"""One burn-in of a host, from its settings to its files. The result so far is always on disk."""
+"""One burn-in of a host, from its settings to its files. The result so far is always kept on disk."""
 
 import contextlib
 import dataclasses
@@ -35,7 +35,8 @@ SHIFT = 5.0  # seconds by which the host's clock may be corrected during a burn-
 
 
 class NotOnRecord(Exception):
-    """A burn-in found a difference, but its result could not be written; `result` holds it."""
+    """A burn-in found a difference, but its result could not be written to disk; the attribute `result` holds that
+    result."""
 
     def __init__(self, result: BurninResult, error: OSError) -> None:
         super().__init__(reason(error))
@@ -70,19 +71,20 @@ class Session:
 
     @property
     def hung(self) -> bool:
-        """Whether a device never responded, so a thread is still waiting for it."""
+        """Whether a device never responded, in which case a thread is still waiting for it."""
         return self._result is not None and self._result.hung
 
     def stop(self, why: str) -> None:
-        """Requests the end of the burn-in; any thread may call this method. A workload that is running is completed."""
+        """Requests the end of the burn-in after the workload that is running; any thread may call this method."""
         self.stopped = self.stopped or why
 
     def run(self, devices: Sequence[jax.Device]) -> BurninResult:
-        """Runs the burn-in on devices of this process, and returns the result, which is also on disk.
+        """Runs the burn-in on devices of this process, and returns the result, which is also written to disk.
 
         Raises `SettingError` if another burn-in holds a device, or if the settings differ from those of the burn-in to
-        resume. Raises `RecordError` if the result to resume is damaged, or if another process writes to the folder. If
-        the folder cannot be written, raises `NotOnRecord` if a difference was already found, and `OSError` otherwise.
+        resume. Raises `RecordError` if the result of that burn-in is damaged, or if another process is writing to the
+        folder. If the folder cannot be written to, raises `NotOnRecord` if a difference was already found, and
+        `OSError` otherwise.
         """
         settings, described = self.settings, describe_devices(devices)
         earlier = BURN_IN.read(self.folder) if self.resume else None
@@ -102,7 +104,9 @@ class Session:
             if earlier is not None:
                 go_on(result, earlier)
             result.doubts += self.doubts
-            only = [f"only {', '.join(settings.only)} of the level's workloads were selected"] if settings.only else []
+            only = (
+                [f"only some families of workloads were selected: {', '.join(settings.only)}"] if settings.only else []
+            )
             result.notes += [note for note in (*problems, *only) if note not in result.notes]
             if self.golden is not None:
                 result.golden = GoldenUse(file=str(self.golden))
@@ -197,8 +201,8 @@ class Session:
         return judge(result)
 
     def _doubt(self, result: BurninResult, *, final: bool) -> str | None:
-        """Returns why there can be no PASS if golden digests are unusable or come only from the tested device, else
-        None."""
+        """Returns why the golden digests do not allow a PASS (they are unusable, or come only from the tested device),
+        else None."""
         if not isinstance(self._register, Register):
             return f"the golden digests were not used: {self._register}"
         if not final:

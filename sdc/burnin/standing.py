@@ -1,4 +1,4 @@
-"""The standing of a host. Health checks query the standing every minute, so this module must import quickly."""
+"""The standing of a host. Health checks query the standing every minute, so importing this module must be fast."""
 
 import datetime
 import os
@@ -31,9 +31,10 @@ class Standing(Fields, kw_only=True):
 def standing_of(path: Path, max_age: float | None = None, *, now: datetime.datetime | None = None) -> Standing:
     """Returns a host's standing from its last result; `max_age` is in seconds.
 
-    `path` is a result file, the folder of a burn-in, pair or pool, or a folder of such folders, whose newest result
-    counts. A result that is missing, damaged, too old or dated in the future is INCONCLUSIVE, never a PASS. A simulated
-    result says nothing about the hardware, and is INCONCLUSIVE unless `path` refers directly to that result.
+    `path` is a result file, the folder of a burn-in, pair or pool, or a folder of such folders, of which the one with
+    the newest result counts. A result that is missing, damaged, too old or dated in the future is INCONCLUSIVE, never a
+    PASS. A simulated result says nothing about the hardware, and is INCONCLUSIVE unless `path` refers directly to that
+    result.
     """
     try:
         place, named = _newest(path)
@@ -41,7 +42,7 @@ def standing_of(path: Path, max_age: float | None = None, *, now: datetime.datet
         return _unknown(f"{path} cannot be read ({error.strerror})")
     if place is None:
         recorded = (path / "manifest.json").exists()
-        kind = "a run record (view it with sdc report) but no result" if recorded else "no result"
+        kind = "a run record (view it with sdc report), but no result," if recorded else "no result"
         return _unknown(f"there is {kind} in {path}; run sdc burnin")
     try:
         result = (PAIR_FORMAT if _is_pair(place) else BURN_IN).read(place)
@@ -57,10 +58,11 @@ def standing_of(path: Path, max_age: float | None = None, *, now: datetime.datet
         now = now or datetime.datetime.now(datetime.UTC)
         age = (now - datetime.datetime.fromisoformat(result.ended)).total_seconds()
     except (ValueError, TypeError):
-        return _unknown(f"{place} states an invalid time of writing ({result.ended!r}); run sdc burnin again", place)
+        return _unknown(f"{place} contains an invalid timestamp ({result.ended!r}); run sdc burnin again", place)
     if age < -AHEAD:
         return _unknown(
-            f"{place} is dated in the future ({result.ended}), so the clock was changed; run sdc burnin again", place
+            f"{place} is dated in the future ({result.ended}), so a clock was wrong; run sdc burnin again",
+            place,
         )
     if max_age is not None and age > max_age:
         divisor, unit = (1, "s") if age < 120 else (60, "min") if age < 7200 else (3600, "h")
@@ -70,7 +72,8 @@ def standing_of(path: Path, max_age: float | None = None, *, now: datetime.datet
 
 
 def _is_pair(place: Path) -> bool:
-    """Returns whether a file is the result of a pair or pool, by its name or, if it was renamed, by its format."""
+    """Returns whether a file is the result of a pair or pool, judging by its name or, if it was renamed, by its
+    format."""
     if place.name in NAMES:
         return place.name != RESULT
     try:
@@ -101,7 +104,7 @@ def _results(folder: Path) -> list[Path]:
 
 
 def _written(path: Path) -> float:
-    """Returns the Unix time of writing that a result states, since the modification time may be that of a copy.
+    """Returns the Unix time at which a result was written, as stated in the result, since the file may be a later copy.
 
     For an unreadable file, returns the modification time, so that an older result does not replace a damaged one.
     """

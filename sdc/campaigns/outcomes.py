@@ -7,9 +7,9 @@ outcome      meaning
 ===========  =======================================================================================================
 not_reached  the struck operation was not executed: it is in a branch that was not taken
 masked       after the struck step, the state and all observed numbers equal those of the clean run bit for bit
-benign       the state differs, but no loss exceeds the clean loss by more than the share `SPIKE` of it
-spike        a loss exceeded the clean loss by more than this share, but the last observed loss does not
-divergence   the last observed loss exceeds the clean loss by more than this share
+benign       the state differs, but no loss exceeds the clean loss by more than `SPIKE` times the clean loss
+spike        a loss exceeded the clean loss by more than this amount, but the last observed loss does not
+divergence   the last observed loss exceeds the clean loss by more than this amount
 nonfinite    the loss, another observed number or the state became NaN or infinite
 ===========  =======================================================================================================
 
@@ -20,9 +20,9 @@ detector             fires when
 ===================  ===============================================================================================
 fingerprint          the digest of the state differs from the recorded one (needs a golden trace)
 nonfinite            the loss, another observed number or the state is NaN or infinite
-loss_spike           the loss rises from one step to the next by more than twice the largest rise of the clean run,
-                     and by more than `LEAST_RISE` of the mean clean loss
-gradient_norm_spike  the gradient norm grows from one step to the next by more than twice the largest factor of the
+loss_spike           the loss rises from one step to the next by more than twice the largest rise in the clean run,
+                     and by more than `LEAST_RISE` times the mean clean loss
+gradient_norm_spike  the gradient norm grows from one step to the next by more than twice the largest factor in the
                      clean run, and by more than `LEAST_FACTOR`
 history_bound        the optimizer's history exceeds a bound that no sound step can exceed, after He et al.,
                      *Understanding and Mitigating Hardware Failures in Deep Learning Training Systems* (ISCA 2023)
@@ -47,12 +47,12 @@ ABFT = "abft"
 
 
 class Observed(NamedTuple):
-    """Observed numbers of one step of a run.
+    """Numbers observed in one step of a run.
 
     Attributes:
         loss: loss of the step.
         gradient_norm: norm of the step's gradient; None if not observed.
-        history: largest ratio of the optimizer's history to the bound on it; None if not observed.
+        history: largest ratio of the optimizer's history to its bound; None if not observed.
         finite: whether the state after the step and all of these numbers are finite.
         digest: digest of the state after the step and of all of these numbers.
     """
@@ -65,7 +65,7 @@ class Observed(NamedTuple):
 
 
 class Thresholds(NamedTuple):
-    """Thresholds of the spike detectors: for the rise of the loss, and for the growth factor of the gradient norm."""
+    """Thresholds of the spike detectors: for the rise in the loss, and for the growth factor of the gradient norm."""
 
     rise: float
     factor: float
@@ -82,7 +82,7 @@ def thresholds(clean: Sequence[Observed]) -> Thresholds:
 
 
 def decided(clean: Observed, struck: Observed, *, first: bool) -> bool:
-    """Returns whether a step makes the outcome certain: masked or nonfinite."""
+    """Returns whether the outcome is certain after a step, because it is masked or nonfinite."""
     return not struck.finite or (first and struck.digest == clean.digest)
 
 

@@ -2,13 +2,14 @@
 
 The step is compiled twice: once with a strike as data, and once unchanged. The clean run is executed once, and the
 state before each of its steps is kept. Every injection starts from the state just before its step, runs the struck step
-and then a few unchanged steps, and is compared with the clean run until the outcome is certain. After the struck step,
-bits are compared with those of the same program without a strike. Later steps run the unchanged program, whose results
-differ in the last bits from those of the program with a strike, so only losses and norms are compared.
+and then a few unchanged steps, and is compared with the clean run until the outcome is certain. The bits after the
+struck step are compared with those that the same program computes without a strike. Later steps run the unchanged
+program, whose results differ in the last bits from those of the program with a strike, so only the losses and norms of
+these steps are compared.
 
 A Kronecker sequence distributes injections over sites, steps, iterations, devices, elements, kinds of faults and bits,
-and the first n injections are distributed as evenly as all injections. Injection number i is the same in every campaign
-with the same seed, so a campaign can be stopped and resumed.
+and the first n injections, for any n, are distributed as evenly as all of them. Injection number i is the same in every
+campaign with the same seed, so a campaign can be stopped and resumed.
 """
 
 import dataclasses
@@ -73,8 +74,8 @@ def campaign(
         loss: `(state, metrics) -> loss`, a function of the step's results.
         injections: number of faults to inject.
         where: selects the sites; by default, all operations that compute floating-point numbers.
-        faults: faults, each given as a `Fault`, a kind of fault, or a text (see `as_fault`). The campaign chooses the
-            place and time of each injection.
+        faults: faults, each given as a `Fault`, as a kind of fault, or as text (see `as_fault`). The campaign chooses
+            the place and time of each injection.
         follow: number of steps to run after the struck step to observe the effect.
         seed: seed of the injections.
 
@@ -286,8 +287,8 @@ class Campaign:
         return Injection(step, struck, row)
 
     def _phase(self, site: Site) -> str:
-        """Returns `memory` for the step's own arrays, `update` outside derivatives, and otherwise the site's
-        direction."""
+        """Returns the phase of a site: `memory` for arguments and outputs of the step, `update` outside derivatives,
+        and otherwise the site's direction."""
         if site.direction in ("arg", "out"):
             return "memory"
         outside = site.direction == "fwd" and "jvp(" not in site.scope
@@ -355,7 +356,7 @@ class Campaign:
         return many if self.batch == 1 else jax.tree.map(lambda x: x[0], many), self._read(seen)[0]
 
     def _run_unstruck(self, number: int) -> Observed:
-        """Runs a step of the program that accepts a strike, but strikes nothing."""
+        """Runs a step with the program that accepts a strike, without striking anything."""
         nothing = no_strike(room=self._room, axes=self._axes)
         arguments = nothing, self._states[number], self.batches[number]
         return self._read(self._strike(*(self._stack([part] * self.batch) for part in arguments))[1])[0]
@@ -393,8 +394,8 @@ def _number(name: str, value: Any) -> Any:
 def _kronecker(number: int, seed: int) -> Iterator[float]:
     """Yields the coordinates of one point of a Kronecker sequence with random shifts: frac(number * a_d + shift_d).
 
-    For each coordinate d, a_d is the square root of a prime; the multiples of this irrational number fill the interval
-    evenly.
+    For each coordinate d, a_d is the square root of a prime; the fractional parts of the multiples of this irrational
+    number fill the interval from 0 to 1 evenly.
     """
     shifts = np.random.default_rng(seed)
     for prime in PRIMES:
@@ -405,13 +406,14 @@ PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
 
 
 def _single(fault: Fault | FaultKind | str) -> Fault:
-    """Converts a fault, kind or text to a fault without a place, because the campaign chooses the place."""
+    """Converts a fault, kind or text to a fault; raises SettingError if it specifies a place or time, which the
+    campaign chooses."""
     found = as_fault(fault)
     if found != Fault(found.what, pattern=found.pattern):
         raise SettingError(
             "faults",
             found,
-            "a campaign chooses the site, iteration, device and step; give only kind and pattern, and select sites "
+            "a campaign chooses the site, iteration, device and step; give only the kind and pattern, and select sites "
             "with where=",
         )
     found.check_moves()

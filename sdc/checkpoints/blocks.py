@@ -2,7 +2,7 @@
 
 A block is a range of rows (indices of the first axis) of a global array, independent of the sharding. Each process
 digests the data of its own devices: each shard contributes a share to every block that it overlaps. The digest of a
-block is the sum of its shares (see `sdc.twins.digests`), so arrays can be compared under any sharding and are never
+block is the sum of its shares (see `sdc.twins.digests`), so arrays can be compared under any sharding without being
 gathered.
 """
 
@@ -54,7 +54,7 @@ def box_text(box: Box) -> str:
 
 
 def parse_box(text: str) -> Box:
-    """Parses the result of `box_text`; raises ValueError for other text."""
+    """Parses the result of `box_text`; raises ValueError for any other text."""
     boxes: Any = tuple(tuple(map(int, part.split(":"))) for part in text.split(",") if part)
     if any(len(ends) != 2 for ends in boxes):
         raise ValueError(f"{text!r} is not an index range; expected one such as '0:4,8:16'")
@@ -86,7 +86,7 @@ def cut_of(array: Any) -> Cut:
 
 
 def cut_shape(shape: Sequence[int], itemsize: int) -> Cut:
-    """Divides an array of numbers of the given shape and item size."""
+    """Divides an array of the given shape and item size into blocks."""
     shape = tuple(shape) or (1,)
     row = max(1, math.prod(shape[1:]) * itemsize)
     rows = max(1, -(-shape[0] // MOST), -(-LEAST // row))
@@ -94,7 +94,8 @@ def cut_shape(shape: Sequence[int], itemsize: int) -> Cut:
 
 
 def bits_of(array: Any) -> Any:
-    """Converts an array to numbers of at least 8 bits: replaces PRNG keys by their data, and widens narrower types."""
+    """Converts an array to numbers of at least 8 bits: replaces PRNG keys with their data, and widens narrower
+    types."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(array)
     if jax.dtypes.itemsize_bits(array.dtype) < 8:
@@ -144,7 +145,8 @@ def apart_text(name: str, box: Box) -> str:
 
 
 class _Plan(NamedTuple):
-    """An arrangement of this process's shards of an array on a local mesh, which involves no other process."""
+    """The arrangement of this process's shards of an array on a mesh of local devices, which involves no other
+    process."""
 
     boxes: list[Box]
     cut: Cut
@@ -175,8 +177,8 @@ def _shares(mesh: Mesh, cuts: tuple[Cut, ...]) -> Callable[..., list[Array]]:
 
 
 def _share(x: Array, cut: Cut, start: UInt32[Array, " axes"]) -> UInt32[Array, "blocks 2"]:
-    """Returns a shard's contribution to each block. Rows that no block boundary in any shard separates are digested as
-    a group."""
+    """Returns a shard's contribution to each block. Rows that are not separated by a block boundary in any shard are
+    digested as a group."""
     if not x.size:
         return jnp.zeros((cut.blocks, 2), jnp.uint32)
     rows = math.gcd(x.shape[0], cut.rows)
@@ -188,7 +190,7 @@ def _share(x: Array, cut: Cut, start: UInt32[Array, " axes"]) -> UInt32[Array, "
 
 
 def whole(boxes: Iterable[Box], shape: Sequence[int]) -> bool:
-    """Returns whether boxes of different shards cover an array of the given shape."""
+    """Returns whether the boxes of distinct shards together cover an array of the given shape."""
     return sum(map(volume, boxes)) == math.prod(shape)
 
 

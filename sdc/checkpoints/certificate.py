@@ -1,5 +1,5 @@
-"""Certificates: files next to a checkpoint with its expected content, and the comparison of restored arrays with this
-content.
+"""Certificates: files next to a checkpoint that state its expected content, and the comparison of restored arrays with
+this content.
 
     FOLDER/certificates/STEP/process-N.json   digests of the data of process N's devices when the step was saved
     FOLDER/certificates/STEP/status.json      the evidence for the checkpoint
@@ -33,7 +33,7 @@ MISSING = "is missing"
 
 
 class CertificateError(ValueError):
-    """A checkpoint has no certificate, does not match it, or cannot be certified."""
+    """A checkpoint has no certificate, does not match its certificate, or cannot be certified."""
 
 
 class StoreError(CertificateError):
@@ -64,7 +64,7 @@ class Wrong(NamedTuple):
 
 
 class Damaged(CertificateError):
-    """A checkpoint does not restore to the saved state.
+    """Restoring a checkpoint does not yield the saved state.
 
     Attributes:
         step: step of the checkpoint.
@@ -110,7 +110,8 @@ PARTS = Format(type=CertificatePart, noun="certificate", remedy="delete the chec
 
 @dataclasses.dataclass(frozen=True)
 class CertifiedArray:
-    """The expected content of an array: digests of its blocks for each shard of the run that saved the array."""
+    """The expected content of an array: the digests of its blocks, separately for each shard in the run that saved
+    it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -142,8 +143,8 @@ class Certificate:
 
 
 class Draft:
-    """A pending certificate, whose digests the devices are still computing. The digested arrays may be donated at
-    once."""
+    """A pending certificate, whose digests the devices are still computing. The digested arrays may be donated as soon
+    as the draft has been created."""
 
     def __init__(self, covered: Mapping[str, Any], uncovered: Sequence[str] = ()) -> None:
         self._uncovered = list(uncovered)
@@ -191,8 +192,8 @@ def step_folder(folder: epath.Path, step: int) -> epath.Path:
 
 
 def certified_steps(folder: epath.Path) -> list[int]:
-    """Returns the steps with a complete Orbax checkpoint and complete certificates of all processes, from folders with
-    numeric names."""
+    """Returns the steps that have a complete Orbax checkpoint and parts of a certificate from all processes; only
+    folders with numeric names are considered."""
     paths = folder.iterdir() if folder.is_dir() else ()
     # Orbax writes this file last.
     done = (int(path.name) for path in paths if path.name.isdecimal() and (path / "commit_success.txt").exists())
@@ -246,7 +247,7 @@ def named_tree(key: str, tree: Any) -> dict[str, Any]:
 
 
 def value_digest(value: Any) -> str:
-    """Returns the SHA-256 digest of a NumPy array, number or string, including its type and shape."""
+    """Returns the SHA-256 digest of the type, shape and content of a NumPy array, number or string."""
     if isinstance(value, str):
         return hashlib.sha256(f"str {value}".encode()).hexdigest()
     array = np.ascontiguousarray(value)
@@ -259,7 +260,7 @@ def read_certificate(folder: epath.Path, step: int) -> Certificate:
     first = _read(place, 0, step)
     parts = [first, *(_read(place, process, step) for process in range(1, first.processes))]
     try:
-        return _merged(parts, f"step {step}: its certificate does not cover the whole of {{}}")
+        return _merged(parts, f"step {step}: its certificate covers only part of {{}}")
     except CertificateError:
         raise
     except (ValueError, AttributeError) as error:
@@ -278,7 +279,9 @@ def _read(place: epath.Path, process: int, step: int) -> CertificatePart:
     if (part.step, part.process) != (step, process):
         raise CertificateError(f"step {step}: {path} belongs to step {part.step}, process {part.process}")
     if part.algorithm != ALGORITHM:
-        raise CertificateError(f"step {step}: {path} has digests of {part.algorithm!r}; expected {ALGORITHM!r}")
+        raise CertificateError(
+            f"step {step}: {path} has digests of the algorithm {part.algorithm!r}; expected {ALGORITHM!r}"
+        )
     return part
 
 
@@ -355,8 +358,8 @@ def compare(certificate: Certificate, leaves: Mapping[str, Any]) -> list[Wrong]:
 
 
 def misfits(certificate: Certificate, abstract: Mapping[str, Any]) -> list[str]:
-    """Describes the differences between an abstract state, given by checkpointable (None accepts any state), and the
-    saved state."""
+    """Describes the differences between an abstract state (a tree for each checkpointable; None accepts any state) and
+    the saved state."""
     found = []
     for key, tree in abstract.items():
         if tree is None or key in certificate.uncovered:
@@ -367,7 +370,7 @@ def misfits(certificate: Certificate, abstract: Mapping[str, Any]) -> list[str]:
         found += [f"it has no {name}, which was saved" for name in sorted(saved) if name not in leaves]
         for name, leaf in leaves.items():
             if name in certificate.values and isinstance(leaf, jax.ShapeDtypeStruct | jax.Array):
-                found.append(f"{name} was saved as a NumPy array, a number or text; give a value of that type")
+                found.append(f"{name} was saved as a NumPy array, number or text; give a value of the saved type")
             elif name in certificate.arrays and isinstance(leaf, jax.ShapeDtypeStruct | jax.Array):
                 problem = _misfit(certificate.arrays[name], leaf)
                 found += [f"{name} {problem}"] if problem else []
@@ -397,8 +400,8 @@ class Status:
 
     Attributes:
         step: step of the checkpoint.
-        state: `CANDIDATE`, or `VERIFIED` if the checkpoint was compared with its digests after a restore or confirmed
-            in another way.
+        state: `CANDIDATE`, or `VERIFIED` if the checkpoint matched its digests after a restore or was confirmed in
+            another way.
         reasons: the kinds of evidence: `digest`, `twins`, `guard`.
         history: whether the digests were computed before the checkpoint was saved.
     """
@@ -430,7 +433,8 @@ class Statuses:
         self._lock: Lock | None = None
 
     def status(self, step: int, *, history: bool) -> Status:
-        """Returns the status of a step, a candidate if the status file is unreadable or the checkpoint is in doubt."""
+        """Returns the status of a step, which is a candidate if the status file is unreadable or the checkpoint is in
+        doubt."""
         known = self._known(step)
         found = () if known is None or known.doubt else known.reasons
         return Status(step, VERIFIED if found else CANDIDATE, found, history)
@@ -478,7 +482,7 @@ class Statuses:
         return known is None or known.protected
 
     def kept(self, steps: Iterable[int]) -> set[int]:
-        """Returns the steps to keep: the newest verified step, steps that may be verified, and protected steps."""
+        """Returns the steps to keep: the newest verified step, steps of uncertain status, and protected steps."""
         known = {step: self._known(step) for step in steps}
         stays = {step for step, one in known.items() if one is None or one.doubt or one.protected}
         return stays | {*sorted(step for step, one in known.items() if one and one.reasons and not one.doubt)[-1:]}

@@ -2,8 +2,8 @@
 
 Orbax silently restores an array in which a bit has flipped, and file checksums miss corruption between the device and
 the file. Digests are therefore computed on the devices before anything is copied, stored next to the checkpoint, and
-compared on the devices after a restore. `audit` compares a checkpoint with its digests without the program that saved
-it.
+compared on the devices after a restore. `audit` compares a checkpoint with its digests without needing the program that
+saved it.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ class Certified:
 
         Args:
             checkpointer: see `certify`.
-            lock: whether saves lock the folder against other processes; False if the caller locks it.
+            lock: whether saves lock the folder against other processes; False if the caller locks the folder.
 
         Raises:
             CertificateError: the checkpointer has an unsupported type.
@@ -103,14 +103,14 @@ class Certified:
         return response is not None and response.result()
 
     def save_async(self, step: int, state: Any, **options: Any) -> "SaveResponse | None":
-        """Saves a tree of arrays in the background, as the wrapped checkpointer does. The arrays may be donated at
-        once."""
+        """Saves a tree of arrays in the background, as the wrapped checkpointer does. The arrays may be donated as soon
+        as this method returns."""
         key = options.get("checkpointable_name", _state_key(self._orbax))
         return self._saved("save_async", step, state, {key: state}, options)
 
     def save_checkpointables(self, step: int, checkpointables: dict[str, Any], **options: Any) -> bool:
-        """Saves several checkpointables, as the wrapped checkpointer does. Checkpointables that contain anything but
-        arrays are not certified."""
+        """Saves several checkpointables, as the wrapped checkpointer does. Checkpointables that contain values other
+        than arrays are not certified."""
         response = self.save_checkpointables_async(step, checkpointables, **options)
         return response is not None and response.result()
 
@@ -139,7 +139,9 @@ class Certified:
         key = checkpointable_name or _state_key(self._orbax)
         loaded = self.load_checkpointables(step, {key: abstract_state})
         if key in named(loaded)[1]:
-            raise CertificateError(f"{key} of checkpoint {step} contains more than arrays and cannot be verified")
+            raise CertificateError(
+                f"{key} of checkpoint {step} contains values other than arrays and cannot be verified"
+            )
         return loaded[key]
 
     load_pytree = load
@@ -147,7 +149,7 @@ class Certified:
     def load_checkpointables(
         self, step: Any = None, abstract_checkpointables: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Restores several checkpointables and compares the certified ones; see `load`."""
+        """Restores several checkpointables and compares the certified ones with their certificate; see `load`."""
         self.wait()
         number = self._existing(step)
         certificate = _agreed(number, lambda: read_certificate(self._folder, number))
@@ -158,7 +160,9 @@ class Certified:
         if not found and uncovered:
             raise CertificateError(f"checkpoint {number} has no certified arrays: {', '.join(uncovered)}")
         if uncovered:
-            LOG.warning("step %d: %s contains more than arrays and cannot be verified", number, ", ".join(uncovered))
+            LOG.warning(
+                "step %d: %s contains values other than arrays and cannot be verified", number, ", ".join(uncovered)
+            )
         # Ignore parts that were not requested.
         partly = {key for key, tree in loaded.items() if any(leaf is ... for leaf in jax.tree.leaves(tree))}
         whole = set(loaded) - partly - set(uncovered)
@@ -199,7 +203,7 @@ class Certified:
                 self.rejected.append((step, str(error)))
                 continue
             if not self.status(step).history:
-                LOG.warning("checkpoint %d: history not verified, since its certificate was made after the save", step)
+                LOG.warning("checkpoint %d: history not verified, since the certificate was made after the save", step)
             return state, step
         why = "; ".join(f"{step}: {words}" for step, words in self.rejected) or "there are no checkpoints"
         raise CertificateError(f"no checkpoint in {self._folder} can be verified ({why})")
@@ -207,7 +211,7 @@ class Certified:
     def certify_existing(
         self, step: int, abstract_state: Any = None, *, checkpointable_name: str | None = None
     ) -> None:
-        """Certifies the current content of a checkpoint that has no certificate; the history remains unverified.
+        """Certifies the current content of a checkpoint that has no certificate; its history remains unverified.
 
         Raises:
             CertificateError: the checkpoint already has a certificate, or cannot be restored.
@@ -220,7 +224,7 @@ class Certified:
         number = self._existing(step)
         if step_folder(self._folder, number).exists():
             raise CertificateError(
-                f"checkpoint {number} already has a certificate, which is deleted only with the checkpoint"
+                f"checkpoint {number} already has a certificate, which can be deleted only with the checkpoint"
             )
         loaded = self._loaded(number, abstract_checkpointables)
         if not named(loaded)[0]:
@@ -317,7 +321,9 @@ class Certified:
             self.wait()  # as Orbax itself would; from here on, the folder has only complete checkpoints
             self._statuses.prune()
             if uncovered := named(checkpointables)[1]:
-                LOG.warning("step %d: %s contains more than arrays and is not certified", step, ", ".join(uncovered))
+                LOG.warning(
+                    "step %d: %s contains values other than arrays and is not certified", step, ", ".join(uncovered)
+                )
         response = getattr(self._orbax, method)(step, given, **options)
         if response is None:
             return None
@@ -444,7 +450,8 @@ def _agreed(step: int, action: Callable[[], Result]) -> Result:
 def _reading() -> Iterator[None]:
     """Disposes of Orbax's unfinished reads if a read fails.
 
-    Otherwise, each of these reads prints a traceback when TensorStore completes it after the event loop was closed.
+    Otherwise, each of these reads would print a traceback when TensorStore completes it after the event loop has
+    closed.
     """
     hook, log = sys.unraisablehook, logging.getLogger("asyncio")
 
@@ -467,7 +474,7 @@ def _reading() -> Iterator[None]:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """Returns an error and its causes: Orbax's own error does not say what is wrong with a file."""
+    """Returns an error and its causes, since Orbax's own error does not say what is wrong with a file."""
     return [error, *([] if error.__cause__ is None else _chain(error.__cause__))]
 
 
@@ -517,7 +524,7 @@ class Audit:
         covered: number of certified arrays and values.
         bytes: size of the arrays.
         uncovered: checkpointables that are not in the certificate.
-        compared: whether the checkpoint was restored and compared.
+        compared: whether the checkpoint was restored and compared with its certificate.
         problem: the reason why the checkpoint could not be verified, or an empty string.
         remains: whether the checkpoint is the remainder of an interrupted deletion.
         wrong: differences from the certificate.

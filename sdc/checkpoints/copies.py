@@ -71,7 +71,8 @@ class Copies:
     """The copies of one process. This class never waits for another process and never reads another process's files."""
 
     def __init__(self, folder: str | os.PathLike[str], run: str, state: Any) -> None:
-        """Sets the folder, which is private to this process and on its host; nothing is written before the first copy.
+        """Sets the folder, which must be on this process's host and used by no other process; nothing is written before
+        the first copy.
 
         `run` identifies the run; copies of other runs are never used. Copies have the structure of `state`.
         """
@@ -114,12 +115,12 @@ class Copies:
             return True
         except (OSError, RecordError) as error:
             why = reason(error) if isinstance(error, OSError) else str(error)
-            LOG.error("no copy could be written to %s (%s); training continues without it", self.folder, why)
+            LOG.error("no copy could be written to %s (%s); training continues without one", self.folder, why)
             return False
 
     @property
     def steps(self) -> list[int]:
-        """Steps of this run's copies that have the right size."""
+        """Steps for which this run has a copy of the right size."""
         return [step for step in (int(path.name) for path in self._places()) if self._described(step) is not None]
 
     def read(self, step: int) -> Copy | None:
@@ -132,7 +133,7 @@ class Copies:
                 for one, digest in zip(self._held, about.digests, strict=True):
                     content = file.read(one.bytes)
                     if (found := parts_of(content, [one], [digest])) is None:
-                        raise ValueError(f"{one.name} differs from its digest on the device")
+                        raise ValueError(f"{one.name} does not match the digest that was computed on the device")
                     parts.append((one.name, one.box, found[0]))
             return Copy(step, about.note, parts)
         except (OSError, ValueError) as error:
@@ -228,11 +229,11 @@ class Assembled(Generic[State]):
 
 
 def agree(copies: Copies, *, after: int, until: int) -> Survivors | None:
-    """Chooses the step from whose copies training resumes: the newest step of which all survivors have a copy, or
-    otherwise the step of which the largest number of survivors have a copy.
+    """Chooses the step from whose copies training resumes: the newest step of which all survivors have a copy, or, if
+    there is none, the step of which the largest number of survivors have a copy.
 
-    Only steps later than `after` and at most `until` are considered. Returns None if there are no copies. The result is
-    the same in all processes except for `mine`.
+    Only steps later than `after` and at most `until` are considered. Returns None if there are no such copies. The
+    result is the same in all processes except for `mine`.
     """
     usable = {step for step in copies.steps if after < step <= until}
     while True:
@@ -252,9 +253,9 @@ def agree(copies: Copies, *, after: int, until: int) -> Survivors | None:
 
 
 def gather(state: State, survivors: Survivors, cut: Partition, reader: Reader) -> Assembled[State]:
-    """Assembles the state after the step of the copies. Survivors keep their own shards, and send them to processes
-    that lost the same shards. Blocks that no survivor has come from the running checkpoint, each as it was saved last.
-    `state` is any state of the same structure.
+    """Assembles the state as of the step of the copies. Survivors keep their own shards, and send them to processes
+    that lost the same shards. Blocks that are missing from all survivors are read from the running checkpoint, each as
+    it was last saved. `state` is any state of the same structure.
     """
     leaves = named_leaves(state)
     living = set(survivors.processes)
@@ -287,7 +288,8 @@ def gather(state: State, survivors: Survivors, cut: Partition, reader: Reader) -
 
 
 def _places(leaves: Mapping[str, jax.Array]) -> dict[Fragment, set[int]]:
-    """Returns the processes whose devices hold each shard of each array, in the same order in all processes."""
+    """Returns, for each shard of each array, the processes whose devices hold it; the order is the same in all
+    processes."""
     found: dict[Fragment, set[int]] = {}
     for name, leaf in leaves.items():
         bits = bits_of(leaf)
@@ -301,7 +303,7 @@ def _places(leaves: Mapping[str, jax.Array]) -> dict[Fragment, set[int]]:
 def _sent(
     sent: Sequence[Fragment], source: int, mine: Mapping[tuple[str, Box], np.ndarray]
 ) -> dict[tuple[str, Box], np.ndarray]:
-    """Sends the shards that one process has and another lost to all processes. Bits are transferred as integers,
+    """Sends to all processes the shards that one process has and another has lost. Bits are transferred as integers,
     because a sum of floats would turn -0.0 into 0.0 and mix the payloads of NaNs."""
     size = sum(held.bytes for held in sent)
     if not size:

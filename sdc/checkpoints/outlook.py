@@ -8,8 +8,8 @@ is its share of the squared movement per step, w_b = D_b / a_b^2. The expected l
     sum_{b in S} w_b a_b / sum_b w_b,
 
 which is the projection of the perturbation onto the path of the state, in steps along that path. This formula is exact
-if blocks move uniformly and a loss sets them back along the path. Theorem 3.2 bounds the cost by the norm of the
-perturbation, sqrt(sum_{b in S} D_b), in any direction, if the iteration converges linearly.
+if blocks move uniformly and a loss sets them back along the path. Theorem 3.2 bounds the cost in terms of the norm of
+the perturbation, sqrt(sum_{b in S} D_b), in any direction, if the iteration converges linearly.
 
 Qiao, Aragam, Zhang, Xing: Fault Tolerance in Iterative-Convergent Machine Learning, ICML 2019, sections 3 and B.1:
 
@@ -55,7 +55,8 @@ class Convergence(NamedTuple):
 
     Attributes:
         c: factor by which the error shrinks in an iteration.
-        interval: 95 % interval of c, if deviations of the movements from a geometric series are independent noise.
+        interval: 95 % confidence interval of c, if deviations of the movements from a geometric series are independent
+            noise.
         distance: distance from the last iterate to the optimum.
     """
 
@@ -64,10 +65,10 @@ class Convergence(NamedTuple):
     distance: float
 
     def cost(self, size: float) -> float:
-        """Returns the number of iterations that a perturbation of this size costs now, by equation (6) from the last
-        iterate.
+        """Returns the number of iterations that a perturbation of this size costs now, by equation (6), starting from
+        the last iterate.
 
-        log(1 + ||delta|| / ||x_T - x*||) / log(1/c), which is (6) with ||x_T - x*|| = c^T ||x_0 - x*||.
+        The number is log(1 + ||delta|| / ||x_T - x*||) / log(1/c), which is (6) with ||x_T - x*|| = c^T ||x_0 - x*||.
 
         Args:
             size: ||delta||, 0 or more.
@@ -90,16 +91,16 @@ class Intervals(NamedTuple):
 def fit_convergence(movements: Sequence[float]) -> Convergence | None:
     """Estimates c and the distance to the optimum while an iteration runs, from ||x_{k+1} - x_k||.
 
-    The paper's section 7 calls such an estimate future work. If the error is c^k v for one direction v, which holds
-    asymptotically, the iterates move by (1 - c) c^k ||v||: the logarithms of the movements lie on a line with slope log
-    c, and the distance to the optimum is 1 / (1 - c) times the last movement, minus that movement.
+    Section 7 of the paper leaves such an estimate to future work. If the error is c^k v for one direction v, which
+    holds asymptotically, the iterates move by (1 - c) c^k ||v||: the logarithms of the movements lie on a line with
+    slope log c, and the distance to the optimum is 1 / (1 - c) times the last movement, minus that movement.
 
     Args:
         movements: lengths of at least `LEAST` successive movements, newest last, all finite and at least 0.
 
     Returns:
-        The estimate, or None without evidence of linear convergence, that is, if the interval of c includes 1 or
-        nothing moves.
+        The estimate, or None if there is no evidence of linear convergence, that is, if the confidence interval of c
+        includes 1 or if nothing moves.
 
     Raises:
         ValueError: there are too few movements, or one of them is not a valid length.
@@ -132,11 +133,11 @@ def fit_convergence(movements: Sequence[float]) -> Convergence | None:
 def fit_intervals(moved: Intervals) -> tuple[float, tuple[float, float]] | None:
     """Estimates c from movements of blocks in intervals of any length, by least squares on their logarithms.
 
-    A block whose error is c^k v moves from step s to step s + a by (c^s - c^(s + a)) ||v||. The factor c applies to one
-    step and to all blocks; each block has its own ||v||. Deviations are regarded as noise that is either independent in
-    each interval or common to all intervals that end at the same step, and the larger of the two standard errors is
-    used. Returns c and its 95 % interval, or None without evidence that c is below 1 or with too few ends or degrees of
-    freedom.
+    From step s to step s + a, a block whose error is c^k v moves by (c^s - c^(s + a)) ||v||. The factor c applies to
+    one step and to all blocks; each block has its own ||v||. Deviations are regarded as noise that is either
+    independent in each interval or common to all intervals that end at the same step, and the larger of the two
+    standard errors is used. Returns c and its 95 % confidence interval, or None if there is no evidence that c is below
+    1, or if there are too few ends or degrees of freedom.
     """
     _, block, counts = np.unique(moved.blocks, return_inverse=True, return_counts=True)
     ends, end = np.unique(moved.begins + moved.spans, return_inverse=True)
@@ -173,7 +174,8 @@ def fit_intervals(moved: Intervals) -> tuple[float, tuple[float, float]] | None:
 
 
 def _factor(slope: float, error: float, freedom: int) -> tuple[float, tuple[float, float]] | None:
-    """Returns c and its 95 % interval, computed from the logarithm of c, or None if the interval includes 1."""
+    """Returns c and its 95 % confidence interval, computed from the logarithm of c, or None if the interval includes
+    1."""
     reach = float(stdtrit(freedom, 0.975)) * error
     c, low, high = (math.exp(one) for one in (slope, slope - reach, slope + reach))
     return (c, (low, high)) if c > 0 and high < 1 else None
@@ -185,7 +187,7 @@ def iterations_bound(
     """Returns the number of iterations after which the expected error is below `epsilon`: kappa in the proof of theorem
     3.2, equations (11) and (12).
 
-    The number is valid after the last perturbation, and negative if the start is closer to x* than `epsilon`.
+    The number is valid only after the last perturbation, and is negative if the start is closer to x* than `epsilon`.
     `distance` is ||x_0 - x*||, c is an upper bound on the factor by which the error shrinks per iteration, and
     `perturbations` maps each iteration k (from 0) before which a perturbation happens to E||delta_k||.
     """
@@ -270,7 +272,7 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 def choose(
     policy: Policy, budget: float, sizes: Sequence[int], moved: np.ndarray, *, cursor: int = 0, seed: int = 0
 ) -> tuple[list[int], int]:
-    """Chooses blocks within a budget of bytes, and at least one block unless the budget is zero.
+    """Chooses blocks within a budget of bytes, but at least one block unless the budget is zero.
 
     Args:
         policy: order of selection: `priority` (largest `moved` per byte first), `round-robin` (from the cursor) or
@@ -317,7 +319,7 @@ class Loss(NamedTuple):
         fraction: fraction of the blocks, chosen at random, that are lost.
         steps: expected cost of partial recovery, in steps.
         bound: upper bound by theorem 3.2, in steps; None without evidence of linear convergence.
-        perturbation: expected L2 norm of the change, sqrt(fraction * sum_b D_b), theorem 4.2.
+        perturbation: expected L2 norm of the change, sqrt(fraction * sum_b D_b), by theorem 4.2.
     """
 
     fraction: float
@@ -332,7 +334,7 @@ class Outlook:
 
     Attributes:
         step: steps done.
-        ages: steps since the saved version of each block.
+        ages: number of steps since the saved version of each block.
         squares: squared distance of each block from its saved version, estimated from the block's speed if unknown.
         speeds: squared movement of each block per step, in its last interval.
         sizes: bytes of each block.
@@ -353,7 +355,7 @@ class Outlook:
         """Returns the current cost of losing a random fraction of the blocks.
 
         Raises:
-            ValueError: the fraction is not above 0 and at most 1.
+            ValueError: the fraction is 0 or less, or above 1.
         """
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction={fraction}: expected more than 0 and at most 1")
@@ -380,12 +382,12 @@ class Outlook:
         return float((self.speeds[chosen] * self.ages[chosen]).sum()) / moving if moving else 0.0
 
     def later(self, step: int, steps: Int[np.ndarray, "blocks"]) -> "Outlook":
-        """Returns the outlook at another step if each block is saved at the given step and keeps its speed."""
+        """Returns the outlook at `step` if each block is last saved at its step in `steps` and keeps its speed."""
         ages = _ages(step, steps)
         return dataclasses.replace(self, step=step, ages=ages, squares=self.speeds * ages**2)
 
     def profile(self, parts: int = PARTS) -> list[float]:
-        """Returns the speeds of parts of equal size, fastest first; the number of parts is independent of that of the
+        """Returns the speeds of parts of equal size, fastest first; the number of parts is independent of the number of
         blocks."""
         sizes = np.maximum(np.asarray(self.sizes, float), 1)
         order = np.argsort(-self.speeds / sizes, kind="stable")
@@ -481,7 +483,8 @@ class Watch:
             self._done = [*self._done, Intervals(kept, self._begins[kept], spans, lengths)][-KEPT:]
 
     def _convergence(self, step: int) -> Convergence | None:
-        """Fits the convergence to the movements of the fastest blocks between saves since their last restore."""
+        """Fits the convergence to the movements of the fastest blocks between saves, since these blocks were last
+        restored."""
         if not self._done:
             return None
         blocks = np.concatenate([one.blocks for one in self._done])
@@ -516,7 +519,7 @@ class Advice(NamedTuple):
         waste: fraction of time blocked by saves or spent on lost steps; 1 means that no time is left for training,
             because failures occur, or saves are due, faster than their cost can be recovered.
         steps: expected cost of a failure, in steps.
-        capped: whether a longer interval would be better, but the length of the run limits the interval.
+        capped: whether a longer interval would be better, but is ruled out by the length of the run.
     """
 
     fraction: float
@@ -556,7 +559,7 @@ def advise(
         bandwidth: bytes per second written to storage.
         failure_every: mean seconds between failures.
         lost: fraction of the state that a failure loses.
-        fraction, every: fixed values, which are otherwise chosen; a save that is due before the previous save is
+        fraction, every: fixed values (default: chosen by this function); a save that is due before the previous save is
             written waits for that save.
 
     Raises:
@@ -611,7 +614,7 @@ def _behind(outlook: Outlook, fraction: float) -> float:
 
 
 def daly_interval(save_seconds: float, failure_every: float) -> float:
-    """Returns the interval between full checkpoints with the least waste, in seconds.
+    """Returns the interval between full checkpoints that minimizes waste, in seconds.
 
     Daly, Future Generation Computer Systems 22 (2006), equation 37: for d < 2 M
 
@@ -650,14 +653,14 @@ class SaveClock:
         self._held, self._whole, self._bandwidth = (deque[float](maxlen=TIMED) for _ in range(3))
 
     def held(self, fixed: float, copying: float, *, share: float) -> None:
-        """Records for how many seconds a save of a share of the bytes blocked its caller: a fixed time, and the time
-        for copying."""
+        """Records how many seconds a save of a share of the bytes blocked its caller: a fixed time, and the time for
+        copying."""
         if share > 0:
             self._held.append(fixed)
             self._whole.append(copying / share)
 
     def written(self, seconds: float, size: int) -> None:
-        """Records that all processes have written a save of `size` bytes in the background."""
+        """Records how many seconds all processes together took to write a save of `size` bytes in the background."""
         if seconds > 0 and size > 0:
             self._bandwidth.append(size / seconds)
 

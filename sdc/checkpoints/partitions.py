@@ -49,7 +49,7 @@ class Partition:
     Attributes:
         types: type and shape of each array, by name; a scalar has one row.
         blocks: pieces of each block. Every save includes the last block.
-        moving: names of the arrays whose movement counts: the parameters.
+        moving: names of the arrays whose movement counts, that is, of the parameters.
         sizes: bytes of each block.
     """
 
@@ -65,7 +65,7 @@ class Partition:
 
     @property
     def schema(self) -> str:
-        """SHA-256 digest of the partition, which distinguishes stores."""
+        """SHA-256 digest of the partition, which distinguishes the stores of different partitions."""
         text = json.dumps([sorted(self.types.items()), self.blocks])
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -103,8 +103,8 @@ def path_name(path: Any) -> str:
 
 
 def named_leaves(state: Any) -> dict[str, jax.Array]:
-    """Returns the arrays of a state by path; raises SettingError if a leaf is no array or if two leaves have the same
-    path."""
+    """Returns the arrays of a state by path; raises SettingError if a leaf is not a JAX array, or if two leaves have
+    the same path."""
     found: dict[str, jax.Array] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         name = path_name(path)
@@ -123,13 +123,13 @@ def partition(
 
     Args:
         state: a tree of JAX arrays.
-        moving: the parameters: a path such as `params`, or a predicate on the paths of arrays (default: all
-            floating-point arrays).
+        moving: selects the parameters, by a path such as `params` or by a predicate on the paths of arrays (default:
+            all floating-point arrays).
         by: content of a block: `rows` (a number of rows of an array), `shards` (the rows that a device holds), `arrays`
-            (a whole array), `layers` (all arrays with the same parent, such as a weight and its bias) or `experts` (all
-            slices with the same index from arrays with the same parent and first axis, one of which has at least three
-            axes, such as the weights and biases of an expert, or of a layer of a stacked model; other arrays are whole
-            blocks).
+            (a whole array), `layers` (all arrays with the same parent, such as a weight and its bias) or `experts` (for
+            arrays with the same parent and first axis, at least one of which has three or more axes: all slices with
+            the same index, such as the weights and biases of an expert, or of a layer of a stacked model; every other
+            array is one block).
         rows: number of rows per block with `by="rows"` (default: enough for 64 KiB per block and at most 64 blocks per
             array).
 
@@ -281,7 +281,7 @@ def fetch(
 
 
 def shards_here(leaves: Mapping[str, jax.Array]) -> dict[Fragment, jax.Array]:
-    """Returns the data of this process's devices, each part once, from the first of several replicas."""
+    """Returns the data of this process's devices, each part once and, if it has several replicas, from the first."""
     found: dict[Fragment, jax.Array] = {}
     for name, leaf in leaves.items():
         for box, data, _ in _shards(leaf):

@@ -1,4 +1,4 @@
-"""Recovery of a state with lost parts: from the remaining parts, a running checkpoint, or a replica.
+"""Recovery of a state with lost parts, from the remaining parts and a running checkpoint or a replica.
 
 According to Qiao et al. (ICML 2019, section 4.1), a partial recovery, which restores only the lost blocks, perturbs the
 state less than a full recovery: E ||delta'||^2 = p ||delta||^2 if a uniformly random fraction p of the blocks is lost.
@@ -44,7 +44,7 @@ class Recovered(Generic[State]):
         initial: blocks that were never saved and have their initial values.
         older: blocks whose newest version is damaged, so the previous one was used.
         copied: blocks copied from replicas on other devices.
-        bytes: bytes read.
+        bytes: number of bytes read.
     """
 
     state: State
@@ -55,8 +55,8 @@ class Recovered(Generic[State]):
     bytes: int
 
     def age(self, step: int) -> int:
-        """Returns the number of steps by which the oldest block is behind; the steps of a block that was never saved
-        are counted from the start."""
+        """Returns the number of steps by which the oldest block is behind; a block that was never saved is behind by
+        all steps since the start."""
         return max([step - one for one in self.steps.values()] + [step] * bool(self.initial), default=0)
 
 
@@ -106,7 +106,9 @@ class Reader:
             if store.process in self.behind:
                 self.older.add(number)
         if steps and sum(array.nbytes for _, _, array in parts) != self.cut.sizes[number]:
-            raise StoreError(f"block {number} is incomplete: a process lacks its part; restore a full checkpoint")
+            raise StoreError(
+                f"block {number} is incomplete: the part of a process is missing; restore a full checkpoint"
+            )
         return parts, min(steps, default=None)
 
     def _newest(
@@ -123,7 +125,7 @@ class Reader:
                 if place:
                     self.older.add(number)
                     LOG.warning(
-                        "the newest version of block %d is damaged; using that of step %d", number, version.step
+                        "the newest version of block %d is damaged; using the version of step %d", number, version.step
                     )
                 return arrays, version
         raise StoreError(f"block {number} of {store.place} has no undamaged version; restore a full checkpoint")
@@ -165,7 +167,9 @@ class Reader:
         self.cut.check(leaves)
         if policy == "replica":
             if zeroed:
-                raise SettingError("zeroed", zeroed, "a replica keeps the optimizer arrays; do not give zeroed")
+                raise SettingError(
+                    "zeroed", zeroed, "recovery from a replica keeps the optimizer arrays; do not give zeroed"
+                )
             return _from_replicas(self.cut, sorted(numbers), state, leaves, devices)
         every = range(len(self.cut.blocks)) if policy == "full" else sorted(numbers)
         wanted = [number for number in every if self.cut.sizes[number]]
@@ -274,8 +278,8 @@ class RowSource(Protocol):
     """A source of rows of arrays."""
 
     def rows(self, name: str, start: int, stop: int) -> tuple[Sequence[Part], int]:
-        """Returns parts of an array that cover these rows, and their step; raises CertificateError if the source has no
-        correct rows."""
+        """Returns parts of an array that cover these rows, and their step; raises CertificateError if the source cannot
+        provide correct rows."""
 
     def __str__(self) -> str: ...
 
@@ -317,12 +321,12 @@ class Repaired(Generic[State]):
 
 @dataclasses.dataclass(frozen=True)
 class FromState:
-    """A state on the same processes that is known to be correct, such as the state of a twin or of other replicas.
+    """A state that is on the same processes and known to be correct, such as the state of a twin or of another replica.
 
     Attributes:
         state: state with the structure of the repaired state.
         step: step of the state.
-        name: name in reports.
+        name: name of the state in reports.
     """
 
     state: Any
@@ -338,7 +342,7 @@ class FromState:
 
 @dataclasses.dataclass(frozen=True)
 class FromCheckpoint:
-    """A certified checkpoint, from which only the wrong arrays are read and then compared with their digests.
+    """A certified checkpoint; only the wrong arrays are read from it, and they are then compared with their digests.
 
     Attributes:
         checkpointer: checkpointer that saved the checkpoint.
@@ -408,7 +412,7 @@ def differing(state: Any, reference: Any) -> list[Wrong]:
     first, second = named_leaves(state), named_leaves(reference)
     for name in sorted({*first, *second}):
         here, there = (
-            f"{one[name].dtype}{list(one[name].shape)}" if name in one else "nothing" for one in (first, second)
+            f"{one[name].dtype}{list(one[name].shape)}" if name in one else "absent" for one in (first, second)
         )
         if here != there:
             raise CertificateError(f"{name} is {here} in one state and {there} in the other")

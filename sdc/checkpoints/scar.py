@@ -44,7 +44,7 @@ Distance: TypeAlias = Callable[[Array, Array], Array]
 
 
 def squared_distance(new: Float[Array, "rows *rest"], old: Float[Array, "rows *rest"]) -> Float32[Array, " rows"]:
-    """Returns ||new - old||_2^2 of each row: the contribution of the row's loss to ||delta||^2 in theorem 3.2.
+    """Returns ||new - old||_2^2 for each row: what losing the row contributes to ||delta||^2 in theorem 3.2.
 
     Qiao, Aragam, Zhang, Xing: Fault Tolerance in Iterative-Convergent Machine Learning, ICML 2019, section 4.2.
     """
@@ -54,7 +54,7 @@ def squared_distance(new: Float[Array, "rows *rest"], old: Float[Array, "rows *r
 
 
 def total_variation(lengths: Float[Array, " rows"] | None = None) -> Distance:
-    """Returns the paper's distance for topic models: the total variation between the old and new distribution of each
+    """Returns the paper's distance for topic models: the total variation between the old and new distributions of each
     row, times the length of the document::
 
         length_d * 1/2 * sum_k |new_dk / sum_k new_dk - old_dk / sum_k old_dk|
@@ -87,9 +87,9 @@ class RunningCheckpoint:
         steps: step at which each block was last saved; -1 for a block that was never saved, which has its initial
             values.
         copy: the parameters in the checkpoint, by name, on the devices.
-        outlook: the cost of a loss just before the last save; the same in all processes. The outlook is None with a
-            custom distance, while the movement of some block is unknown, for a state that is not finite, and at a step
-            before that of an earlier save.
+        outlook: the cost of a loss just before the last save; the same in all processes. The outlook is None if the
+            distance is a custom one, if the movement of some block is still unknown, if the state is not finite, or if
+            the step is before that of an earlier save.
 
     Example:
         >>> import tempfile
@@ -131,13 +131,13 @@ class RunningCheckpoint:
             moving, by, rows: partition of the state (see `partition`).
             distance: measure of the movement of rows: `squared_distance`, or a custom distance.
             seed: seed of `random`.
-            again: a function that recreates the initial state, if this state is donated to the first step (default: the
-                state is kept).
+            again: a function that recreates the initial state; needed if that state is donated to the first step
+                (default: the state is kept).
 
         Raises:
             SettingError: an option is invalid.
             StoreError: the folder contains the running checkpoint of another state.
-            RecordBusy: another process is writing in the folder.
+            RecordBusy: another process is writing to the folder.
         """
         if not 0 < fraction <= 1:
             raise SettingError("fraction", fraction, "expected more than 0 and at most 1")
@@ -202,11 +202,11 @@ class RunningCheckpoint:
             raise
 
     def save(self, state: Any, step: int, *, note: Mapping[str, Any] = NOTHING) -> list[int]:
-        """Saves the blocks that are due, in the background; the state may be donated at once.
+        """Saves the blocks that are due, in the background; the state may be donated as soon as this method returns.
 
         Args:
             state: state with the structure, shapes, types and shardings of the initial state.
-            step: steps done.
+            step: number of steps done.
             note: JSON-serializable note stored with the save, such as the position of the data iterator.
 
         Returns:
@@ -271,8 +271,8 @@ class RunningCheckpoint:
         return self._clock.timings
 
     def wait(self) -> bool:
-        """Waits until the pending save is written and sealed, and returns whether this succeeded. The blocks of a save
-        that failed are saved again."""
+        """Waits until the pending save is written and sealed, and returns whether this succeeded. The blocks of a
+        failed save are saved again later."""
         writing, self._writing = self._writing, None
         if writing is None:
             return True
@@ -309,7 +309,7 @@ class RunningCheckpoint:
         by: By = "rows",
         rows: int | None = None,
     ) -> Reader:
-        """Returns a reader of a running checkpoint that this process does not write, on the mesh of `initial`."""
+        """Returns a reader, on the mesh of `initial`, of a running checkpoint that this process does not write."""
         return Reader(path_of(folder), partition(initial, moving=moving, by=by, rows=rows), lambda: initial)
 
     def distance(self, state: Any, other: Any) -> float:
@@ -389,7 +389,7 @@ class RunningCheckpoint:
 
 
 class _Looked(NamedTuple):
-    """The movement of a state's blocks, and the time to measure it."""
+    """The movement of a state's blocks, and the time that the measurement took."""
 
     moving: dict[str, jax.Array]
     step: int
@@ -442,7 +442,7 @@ def measuring(cut: Partition, leaves: Mapping[str, jax.Array], distance: Distanc
 def _measures(
     rows_of: tuple[tuple[str, bytes], ...], shardings: tuple[Any, ...], choices: int, distance: Distance
 ) -> Measure:
-    """Compiles the programs from the block of each row of each array, as 32-bit integers, and from the arrays'
+    """Compiles the programs, given the block of each row of each array (as 32-bit integers) and the arrays'
     shardings."""
     ids = {name: np.frombuffer(block, np.int32) for name, block in rows_of}
 

@@ -198,7 +198,7 @@ class Store:
         self._asked = {key: self._read(key) for key in (_key(block, one.save) for block, one in blocks)}
 
     def _read(self, key: str) -> Any:
-        """Requests a block; None if TensorStore would not return from it, as from a pipe."""
+        """Requests a block; returns None if TensorStore would never finish reading it, as for a pipe."""
         with contextlib.suppress(FileNotFoundError):
             if endless(self.place / key):
                 return None
@@ -220,7 +220,8 @@ class Store:
         return bytes(found.value)
 
     def doubt(self) -> None:
-        """Excludes the blocks that no readable manifest has from deletion, since manifests are missing or damaged."""
+        """Excludes from deletion the blocks that are in no readable manifest, since some manifests are missing or
+        damaged."""
         self._doubtful = self.keys() - _named(filter(None, map(self.known, self.saves())))
         if self._doubtful:
             LOG.warning("%s: %d blocks belong to no readable manifest, and are kept", self.place, len(self._doubtful))
@@ -251,11 +252,12 @@ def read_seal(folder: epath.Path) -> Seal | None:
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """A completed save: for each process its newest readable manifest.
+    """A completed save, given by the newest readable manifest of each process.
 
     Attributes:
         save: number of the sealed save.
-        manifests: one manifest for each process, of the sealed save unless it is missing or damaged.
+        manifests: one manifest for each process: that of the sealed save or, if it is missing or damaged, an earlier
+            one.
     """
 
     save: int
@@ -263,7 +265,7 @@ class Saved:
 
     @property
     def oldest(self) -> StoreManifest:
-        """The manifest of the earliest save, whose step and note are those of the whole."""
+        """The manifest of the earliest save, whose step and note apply to all processes."""
         return min(self.manifests, key=lambda one: one.save)
 
     @property
@@ -276,8 +278,8 @@ def last_save(folder: epath.Path) -> Saved | None:
     """Returns the save in the seal or, if the seal is missing or damaged, the newest save with manifests of all
     processes.
 
-    Returns None if no save was ever completed. Raises StoreError if files are unreadable, or missing although there are
-    blocks.
+    Returns None if no save was ever completed. Raises StoreError if files are unreadable, or are missing although
+    blocks exist.
     """
     if (seal := read_seal(folder)) is not None:
         save, processes = seal.save, seal.processes

@@ -1,8 +1,9 @@
-"""Algorithm-based fault tolerance: checksums for matrix products, also of narrow types, in forward and backward passes.
+"""Algorithm-based fault tolerance: checksums for matrix products, including those of narrow types, in forward and
+backward passes.
 
 - `transform`: checks the matrix products of a whole step.
 - `layers`: checks the matrix products of single layers.
-- `_check`: checks one product by a scheme of `schemes`, and recomputes the product if it looks wrong.
+- `_check`: checks one product with a scheme from `schemes`, and recomputes the product if it looks wrong.
 - `products`: matrix products as linear maps.
 - `fused_products`: kernels that multiply and sum rows at the same time.
 - `roundoff`: settings, roundoff of types and devices, and measured profiles of devices.

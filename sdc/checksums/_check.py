@@ -26,7 +26,7 @@ class WrongElements(NamedTuple):
     """The first wrong elements of a product; rows beyond `found` are zero.
 
     Attributes:
-        found: number of wrong elements, each in a flagged row and a flagged column, except those that recomputation
+        found: number of wrong elements: those in a flagged row and a flagged column, except elements that recomputation
             reproduced; for complex products, real and imaginary parts count separately.
         element: flat index in the product, row-major.
         error: difference from the recomputed element; 0 if recomputation gave the same value.
@@ -44,7 +44,7 @@ class Flags(NamedTuple):
         checked: number of rows that were checked.
         examined: number of rows that the first tier passed on to the second tier or to recomputation.
         flagged: number of rows that the scheme flags as wrong, except rows whose recomputation is identical and whose
-            error is no larger than the loss of long sums.
+            error is no larger than what long sums can lose.
         confirmed: number of flagged rows whose recomputation is correct, so the error is in the hardware, not in the
             bound. Rows that are flagged but not confirmed are wrong in the recomputation too; only another device can
             show whether the cause is a permanent fault or a false alarm.
@@ -121,7 +121,7 @@ def merge_flags(total: Flags, new: Flags) -> Flags:
 
 
 def _mapped(product: Product, settings: Settings, axes: int) -> Any:
-    """Returns the check, with separate flags for each index of `axes` leading axes of the product.
+    """Returns the check, with separate flags for each index of the first `axes` axes of the product.
 
     Under `vmap`, a branch would become a select between two computed values, so the recomputation would always run.
     `vmap` therefore adds an axis to the product instead.
@@ -251,7 +251,8 @@ def rounded_off(product: Product, b: Any, full: Float[Array, "*c"], rounded: Sha
 
 
 def _wrong_columns(product: Product, settings: Settings, given: Operands) -> Bool[Array, "*#c"]:
-    """Returns the columns that the first tier flags, in the axes of the product, or all columns if it flags none.
+    """Returns the columns that the first tier flags, or all columns if it flags none; the result has the axes of the
+    product.
 
     If terms cancel, the first tier flags too many columns.
     """
@@ -268,10 +269,10 @@ def _wrong_columns(product: Product, settings: Settings, given: Operands) -> Boo
 def _wrong_elements(
     wrong: Bool[Array, "*c"], recomputed: Shaped[Array, "*c"], c: Shaped[Array, "*c"], axes: int
 ) -> WrongElements:
-    """Returns the first wrong elements, for each index of the leading `axes`."""
+    """Returns the first wrong elements, for each index of the first `axes` axes."""
     if c.size >= LARGEST:
         raise ValueError(
-            f"a product of {c.size:,} elements on one device is too large to locate wrong elements (expected fewer "
+            f"a product of {c.size:,} elements on one device is too large for locating wrong elements (expected fewer "
             f"than {LARGEST:,}); choose mode='detect', or shard the product"
         )
 
@@ -292,5 +293,5 @@ def _wrong_elements(
 
 
 def _count(axes: int, *rows: Bool[Array, "*rows"]) -> UInt32[Array, "counts *kept"]:
-    """Counts rows of several kinds, for each index of the leading `axes`."""
+    """Counts rows of several kinds, for each index of the first `axes` axes."""
     return jnp.sum(jnp.stack(rows), axis=tuple(range(axes + 1, rows[0].ndim + 1)), dtype=jnp.uint32)

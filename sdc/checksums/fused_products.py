@@ -31,7 +31,7 @@ ROWS, COLUMNS, TERMS = 128, 128, 64  # tile of the product, and terms per iterat
 
 
 def triton_fits(product: Dot, a: Any, b: Any) -> bool:
-    """Returns whether the kernel can compute this product, which must be rows times a matrix, in whole tiles, in
+    """Returns whether the kernel can compute this product in whole tiles; it must be a product of rows and a matrix in
     bfloat16 or float16."""
     (a_contracted, b_contracted), batch = product.dimensions
     if tuple(map(tuple, batch)) != ((), ()) or tuple(a_contracted) != (a.ndim - 1,) or tuple(b_contracted) != (0,):
@@ -43,8 +43,8 @@ def triton_fits(product: Dot, a: Any, b: Any) -> bool:
 
 
 def multiply(product: Product, settings: Settings, a: Any, b: Any) -> Operands:
-    """Computes a product, using the fused kernel if the kernel is enabled and fits; returns the product with the
-    factors that were multiplied.
+    """Computes a product, using the fused kernel if the kernel is enabled and fits; returns the product together with
+    the factors that were multiplied.
 
     XLA may compute an input twice, once for each fusion that uses it, and omit a rounding to bfloat16 in one of them.
     The barriers ensure that the values that are checked, multiplied and used by the step are the same.
@@ -133,8 +133,8 @@ class _Tiles(NamedTuple):
 
 
 def tpu_fits(product: Dot, a: Any, b: Any) -> bool:
-    """Returns whether the kernel can compute this product, whose factors must be unsharded bfloat16 matrices with any
-    order of axes, in whole tiles."""
+    """Returns whether the kernel can compute this product in whole tiles; its factors must be unsharded bfloat16
+    matrices, with axes in any order."""
     return (device := compiled_for()).kind in TPU_KINDS and device.whole and _tiles(product, a, b) is not None
 
 

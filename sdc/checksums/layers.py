@@ -118,7 +118,7 @@ def dot_general(
 def checksum(
     rhs: Shaped[Array, "*rhs"], dimension_numbers: Dimensions, *, scheme: SchemeName = "two-tier"
 ) -> Float[Array, "*folded"]:
-    """Computes the checksum of a second factor, which can be used in many products with this factor."""
+    """Computes the checksum of a second factor, for use in many products with that factor."""
     (lhs_contracted, _), (lhs_batch, _) = dimension_numbers
     product = Dot(dimension_numbers, (len(lhs_contracted) + len(lhs_batch), rhs.ndim))
     check_choice("scheme", scheme, get_args(SchemeName))

@@ -2,8 +2,8 @@
 
 Let `C = A B`, where A is m×k and B is k×n, and let w be a vector of n weights. Then `C w = A (B w)`, so the weighted
 sum of a *row* of C also follows from A and the *checksum* `B w`, at the cost of two matrix-vector products. Batches,
-several contracted axes and convolutions work the same way; a row is then the set of elements that one sum over all
-columns includes. Columns may be split into blocks with separate sums, which form the last axis of the results in this
+several contracted axes and convolutions work the same way; a row is then the set of elements that enter one sum over
+all columns. Columns may be split into blocks with separate sums, which form the last axis of the results in this
 module.
 """
 
@@ -30,7 +30,7 @@ Sums: TypeAlias = Float[Array, "*rows blocks"]
 
 
 class Powers(NamedTuple):
-    """Powers of two by which factors are scaled, in the axes of each factor, and for each row of the product."""
+    """Powers of two by which factors are scaled: for each factor, with its axes, and for each row of the product."""
 
     a: Float[Array, "*#a"]  # powers for the first factor
     b: Float[Array, "*#b"]  # powers for the second factor
@@ -39,7 +39,8 @@ class Powers(NamedTuple):
 
 
 def _power(x: Float[Array, "*shape"], axes: Sequence[int]) -> Float[Array, "*#shape"]:
-    """Returns powers of two that scale the largest finite numbers over `axes` below 1, with these axes of size one."""
+    """Returns powers of two that scale the largest finite numbers over `axes` to below 1; in the result, these axes
+    have size one."""
     info = jnp.finfo(x.dtype)
     largest = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), axis=tuple(axes), keepdims=True)
     bits, most = as_bits(largest), 2 * int(info.maxexp) - 3
@@ -50,7 +51,7 @@ def _power(x: Float[Array, "*shape"], axes: Sequence[int]) -> Float[Array, "*#sh
 
 
 def _marked(x: Shaped[Array, "*shape"]) -> Float32[Array, "*shape"]:
-    """Returns 1 for each finite number, and NaN for each other number."""
+    """Returns 1 for each finite number, and NaN for every other number."""
     return jnp.where(jnp.isfinite(x), jnp.float32(1), jnp.float32(jnp.nan))
 
 
@@ -84,7 +85,7 @@ def _sum_blocks(x: Shaped[Array, "*rest n"], weights: Weights, blocks: int, care
 
 
 class Product(abc.ABC):
-    """A product of two arrays that is linear in each, with the sums that a check needs.
+    """A product of two arrays that is linear in each of them, with the sums that a check needs.
 
     Methods take both factors, or arrays of the same shapes, and the result as `c`.
     """
@@ -124,15 +125,15 @@ class Product(abc.ABC):
 
     @abc.abstractmethod
     def rank(self, a: Any, b: Any) -> int:
-        """Returns the number of axes of the rows."""
+        """Returns the number of axes that index the rows."""
 
     def spread(self, rows: Shaped[Array, "*rows"], c: Any) -> Shaped[Array, "*#c"]:
         """Reshapes one value per row so that it broadcasts to the product."""
         return rows.reshape(*rows.shape, *[1] * (c.ndim - rows.ndim))
 
     def powers(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Powers:
-        """Returns powers of two that scale both factors below 1, by row if the product allows it; this base class
-        returns one power per factor."""
+        """Returns powers of two that scale both factors to below 1, separately for each row if the product allows it;
+        this base class returns one power per factor."""
         by_a, by_b = (_power(x, range(x.ndim)) for x in (a, b))
         return Powers(by_a, by_b, (by_a.reshape(()), by_b.reshape(())))
 
@@ -223,7 +224,7 @@ class Dot(Product):
         return _sum_blocks(c.reshape(*c.shape[:rows], weights.size), weights, blocks, careful)
 
     def _rows(self, x: Shaped[Array, "*left"], side: int) -> Shaped[Array, "*rows"]:
-        """Transposes a factor without its contracted axes so that the batch axes come first."""
+        """Transposes a factor, from which the contracted axes were removed, so that the batch axes come first."""
         contracted, batch = (axes[side] for axes in self.dimensions)
         left = [axis for axis in range(self.axes[side]) if axis not in contracted]
         return x.transpose([left.index(axis) for axis in (*batch, *self._free(side))])

@@ -82,8 +82,8 @@ class Rounding:
     """The rounding of a device's multiplications and additions.
 
     Attributes:
-        kappa: constant of truncated sums, whose rounding errors grow as `k / kappa`: infinite if sums round to nearest,
-            and about 16 for tensor cores, which truncate.
+        kappa: constant of truncated sums, whose rounding errors grow as `k / kappa`: infinite if sums are rounded to
+            nearest, and about 16 for tensor cores, which truncate.
         inputs: largest relative error of rounding float32 inputs before they are multiplied: 0 if products are exact,
             2^-11 for TF32, and 2^-8 if inputs are rounded to bfloat16.
     """
@@ -120,7 +120,7 @@ class Units:
 
     @classmethod
     def of(cls, a: Any, b: Any, c: Any, rounding: Rounding, *, exact: bool = False) -> Units:
-        """Returns the units of a product of arrays of these types."""
+        """Returns these errors for a product of arrays of the given types."""
         work = work_type(a, b, c)
         wide = max(a, b, key=lambda dtype: jnp.finfo(dtype).nmant)
         inputs = 0.0 if exact or unit(wide) >= rounding.inputs else rounding.inputs
@@ -134,14 +134,14 @@ class Units:
         )
 
     def relative(self, depth: int, width: int) -> float:
-        """Returns lambda, the relative error of a row's check: `u (2.25 sqrt(k + n) + k / kappa)`, plus that of
-        inputs."""
+        """Returns lambda, the relative error of a row's check: `u (2.25 sqrt(k + n) + k / kappa)`, plus the error of
+        rounding the inputs."""
         return self.sum * (SPREAD * math.sqrt(depth + width) + depth / self.kappa) + SIGMAS * self.inputs
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Settings of the check of matrix products.
+    """Settings for checking matrix products.
 
     Attributes:
         mode: `detect` flags rows, `locate` also locates wrong elements, and `correct` also replaces wrong rows.
@@ -179,7 +179,8 @@ def check_choice(setting: str, given: str, choices: tuple[str, ...]) -> None:
 
 
 class Profile(Header, tag="jax-sdc abft profile"):
-    """Profile of one kind of device for checking products: the file that `sdc abft calibrate` writes.
+    """Profile of one kind of device, which determines how products are checked on it; `sdc abft calibrate` writes it to
+    a file.
 
     Attributes:
         rounding: rounding of the device.
@@ -202,7 +203,7 @@ class Profile(Header, tag="jax-sdc abft profile"):
 
     @classmethod
     def given(cls, profile: Profile | None) -> Profile:
-        """Returns the caller's profile, or the assumed profile for None."""
+        """Returns the caller's profile, or the assumed profile if the caller gives None."""
         if profile is None:
             return cls.assumed()
         if not isinstance(profile, Profile):

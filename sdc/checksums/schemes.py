@@ -9,7 +9,7 @@ A scheme assigns each row its *margin* |r| / bound; a row is suspicious unless i
 bounds and NaN sums make a row suspicious. A scheme of two tiers checks suspicious rows again, at a higher cost.
 
 =============  =====================================================================================================
-`two-tier`     the default. If rounding errors have random signs, lambda = u (2.25 sqrt(k + n) + k / kappa). In the
+`two-tier`     the default. Assumes random signs of rounding errors: lambda = u (2.25 sqrt(k + n) + k / kappa). In the
                first tier, bound = lambda (|C_i|_2 + |cs|). If terms cancel, C_i is far smaller than the rounded
                terms, so the second tier uses q_i = sqrt(sum_k A_ik^2 sum_j B_kj^2) for |C_i|_2 if q_i is larger
 `blocks`       `two-tier` for blocks of 128 columns each: detects smaller errors, at a higher cost
@@ -67,7 +67,7 @@ class Operands(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """The expected row sums of a product, from its factors alone."""
+    """The expected row sums of a product, computed from its factors alone."""
 
     sums: Float[Array, "*rows blocks"]  # cs of each block of each row
     bound: Float[Array, "*#rows #blocks"]  # the part of the bound that does not depend on the product
@@ -128,7 +128,7 @@ class Scheme(abc.ABC):
         return 1.0
 
     def should_be(self, given: Operands, *, careful: bool = False) -> Sums:
-        """Computes the sums cs that the rows should have; if `careful`, adds in parts."""
+        """Computes the sums cs that the rows should have; if `careful`, adds the terms in parts."""
         folded = given.checksum
         if folded is None:
             folded = fold(self.name, self.product, given.b, careful=careful)
@@ -138,8 +138,8 @@ class Scheme(abc.ABC):
         return self.product.apply(given.a, folded, careful=careful)
 
     def residual(self, given: Operands, expected: Expected) -> Sums:
-        """Computes r, the difference between the sums of the rows and the expected sums; a second tier adds in
-        parts."""
+        """Computes r, the difference between the sums of the rows and the expected sums; in a second tier, the terms
+        are added in parts."""
         if given.totals is None:
             weights = weights_of(self.name, self.width, given.c.dtype)
             found = self.product.total(given.c, weights, self.blocks, careful=expected.second is not None)
@@ -216,7 +216,7 @@ class Probabilistic(Scheme):
 
 
 class Deterministic(Scheme):
-    """The scheme `deterministic`: componentwise bounds that no rounding can exceed."""
+    """The scheme `deterministic`: componentwise bounds that no rounding errors can exceed."""
 
     @property
     def _gamma(self) -> float:
@@ -250,7 +250,7 @@ class Paper(Scheme):
     def expect(self, given: Operands, tier: int) -> Expected:
         sums = self.should_be(given)
         bound = self.depth * self.epsilon * self.product.norms(given.a, given.b)
-        # A product of zeros has the bound 0, by which nothing must be divided.
+        # A product of zeros has the bound 0, by which nothing may be divided.
         bound = jnp.where(bound == 0, float(jnp.finfo(bound.dtype).tiny), bound)
         return Expected(sums, bound[..., None])
 

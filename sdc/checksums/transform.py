@@ -40,8 +40,8 @@ def abft(
         where: selects the products; by default, all matrix products and convolutions, including ragged and sparse ones.
         mode: `"detect"` flags rows, `"locate"` also locates wrong elements, and `"correct"` also replaces wrong rows.
         output: `"float32 accumulator"` makes products of narrow types return their sums unrounded, checks these sums,
-            and then rounds them; errors near the roundoff of float32 are thus detected. `"as is"` does not change the
-            products; in bfloat16, errors above 0.4 to 0.9 times a row's root mean square are detected.
+            and then rounds them; even errors near the roundoff of float32 are thus detected. `"as is"` does not change
+            the products; in bfloat16, only errors above 0.4 to 0.9 times a row's root mean square are then detected.
         scheme: see `schemes`.
         profile: measured profile of the device; by default, the profile assumed for the platform.
 
@@ -272,7 +272,7 @@ def coverage(flags: program.Reports) -> float:
 
     Returns:
         A number from 0 to 1. Products that `where` excludes do not count; rows with non-finite factors count as
-        unchecked. The result is 0 if the number of operations of a skipped product is unknown, as in a call of foreign
+        unchecked. The result is 0 if the number of operations of a skipped product is unknown, as in a call to foreign
         code.
 
     Raises:
@@ -294,7 +294,7 @@ def coverage(flags: program.Reports) -> float:
     whole = sum(work.values()) + left
 
     def judged(flag: Any) -> float:
-        """Returns the share of a product's rows with finite factors, or 1 for a product that did not run."""
+        """Returns the share of a product's rows whose factors are finite, or 1 for a product that did not run."""
         if isinstance(flag.checked, jax.ShapeDtypeStruct):  # from `jax.eval_shape`
             return 1.0
         checked, nonfinite = (float(np.sum(np.asarray(x), dtype=np.float64)) for x in (flag.checked, flag.nonfinite))

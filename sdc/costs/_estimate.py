@@ -1,4 +1,5 @@
-"""Estimates of the cost of a step with any tool on other chips, based on the program that their compiler generates."""
+"""Estimates of the cost of a step on other chips, with any of the tools, based on the program that the compiler of
+these chips generates."""
 
 import contextlib
 import re
@@ -193,7 +194,7 @@ def _donated(args: Sequence[Any], kwargs: Mapping[str, Any], donate: Sequence[in
         return []
     if sum(counts) != inputs or not all(0 <= number < len(args) for number in donate):
         raise SettingError(
-            "donate", list(donate), f"expected positions among {len(args)} arguments that contain only arrays"
+            "donate", list(donate), f"expected positions below {len(args)}, and arguments that contain only arrays"
         )
     return [sum(counts[:number]) + leaf for number in donate for leaf in range(counts[number])]
 
@@ -222,7 +223,8 @@ def _mesh_of(tree: Any) -> Mesh | None:
 
 @contextlib.contextmanager
 def _on_mesh(tree: Any) -> Iterator[None]:
-    """Sets the arguments' mesh for tracing if this mesh has explicit axes, as programs that set their mesh once do."""
+    """Sets the mesh of the arguments during tracing if that mesh has explicit axes, like programs that set their mesh
+    once."""
     mesh = _mesh_of(tree)
     if mesh is None or AxisType.Explicit not in mesh.axis_types:
         yield

@@ -7,10 +7,11 @@ for the compiler's own product. A collective is charged for the time to send its
 not modeled. The sum is meant for comparing programs for the same chips; it does not predict a time.
 
 The compiler's estimate of a matrix product exceeds the number of the product's instructions (1.1 to 1.5 times on a
-v5p). For a kernel, only the instructions are known, so checking the products would seem to speed up a step. A kernel
-that computes a product is therefore charged with the compiler's estimate of its own product of the same factors,
-multiplied by the ratio of the kernel's instructions to those of that product. Both the estimate and the instructions of
-the compiler's product come from a separate process, in which the compiler dumps all instructions.
+v5p). For a kernel, only the instructions are known; if these alone were charged, replacing the compiler's products with
+checked kernels would seem to speed up a step. A kernel that computes a product is therefore charged with the compiler's
+estimate for the compiler's own product of the same factors, multiplied by the ratio of the kernel's instructions to
+those of that product. Both the estimate and the instructions of the compiler's product come from a separate process, in
+which the compiler dumps all instructions.
 """
 
 import collections
@@ -49,8 +50,8 @@ class Plain(NamedTuple):
     instructions: int  # number of instructions that the compiler generates for the product
 
     def charged(self, instructions: int) -> int:
-        """Returns the cycles charged for a kernel with this number of instructions, but at least the cycles of the
-        product."""
+        """Returns the cycles charged for a kernel with this number of instructions, which are at least the cycles of
+        the product."""
         return round(self.estimate * max(1.0, instructions / self.instructions))
 
 
@@ -94,7 +95,7 @@ def cycles_of(
 
 
 def estimated(one: Instruction) -> int:
-    """Returns the compiler's estimate of an operation's cycles, or 0."""
+    """Returns the compiler's estimate of an operation's cycles, or 0 if there is none."""
     found = _CYCLES.search(one.line)
     return int(found[1]) if found else 0
 
@@ -135,8 +136,8 @@ def _plain(target: str, forms: Sequence[Form]) -> Mapping[Form, Plain]:
 
 
 def write_products(result: str, target: str, forms: str) -> None:
-    """Writes estimates and instructions of the compiler's own matrix products as JSON, in the process that `_plain`
-    starts.
+    """Writes the estimates and numbers of instructions of the compiler's own matrix products as JSON, in the process
+    that `_plain` starts.
 
     In this process, the compiler dumps all instructions.
     """

@@ -3,9 +3,9 @@
 Compilers print programs as XLA's high-level operations, one instruction per line.
 
 For each collective, the parser determines the mesh axes, the bytes, and whether the collective crosses hosts or slices.
-The compiler's cost model omits collectives. Here, a collective is charged for the bytes that a ring sends at a stated
-bandwidth, with n devices per group and s bytes of the largest array that a device holds (Patarasu and Yuan, *Bandwidth
-optimal all-reduce algorithms*, 2009, section 3): 2 (n - 1) / n * s for an all-reduce, (n - 1) / n * s for an
+The compiler's cost model omits collectives. Here, a collective is charged for the bytes that a ring sends, at a stated
+bandwidth. For groups of n devices, and a largest array of s bytes on each device, these are (Patarasu and Yuan,
+*Bandwidth optimal all-reduce algorithms*, 2009, section 3) 2 (n - 1) / n * s for an all-reduce, (n - 1) / n * s for an
 all-gather, a reduce-scatter and an all-to-all, and s for a permutation. A stated latency is added for each collective.
 
 For GPUs, whose compiler estimates no cycles, a roofline is computed from the traffic: the kernels of a program, and the
@@ -86,9 +86,9 @@ class Module:
     def way(self, name: str | None = None, times: int = 1) -> Iterator[tuple[Instruction, int]]:
         """Yields the instructions on the path of a step without mismatches, each with the number of times that it runs.
 
-        A loop runs as often as the compiler states, or once if the compiler states nothing. This library's own
-        conditionals take the first branch, which is the false branch of `lax.cond`; conditionals of the step take the
-        branch that produces the most bytes. Instructions inside a fusion are omitted.
+        A loop is assumed to run as often as the compiler states, or once if the compiler states nothing. This library's
+        own conditionals take the first branch, which is the false branch of `lax.cond`; conditionals of the step take
+        the branch that produces the most bytes. Instructions inside a fusion are omitted.
         """
         for one in self.computations[self.entry if name is None else name]:
             yield one, times
@@ -166,7 +166,9 @@ def parse_module(text: str) -> Module:
         elif found := _instruction(line):
             current.append(found)
     if not entry:
-        raise ValueError("the compiler's text has no entry; this version of the compiler uses another format")
+        raise ValueError(
+            "the compiler's text has no ENTRY computation; this version of the compiler uses another format"
+        )
     return Module(computations, entry)
 
 
@@ -213,8 +215,8 @@ def _named(line: str, key: str) -> str:
 
 
 def groups_of(line: str) -> tuple[tuple[int, ...], ...]:
-    """Returns groups of communicating devices, by position in the device assignment; no groups means that all devices
-    form one group."""
+    """Returns groups of communicating devices, by position in the device assignment; an empty result means that all
+    devices form one group."""
     match = _GROUPS.search(line)
     if match is None:
         return ()

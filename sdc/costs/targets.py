@@ -45,7 +45,7 @@ class Chip:
         clock: cycles per second.
         link: bytes per second that a device sends to the next device along one axis of its slice, or to the other GPUs
             of its host.
-        network: bytes per second of a device's share in the data-center network.
+        network: a device's share of the bandwidth of the data-center network, in bytes per second.
         latency: minimum duration of a collective in seconds: within a slice or host, and over the network.
         host: number of chips of a host along each dimension.
         cores: `megacore` if one device consists of both cores of a chip.
@@ -163,11 +163,12 @@ _folder: Path | None = None  # folder into which the compiler dumps the instruct
 
 
 def prepare_compilers(schedules: Path | None = None, kernel: str | None = Tags.KERNEL) -> None:
-    """Sets the environment that compilers read when they are loaded. Call this function before JAX starts a device.
+    """Sets the environment variables that compilers read when they are loaded. Call this function before JAX starts a
+    device.
 
     Args:
-        schedules: a folder into which the TPU's compiler dumps the instructions of Pallas kernels, for which kernels
-            are charged. The default is a temporary folder, which is removed when the process ends.
+        schedules: a folder into which the TPU's compiler dumps the instructions of Pallas kernels, from which the cost
+            of kernels is computed. The default is a temporary folder, which is removed when the process ends.
         kernel: name of the kernels to dump; by default, the name of this library's kernels. With None, all kernels are
             dumped, and compilation takes up to twice as long.
     """
@@ -205,7 +206,8 @@ def forget_schedules() -> None:
 
 
 def schedules() -> Mapping[str, int]:
-    """Returns the cycles of each kernel and fusion in the last program, or nothing without `prepare_compilers`."""
+    """Returns the cycles of each kernel and fusion in the last program, or an empty mapping if `prepare_compilers` was
+    not called."""
     return {} if _folder is None else read_schedules(_folder)
 
 

@@ -2,7 +2,7 @@
 
 - `kinds`: how a fault changes an element.
 - `fault`: a fault (kind, pattern of elements that are corrupted together, place, rate and time), and its text form.
-- `_inject`: a step that faults corrupt at random at given rates, and the ground truth of their changes.
+- `_inject`: a step in which faults corrupt values at random, at given rates, and the ground truth of these changes.
 - `_strike`: one fault at one place, as data.
 """
 

@@ -28,7 +28,7 @@ DENSE = 1 / 16
 
 @program.aside
 class Moment(NamedTuple):
-    """The number of an injected step, and the PRNG key of its faults.
+    """The number of a step, and the PRNG key from which its faults are drawn.
 
     Attributes:
         key: PRNG key of the run. The same key, step, site, iteration and device give the same faults, regardless of
@@ -71,7 +71,7 @@ class Events(NamedTuple):
 
 
 def corruptible(x: Any) -> bool:
-    """Returns whether faults can corrupt an array: whether it holds real numbers (no booleans) of at least 8 bits."""
+    """Returns whether faults can corrupt an array: whether it holds real numbers (not booleans) of at least 8 bits."""
     real = jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)
     return real and jax.dtypes.itemsize_bits(x.dtype) >= 8
 
@@ -98,7 +98,7 @@ def _words(bits: UInt[Array, "*n"]) -> UInt32[Array, "*n 2"]:
 def inject(
     step: Callable[..., Any], faults: Sequence[Fault | str], *, record: int = 0
 ) -> Callable[..., tuple[Any, program.Reports]]:
-    """Transforms a step so that faults corrupt its values, which simulates faulty hardware.
+    """Transforms a step so that faults corrupt its values, to simulate faulty hardware.
 
     At low rates, the cost grows with the number of hits, not with the size of the tensors: the distances between hits
     are drawn from their geometric distribution, so a hit starts at each element independently, at exactly the given
@@ -106,9 +106,9 @@ def inject(
 
     Args:
         step: any function that JAX can trace.
-        faults: faults, or their texts (`parse_fault`); faults that strike the same element are applied in order. A
-            fault strikes all sites with real numbers that its selector chooses (operations, collectives, arguments of
-            the step, probes), or the probes that it names.
+        faults: faults, or their text forms (see `parse_fault`); faults that strike the same element are applied in
+            order. A fault strikes all sites with real numbers that its selector chooses (operations, collectives,
+            arguments of the step, probes), or the probes that it names.
         record: number of changed elements to list for each site.
 
     Returns:
@@ -205,8 +205,8 @@ class Draw(NamedTuple):
         return not isinstance(self.fault.pattern, Whole) and self.fault.largest_rate() <= DENSE
 
     def found(self) -> Bool[Array, "*#size"]:
-        """Returns whether the fault strikes the array or, for a dense fault at the same cost, which elements it
-        strikes."""
+        """Returns whether the fault strikes the array or, for a dense fault, which elements it strikes, since this
+        costs no more."""
         if isinstance(self.fault.pattern, Whole):  # a hit anywhere strikes all elements: 1 - (1 - rate)^size
             any_start = -jnp.expm1(self.like.size * jnp.log1p(-jnp.minimum(self.rate, 1 - 2.0**-24)))
             return (jax.random.uniform(self.keys[0]) < any_start) & (self.rate > 0)
@@ -225,7 +225,8 @@ class Draw(NamedTuple):
         return jnp.where(mask, self._after(bits.reshape(-1)).reshape(bits.shape), bits)
 
     def at(self, bits: UInt[Array, "*shape"]) -> tuple[UInt[Array, "*shape"], Int32[Array, "_"]]:
-        """Returns the bits after the fault, and the index of each struck element once; unused indices are out of range.
+        """Returns the bits after the fault, and the index of each struck element, listed once; unused indices are out
+        of range.
 
         If patterns overlap, the first pattern determines the value of an element; in hardware, the order of two writes
         to one place would be arbitrary as well.
@@ -343,7 +344,8 @@ class _Inject:
         here: Sequence[Bool[ArrayLike, ""]],
         numbers: tuple[int, ...],
     ) -> tuple[program.Values, Events]:
-        """Applies the faults `numbers` to the outputs of a site if `here` enables them in this iteration."""
+        """Applies the faults with these numbers to the outputs of a site, as far as `here` enables them in this
+        iteration."""
         after, events = [], []
         # Every site, iteration and device has its own key. Axes of size one are ignored, so that draws do not depend
         # on which of these axes are mapped.

@@ -1,6 +1,6 @@
 """Monitors temperature, power, clocks and errors of the devices during a burn-in, using all available sources.
 
-The driver of a failing device may raise an exception or block, and neither must affect a burn-in. Each source is
+The driver of a failing device may raise an exception or block, but neither may affect the burn-in. Each source is
 therefore read by its own daemon thread, for which the burn-in waits at most a few seconds.
 """
 
@@ -63,8 +63,8 @@ class Monitor:
             watch.join(max(0.0, until - time.monotonic()))
             if watch.is_alive() and not watch.given_up:
                 watch.give_up(
-                    f"{watch.name} did not respond within {self._patience:g} s at the end, so its last reading is used "
-                    "instead",
+                    f"{watch.name} did not respond within {self._patience:g} s after the burn-in, so its last reading "
+                    "is used",
                     keep=True,
                 )
 
@@ -73,7 +73,7 @@ class Monitor:
         return [self._course(index) for index in range(self._devices)]
 
     def notes(self) -> list[str]:
-        """Returns notes on sources that are unavailable or stopped reporting, with the reasons."""
+        """Returns notes on sources that are unavailable or have stopped reporting, with the reasons."""
         return [note for watch in self._watches for note in list(watch.notes)]
 
     def _course(self, index: int) -> Course | None:

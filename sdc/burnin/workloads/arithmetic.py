@@ -1,10 +1,10 @@
 """Arithmetic workloads: matrix products, attention, functions, exact and rounded reductions, and orderings.
 
 Matrix products have square, odd-sized and thin shapes. Their float32 sums are compared between devices, and checksums
-check the products as well. Attention is two matrix products with a softmax between them, as in models. Functions use
-hardware units and compiler libraries that matrix products do not use. Exact reductions add integers whose sums can be
-represented exactly by floating-point numbers. The host computes exact reductions and orderings (sorting, selecting,
-gathering, scattering) bit for bit.
+check the products as well. Attention consists of two matrix products with a softmax between them, as in models.
+Functions use hardware units and compiler libraries that matrix products do not use. Exact reductions add integers whose
+sums can be represented exactly by floating-point numbers. For exact reductions and orderings (sorting, selecting,
+gathering, scattering), the host computes the correct bits.
 """
 
 import dataclasses

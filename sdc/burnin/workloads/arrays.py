@@ -1,7 +1,7 @@
 """Data that provoke faults, generated from a seed and a shape, with the same bits on every host.
 
 All data come from the counter-based generator Philox, whose stream NumPy guarantees, and from operations whose rounding
-IEEE 754 specifies, in a fixed order. Function libraries and matrix products are not used, because their results differ
+IEEE 754 specifies, in a fixed order. Neither math libraries nor matrix products are used, because their results differ
 between processors.
 
 The treatment of subnormal numbers depends on the platform: XLA makes CPUs and TPUs flush subnormal inputs and results
@@ -66,7 +66,8 @@ def alternating(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarr
 
 
 def activations(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
-    """Returns outputs of a fixed small network, row by row: gated units (SwiGLU), then attention weights (softmax)."""
+    """Returns outputs of a small fixed network: for each row, gated units (SwiGLU) and then attention weights
+    (softmax)."""
     h = normal((TOKENS, WIDTH), "float64", seed)
     up, gate, keys = normal((3, WIDTH, HIDDEN), "float64", seed + 1)
     gates = _product(h, gate)

@@ -1,9 +1,10 @@
-"""Data movement: memory patterns, copies, and collectives over the local devices. The host knows the correct bits.
+"""Data movement: memory patterns, copies, and collectives over the local devices. The host can compute the correct bits
+of all results.
 
-The device generates a pattern word by word from the index, and a separate program digests the buffer, so the words must
-pass through memory. To test retention, a workload waits between the two programs. Copies go from the host to a device
-and back, or from a device to the other devices and back, and are compared on the host. Collectives use numbers whose
-sums are exact.
+The device generates each word of a pattern from the word's index, and a separate program digests the buffer, so the
+words must pass through memory. To test retention, a workload waits between the two programs. Copies go from the host to
+a device and back, or from a device to the other devices and back, and are compared on the host. Collectives use numbers
+whose sums are exact.
 """
 
 import dataclasses
@@ -21,8 +22,8 @@ from .workload import AXIS, Bench, BurninWorkload, FamilyRequest
 
 
 def _walking(at: Any, word: Callable[[int], Any]) -> Any:
-    """Returns words with one bit set, one position higher in each word; each group of 32 words starts one bit
-    higher."""
+    """Returns words in which a single bit is set, one position higher in each word than in the word before; each group
+    of 32 words starts one position higher than the group before."""
     return word(1) << ((at + at // word(32)) % word(32))
 
 
@@ -158,7 +159,7 @@ class Exchange(BurninWorkload):
     collective: str
 
     def inputs(self) -> tuple[Shaped[np.ndarray, "n n m"], Shaped[np.ndarray, "n n m"]]:
-        """Returns 32-bit integers, whose sums wrap, and multiples of 1/256, whose sums in float32 are exact."""
+        """Returns 32-bit integers, whose sums wrap around, and multiples of 1/256, whose sums in float32 are exact."""
         count, width = self.sizes
         words = random_words((2, count, count, width), self.seed)
         real = (words[1] >> np.uint32(18)).astype(np.float32) / np.float32(256) - np.float32(32)

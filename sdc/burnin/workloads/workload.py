@@ -72,7 +72,7 @@ class BurninWorkload:
         if self.multi and (self.way or self.on_host or self.checked):
             raise SettingError("multi", self.multi, "cannot be combined with way, on_host or checked; leave these out")
         if not self.alike and not self.exact:
-            raise SettingError("alike", self.alike, "outputs that differ between devices need a reference; define it")
+            raise SettingError("alike", self.alike, "outputs that differ between devices need a reference; define one")
 
     def inputs(self) -> tuple[Any, ...]:
         """Returns the arguments as NumPy arrays, which are the same in each call and on every host."""
@@ -87,8 +87,7 @@ class BurninWorkload:
         raise NotImplementedError
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the correct outputs, computed by the host bit for bit; if `multi`, the outputs of all devices
-        together."""
+        """Computes the correct outputs on the host, bit for bit; if `multi`, the outputs of all devices together."""
         raise NotImplementedError
 
     def drive(self, bench: Bench) -> Any:
@@ -102,7 +101,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """Sizes of the workloads, and their load over time."""
+    """Sizes of the workloads, and how the load varies over time."""
 
     name: str
     side: int  # rows of a square matrix product; the other shapes follow from it
@@ -192,8 +191,8 @@ def workloads(
     only: Sequence[str] | None = None,
     seed: int = 0,
 ) -> list[BurninWorkload]:
-    """Returns the workloads of a level, of some or all families; collectives and copies between devices need two
-    devices."""
+    """Returns the workloads of a level, from some or all families; collectives and copies between devices require at
+    least two devices."""
     if not devices:
         raise SettingError("devices", None, "expected at least one device")
     for setting, given, known in (("dtypes", dtypes, get_args(DataType)), ("only", only or (), families())):

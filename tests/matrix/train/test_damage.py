@@ -200,9 +200,9 @@ def test_another_algorithm_and_arrays_without_digests_are_refused(sound: Path, t
     shutil.copytree(sound, tmp_path, dirs_exist_ok=True)
     path = epath.Path(tmp_path / "certificates" / "1" / "process-0.json")
     for spoil, words in (
-        (lambda part: setattr(part, "algorithm", "other"), "has digests of 'other'"),
+        (lambda part: setattr(part, "algorithm", "other"), "has digests of the algorithm 'other'"),
         (lambda part: part.arrays.pop("state/step"), "it has state/step, which was not saved"),
-        (lambda part: part.arrays["state/weights"].blocks.popitem(), "does not cover the whole of state/weights"),
+        (lambda part: part.arrays["state/weights"].blocks.popitem(), "covers only part of state/weights"),
     ):
         part = PARTS.read(sound / "certificates" / "1" / "process-0.json")
         spoil(part)

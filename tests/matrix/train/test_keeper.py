@@ -190,7 +190,7 @@ def test_a_damaged_copy_counts_as_none(tmp_path: Path, caplog: pytest.LogCapture
     content[len(content) // 2] ^= 4
     pieces.write_bytes(content)
     execute(dataclasses.replace(job, resume=True))
-    assert "differs from its digest on the device" in caplog.text
+    assert "does not match the digest that was computed on the device" in caplog.text
     restarted = lines(tmp_path / "run")[8]["restarted"]
     assert (restarted["policy"], restarted["step"], restarted["steps_lost"]) == ("full", 8, 0)
     assert restarted["behind"] > 0

@@ -216,7 +216,7 @@ def test_a_part_alone_is_compared_and_vouches_for_nothing(checkpointer: Certifie
     ("spoil", "words"),
     [
         (lambda body: body | {"schema": 2}, "has layout 2, but this version of jax-sdc reads layout 1"),
-        (lambda body: body | {"algorithm": "sum"}, "has digests of 'sum'; expected 'sum-and-squares'"),
+        (lambda body: body | {"algorithm": "sum"}, "has digests of the algorithm 'sum'; expected 'sum-and-squares'"),
         (lambda body: body | {"step": 7}, "belongs to step 7, process 0"),
         (lambda body: body | {"processes": 2}, "the certificate lacks the part of process 1"),
         (lambda body: body | {"arrays": {"state/key": {}}}, "has different fields"),
@@ -238,7 +238,7 @@ def test_blocks_that_are_missing_in_a_certificate(checkpointer: Certified, tmp_p
     body = read_json(path)
     body["arrays"]["state/layers/0/kernel"]["blocks"].popitem()
     write_sealed(path, body)
-    with pytest.raises(CertificateError, match="does not cover the whole of state/layers/0/kernel"):
+    with pytest.raises(CertificateError, match="covers only part of state/layers/0/kernel"):
         checkpointer.load(1, abstract(state(1)))
 
 

@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_is_repaired_from_older_ones(tmp_path: Path) -> Non
 
 
 def test_what_cannot_be_compared_or_is_not_there() -> None:
-    with pytest.raises(CertificateError, match=r"v is nothing in one state and float32\[3\] in the other"):
+    with pytest.raises(CertificateError, match=r"v is absent in one state and float32\[3\] in the other"):
         differing({"w": jnp.zeros(3)}, {"v": jnp.zeros(3)})
     with pytest.raises(CertificateError, match="the state has no x; its arrays include w"):
         repair({"w": jnp.zeros(3)}, [Wrong("x", "differs")], [])

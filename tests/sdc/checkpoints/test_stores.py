@@ -250,7 +250,7 @@ def test_a_block_of_which_a_process_lacks_its_part(tmp_path: Path) -> None:
         content = np.asarray(half).tobytes(), (digest_text(digest(half)),)
         store.write(1, 7, {0: content} if process == 0 else {})
     SEALS.write(folder / SEAL, Seal(save=1, step=7, processes=2))
-    with pytest.raises(StoreError, match="block 0 is incomplete: a process lacks its part"):
+    with pytest.raises(StoreError, match="block 0 is incomplete: the part of a process is missing"):
         RunningCheckpoint.read(tmp_path, whole, rows=4).recover([0], whole)
     Store(folder, 1).write(1, 7, {0: content})
     found = RunningCheckpoint.read(tmp_path, whole, rows=4).recover([0], {"w": jnp.zeros((4, 8))})

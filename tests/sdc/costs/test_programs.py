@@ -258,5 +258,5 @@ def test_sizes_of_shapes() -> None:
     assert bytes_of("(bf16[4096,2]{0,1:T(8,128)(2,1)}, /*index=1*/pred[3], u32[], f8e4m3fn[5], s4[3])") == (
         4096 * 4 + 3 + 4 + 5 + 2
     )
-    with pytest.raises(ValueError, match="has no entry"):
+    with pytest.raises(ValueError, match="has no ENTRY computation"):
         parse_module("HloModule empty\n")
