@@ -25,7 +25,7 @@ WAYS = {"fwd": "forward", "bwd": "backward", "remat": "recomputed"}
 UNKNOWN = "not recorded"
 NOWHERE = "none: nothing differed"
 LOSSES = "losses"
-"""Name of the suspect if only losses of parts of the state are simulated."""
+"""Name of the suspect if the only simulated faults are losses of parts of the state."""
 DETAILS = ("kind", "serial", "uuid", "bus", "coordinates", "core", "driver", "firmware")
 AXES = ("twin", "data", "model")
 Course: TypeAlias = Literal["persistent", "intermittent", "transient"]
@@ -113,20 +113,20 @@ def _evidence(
 
 
 def _apart(row: MismatchRow | RankRow) -> int:
-    """Counts differences: elements, and digests whose elements are unknown."""
+    """Counts differences: elements that differ, and digests that differ in an unknown number of elements."""
     return (whole(row.mismatched) or 0) + (whole(row.unrepeated) or 0)
 
 
 def _order(row: MismatchRow) -> tuple[int, bool, int, bool]:
-    """Returns a sort key in program order: the backward pass follows the forward pass, from the last layer to the
-    first."""
+    """Returns a key that sorts rows into program order: the backward pass follows the forward pass and goes from the
+    last layer to the first."""
     site, layer = str(row.site), whole(row.layer) or 0
     backward, late = site.startswith("bwd/"), site.endswith("ffn")
     return whole(row.microstep) or 0, backward, -layer if backward else layer, late != backward
 
 
 def where(manifest: RunManifest, ranks: Iterable[Rank]) -> str:
-    """Describes briefly the hardware of some ranks of one twin; returns an empty string if the record does not
+    """Describes the hardware of some ranks of one twin in a few words; returns an empty string if the record does not
     distinguish that hardware."""
     known = list(ranks)
     found = {(str(device.host), str(device.id)) for rank in known for device in _devices(manifest, rank)}
@@ -159,7 +159,7 @@ def hardware(manifest: RunManifest, ranks: Iterable[Rank], limit: int = 2) -> st
 
 
 def _devices(manifest: RunManifest, rank: Rank) -> list[Device]:
-    """Returns the devices that hold a rank; a device without a twin holds that rank of every twin."""
+    """Returns the devices that hold a rank; a device that is recorded without a twin holds that rank of every twin."""
     wanted = [(axis, value) for axis, value in zip(AXES, rank, strict=True) if value is not None]
     places = [(device, device.rank) for device in manifest.devices if device.rank]
     return [device for device, place in places if all(place.get(axis, value) == value for axis, value in wanted)]
@@ -395,13 +395,13 @@ def _actions(run: Contents, summary: RunSummary, found: Headline) -> Iterator[Ac
         named = {"--run", "trace"} & set(words)  # otherwise the command to resume has another flag
         command = shlex.join([*(word for word in words if word != "--resume"), "--resume"])
         yield Action(
-            "Let it continue, or resume it",
+            "Let the run continue, or resume it",
             f"{summary.steps:,} of {manifest.steps or '?'} planned steps are recorded. If the run was stopped, "
             f"resume it to get a verdict{f': {command}' if named else ' (--resume)'}.",
         )
     elif summary.verdict is None and trace:
         how = "Use sdc diff GOLDEN THIS, or sdc trace --against GOLDEN on the next host."
-        yield Action("Compare it with another trace", how)
+        yield Action("Compare this trace with another one", how)
     elif summary.verdict is None:
         how = "For a verdict, check the matrix products (sdc train --abft) or train twins (sdc twin)."
         yield Action("No action: no verdict was requested", how)
@@ -409,7 +409,7 @@ def _actions(run: Contents, summary: RunSummary, found: Headline) -> Iterator[Ac
         yield Action(
             "Run the same steps on another device",
             "Rows that are equally wrong when recomputed indicate a permanent fault or a false alarm; a run on another "
-            "device distinguishes the two.",
+            "device shows which it is.",
         )
     elif products is not None and products.skipped:
         yield Action(
@@ -451,15 +451,15 @@ def _corrupt_actions(manifest: RunManifest, summary: RunSummary, found: Headline
         yield Action(f"{what}: {named}", "Keep this folder as evidence.")
     if found.course == "persistent":
         yield Action(
-            "Reproduce it and report it to the vendor",
-            "The fault recurs at each step, so a few steps reproduce it: running sdc trace here and on a healthy host "
-            "identifies the operation.",
+            "Reproduce the fault and report it to the vendor",
+            "The fault recurs at each step, so a few steps reproduce it: running sdc trace on this host and on a "
+            "healthy one identifies the operation.",
         )
     elif found.course is not None:
         how = f"The fault was not present at every step. {again(found.hits, summary.steps or 0)}"
-        yield Action("Observe it for longer", how)
+        yield Action("Observe the fault for longer", how)
     if found.first is not None:
-        before = f"from before step {found.first}" if found.first else "of the start"
+        before = f"from before step {found.first}" if found.first else "of the initial state"
         how = f"The resulting weights are suspect; go back to a checkpoint {before}."
         yield Action("Do not trust the trained weights", how)
 

@@ -20,14 +20,14 @@ from .series import whole, worst
 from .summary import summary_of
 
 MOST_WRONG = 12
-"""Maximum number of hosts that are identified as wrong; a larger number indicates a common cause rather than individual
-faults."""
+"""Maximum number of hosts that are identified as wrong; a larger number would indicate a common cause rather than
+individual faults."""
 Edge = tuple[str, str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Opening:
-    """The known facts of a comparison before its first stage."""
+    """The facts about a comparison that are known before its first stage."""
 
     kind: Literal["pair", "pool"]
     id: str
@@ -60,8 +60,8 @@ def stage_differs(folder: Path) -> bool:
 
 
 def judge_pair(run: Path, opening: Opening, *, ended: str, seconds: float, lost: str | None = None) -> Pair:
-    """Derives the result of a comparison of hosts from the records of its stages; `lost` is the reason if the
-    comparison is incomplete."""
+    """Derives the result of a comparison of hosts from the records of its stages; `lost` states why the comparison is
+    incomplete, and is None if it is complete."""
     stages = [stage for name in FOLDERS if (stage := _read(run, name, opening.steps)) is not None]
     manifests = [stage.run.run for stage in stages if stage.run is not None]
     faults = next((one.suspect.faults if one.suspect else [] for one in manifests), list(opening.faults))
@@ -173,8 +173,8 @@ def _operation_words(one: OperationRow) -> str:
 
 
 def _course(stages: Sequence[Read]) -> Course | None:
-    """Returns the course of the fault, from the steps after the first difference and from the later stages, which
-    repeat those steps."""
+    """Derives the course of the fault from the steps after the first difference and from the later stages, which repeat
+    those steps."""
     first, later = stages[0], [stage for stage in stages[1:] if stage.row.steps]
     course = None if first.evidence is None else first.evidence.course
     if not later:
@@ -283,7 +283,7 @@ def _next(verdict: Verdict, opening: Opening, named: Sequence[str], run: Path, *
         ]
     a, b = places
     return [
-        f"compare both with a third host at once: sdc pool {flags}--run {run}-third --coordinator HOST:PORT "
+        f"compare both with a third host in a single run: sdc pool {flags}--run {run}-third --coordinator HOST:PORT "
         "--processes 3 --process N",
         *(
             f"or pair {host} with a third host: sdc pair {flags}--run {run}-{letter} --coordinator HOST:PORT "
@@ -318,21 +318,21 @@ def resolve_pairs(pairs: Sequence[Pair]) -> Resolution:
             raise ValueError(f"a {pair.kind} of {len(pair.hosts)} hosts is not a pair; pass results of sdc pair")
         a, b = sorted(row.host for row in pair.hosts)
         if any(row.devices and row.host != row.devices[0].host for row in pair.hosts):
-            raise ValueError(f"{a} and {b} are the same host; give pairs of different hosts")
+            raise ValueError(f"{a} and {b} are the same host; pass pairs of different hosts")
         if pair.verdict is Verdict.INCONCLUSIVE:
-            void.append(f"{a} and {b}: inconclusive, so it is not counted")
+            void.append(f"{a} and {b}: inconclusive, so this pair is not counted")
         else:
             edges[a, b] = edges.get((a, b), False) or pair.verdict is Verdict.CORRUPT
     simulated = any(pair.simulated for pair in pairs)
     mark = "SIMULATED: " if simulated else ""
     lines = [f"{a} and {b} {'differ' if differ else 'agree'}" for (a, b), differ in edges.items()] + void
     if not any(edges.values()):
-        verdict, said = (Verdict.CLEAN, "differs") if edges else (Verdict.INCONCLUSIVE, "says anything")
+        verdict, said = (Verdict.CLEAN, "differs") if edges else (Verdict.INCONCLUSIVE, "has a conclusive result")
         return Resolution(verdict, (), (), (f"{mark}no pair {said}", *lines), simulated)
     found = explain(edges)
     sure = frozenset.intersection(*found) if found else frozenset()
     open_ = frozenset.union(*found) - sure if found else frozenset(host for edge in edges for host in edge)
-    first = f"{listed(sorted(sure))} {'is' if len(sure) == 1 else 'are'} wrong, assuming the fewest wrong hosts"
+    first = f"{listed(sorted(sure))} {'is' if len(sure) == 1 else 'are'} wrong, assuming as few wrong hosts as possible"
     parts = [first] * bool(sure)
     parts += [f"the pairs do not show which of {listed(sorted(open_))} is wrong; pair each with another host"] * bool(
         open_

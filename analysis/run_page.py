@@ -132,16 +132,16 @@ def _notes(run: Contents, summary: RunSummary) -> Iterator[str]:
         yield f"This run ended early: {summary.steps} of {planned} planned steps were completed."
     if run.discarded:
         yield (
-            f"Repeated: {_steps(len(run.discarded))}. Findings from the discarded attempts count toward the verdict "
-            "and appear in the headline, in the figure “Where and when”, and in the tables of ranks and first "
-            "mismatches. Everything else on this page refers to the recorded steps."
+            f"Repeated: {_steps(len(run.discarded))}. Findings from the discarded attempts at these steps count toward "
+            "the verdict and appear in the headline, in the figure “Where and when”, and in the tables of ranks and "
+            "first mismatches. Everything else on this page refers to the recorded steps."
         )
     if run.run.abft is not None and run.run.abft.departs:
         yield f"The profile of the matrix products was measured on another setup: {'; '.join(run.run.abft.departs)}."
     if summary.verdict == "clean":
         yield (
             "The bound assumes that elements fail independently, but corruption comes in bursts. Without that "
-            f"assumption, {_steps(len(run.steps))} without a mismatch only exclude {excluded(len(run.steps))}."
+            f"assumption, {_steps(len(run.steps))} without a mismatch exclude only {excluded(len(run.steps))}."
         )
 
 
@@ -156,7 +156,7 @@ def _facts(manifest: RunManifest, summary: RunSummary, suspect: Suspect) -> Iter
     yield "started", manifest.created
     if twins or abft is not None:
         yield "suspect", suspect.name or "not named"
-        yield "faults", "simulated" if suspect.simulated else "none injected, so findings are real"
+        yield "faults", "simulated" if suspect.simulated else "none injected, so any findings are real"
     if twins:
         first = summary.first_mismatch_step
         yield "synchronization", SYNC.get(str(summary.sync), summary.sync)
@@ -180,19 +180,21 @@ SOURCE = (
 
 BURSTS = (
     "The bounds assume that every element fails independently. In fact, corruption comes in bursts, in time and within "
-    "a tensor, so the true uncertainty is larger. A clean run is improbable (5 %) at "
-    f"{needed_mismatches():.0f} expected mismatches if elements are independent, but only at "
-    f"{needed_mismatches(shape=1):.0f} if the rate varies between runs as an exponential variable does, and at "
-    f"{needed_mismatches(shape=0.5):.0f} if the rate varies as a gamma variable of shape 1/2 does. A burn-in of three "
-    "mean intervals between bursts shows a burst with 95 % probability only if the mean interval is known. If the mean "
-    f"was estimated, the burn-in must last {burn_in_steps(1, observed=1)} times the interval if a single interval was "
-    f"observed, {burn_in_steps(1000, observed=3) / 1000:.1f} times the mean of three intervals, or "
-    f"{burn_in_steps(1000, observed=10) / 1000:.1f} times the mean of ten. A burn-in of three times a single observed "
-    f"interval shows a burst with {100 * probability_seen(3, 1, observed=1):.0f} % probability. The study reports a "
-    "single event for each of two nodes. Node 13 had no difference before step 450 without synchronization, so its "
-    f"burn-in must last {burn_in_steps(450, observed=1):,} steps. Node 14 had one spike in about 4,500 steps under "
-    f"computation synchronization, so its burn-in must last {burn_in_steps(4500, observed=1):,} steps. Under parameter "
-    "synchronization, however, node 14 differed at every step, so a long run should also keep the machine busy."
+    "a tensor, so the true uncertainty is larger. The probability that a run is clean falls to 5 % at "
+    f"{needed_mismatches():.0f} expected mismatches if elements are independent. If the rate is exponentially "
+    f"distributed over the runs, it falls to 5 % only at {needed_mismatches(shape=1):.0f} expected mismatches, and if "
+    f"the rate has a gamma distribution of shape 1/2, only at {needed_mismatches(shape=0.5):.0f}. A burn-in that lasts "
+    "three times the mean interval between bursts shows a burst with 95 % probability only if this mean is known. If "
+    f"it was estimated, the burn-in must last {burn_in_steps(1, observed=1)} times a single observed interval, "
+    f"{burn_in_steps(1000, observed=3) / 1000:.1f} times the mean of three intervals, or "
+    f"{burn_in_steps(1000, observed=10) / 1000:.1f} times the mean of ten. A burn-in that lasts only three times a "
+    f"single observed interval shows a burst with {100 * probability_seen(3, 1, observed=1):.0f} % probability. The "
+    "study reports a single event for each of two nodes. Without synchronization, node 13 had no difference before "
+    f"step 450, so by this rule its burn-in must last {burn_in_steps(450, observed=1):,} steps. Under computation "
+    "synchronization, node 14 had one spike in about 4,500 steps, so its burn-in must last "
+    f"{burn_in_steps(4500, observed=1):,} steps. Under parameter synchronization, however, which does not interrupt "
+    "the computation within a step, node 14 differed at every step. Faults may therefore depend on the load, so a long "
+    "run should also keep the machine busy."
 )
 
 DEFINITIONS = (
@@ -206,7 +208,8 @@ DEFINITIONS = (
     Definition(
         "Mismatch frequency",
         "freq = mean over decoder layers of (1)",
-        "Here the mean also extends over microsteps, so it equals mismatched elements / checked elements.",
+        "Here the mean also extends over microsteps, so it equals the number of mismatched elements divided by the "
+        "number of checked elements.",
         equation="(2)",
     ),
     Definition(
@@ -237,10 +240,10 @@ DEFINITIONS = (
     Definition(
         "Interval of a frequency",
         "[f - q₀.₉₇₅ s, f - q₀.₀₂₅ s]",
-        "Two-sided 95 % interval for mismatches that come in bursts, from a block bootstrap over steps. f is the "
-        "measured frequency, s is the standard error of f from blocks of steps, and q is a quantile of (f* - f) / s* "
-        "over blocks drawn with replacement. In simulations, the interval contained the true frequency in 91 to 96 % "
-        "of runs. There is no interval if fewer than 8 blocks have a mismatch.",
+        "Two-sided 95 % confidence interval for mismatches that come in bursts, from a block bootstrap over steps. f "
+        "is the measured frequency, s is the standard error of f from blocks of steps, and q is a quantile of (f* - "
+        "f) / s* over blocks drawn with replacement. In simulations, the interval contained the true frequency in 91 "
+        "to 96 % of runs. There is no interval if fewer than 8 blocks have a mismatch.",
     ),
     Definition(
         "Verdict",

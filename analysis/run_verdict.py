@@ -35,7 +35,7 @@ Comparison: TypeAlias = schema.SiteCounts | schema.TwinCounts | MismatchRow
 
 
 class Judgement(NamedTuple):
-    """A verdict (None if nothing is compared) and the reason for the verdict, in words."""
+    """A verdict (None if nothing is compared), and the reason for it in words."""
 
     verdict: Verdict | None
     reason: str
@@ -111,7 +111,7 @@ def _twins(
     if summary.first_mismatch_step is not None:
         guesses = sum(whole(part.undecided) or 0 for row in steps for part in compared(row).values())
         times = f"{guesses:,} comparison{'s' * (guesses != 1)}"
-        guessed = f"; no majority agreed in {times}, so the reference was chosen arbitrarily" if guesses else ""
+        guessed = f"; {times} had no majority, so the reference was chosen arbitrarily" if guesses else ""
         found = f"{_evidence(steps, summary, total)}; first at step {summary.first_mismatch_step}{guessed}"
         return Judgement(Verdict.CORRUPT, found)
     if not steps:
@@ -220,8 +220,8 @@ def _products(found: schema.ProductTotals, steps: Sequence[StepRow], injected: i
     return Judgement(
         Verdict.CLEAN,
         f"no flag in {found.checked:,} checked rows of matrix products over {len(steps)} steps{unjudged}; at 95 % "
-        f"confidence fewer than {frequency_upper_bound(0, int(found.checked)):.2g} of the rows have a detectable "
-        "error, if rows fail independently",
+        "confidence the share of rows with a detectable error is below "
+        f"{frequency_upper_bound(0, int(found.checked)):.2g}, if rows fail independently",
     )
 
 

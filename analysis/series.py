@@ -35,7 +35,7 @@ def whole(value: Number) -> int | None:
 
 
 def each(value: Number | Sequence[Number]) -> Sequence[Number]:
-    """Returns a list of numbers, one for each twin: a single number becomes a list of one, None becomes an empty
+    """Returns a list of numbers, one for each twin: a single number becomes a list of one, and None becomes an empty
     list."""
     return value if isinstance(value, Sequence) else [] if value is None else [value]
 
@@ -55,7 +55,7 @@ def step_numbers(steps: Sequence[StepRow]) -> Floats:
 
 def per_twin(steps: Sequence[StepRow], name: str) -> PerTwin | None:
     """Returns a quantity that each line has for every twin: NaN if a line lacks the quantity, infinite if it exceeds
-    `DRAWABLE`. None if no line has the quantity.
+    `DRAWABLE`. Returns None if no line has the quantity.
     """
     lists = [[real(value) for value in each(getattr(row, name))] for row in steps]
     twins = max((len(values) for values in lists), default=0)
@@ -76,7 +76,7 @@ def per_site(steps: Sequence[StepRow], site: str, name: str) -> Floats:
 def per_method(steps: Sequence[StepRow], name: str, of: Callable[[list[float]], float] = max) -> list[float] | None:
     """Returns a quantity that an aggregation method recorded at every step, reduced to one number; NaN if missing.
 
-    None if no line has it: each method has its own quantities.
+    Returns None if no line has the quantity, since each method records quantities of its own.
     """
     lines = [row.aggregation or {} for row in steps]
     if not any(name in line for line in lines):

@@ -1,5 +1,6 @@
 """Reports losses of parts of the state in a run with a running checkpoint, their recovery, the predicted cost of
-further losses, and advice on saving. Losses are listed in tables, described in words, and compared with other runs.
+further losses, and advice on saving. Losses are listed in tables and described in words, and their costs are measured
+by comparing runs.
 
 The cost of a loss is defined as in Qiao et al., ICML 2019: the number of steps that training needs to catch up.
 """
@@ -22,11 +23,11 @@ LOST_PARTS, COSTS = "Parts of the state that were lost", "Predicted cost of losi
 ADVICE, PREDICTED = "Recommended saving interval and fraction", "Predicted cost of a loss"
 UNKNOWN = "too few saves were made, or no parameter changed"
 NEXT = 10
-"""Steps after a loss over which the excess of the training loss is averaged."""
+"""Number of steps after a loss over which the excess of the training loss is averaged."""
 LEAST = 8
 """Minimum number of steps from which the slope of the training loss is estimated."""
 AROUND = 30
-"""Steps before and after a loss from which the slope of the training loss is estimated."""
+"""Number of steps on either side of a loss from which the slope of the training loss is estimated."""
 FAILURES = {"1 hour": 3_600.0, "1 day": 86_400.0, "1 week": 604_800.0}
 OR_MORE, ALL = " or more", "all of it"
 LOST = {"1/8": 0.125, "1/2": 0.5, "all": 1.0}
@@ -145,7 +146,8 @@ def losses_table(lines: Sequence[StepRow]) -> Table | LeftOut:
 
 def losses_compared(runs: Sequence[tuple[str, Sequence[StepRow]]]) -> Table | None:
     """Compares runs in which parts of the state were lost with an uninterrupted run. The cost of a loss is the number
-    of steps until the interrupted run reaches the training loss of the uninterrupted run one step after the loss."""
+    of steps until the interrupted run reaches the training loss that the uninterrupted run has one step after the
+    interruption."""
     if not any(losses(lines) for _, lines in runs):
         return None
     plain = next((_curve(lines) for _, lines in runs if not _interruptions(lines)), {})
@@ -184,10 +186,10 @@ def losses_compared(runs: Sequence[tuple[str, Sequence[StepRow]]]) -> Table | No
         "uninterrupted run's training loss per step, if that decrease is significant; the decrease is fitted to the "
         f"{AROUND} steps before and after. Next loss, uninterrupted: the uninterrupted run's training loss one step "
         "after parts of the state were lost. Steps to reach that loss: the number of steps until the training loss is "
-        "first at or below it. Rework: these steps minus one, plus the lost steps. Training losses of single batches "
-        "scatter, so a difference of a few steps may be due to chance. Predicted: the excess in steps, predicted from "
-        "how far the restored blocks had moved. At most: an upper bound from theorem 3.2 and the perturbation, if the "
-        "convergence rate is known."
+        "first at or below it. Rework: the number of these steps minus one, plus the number of lost steps. Training "
+        "losses of single batches scatter, so a difference of a few steps may be due to chance. Predicted: the excess "
+        "in steps, predicted from how far the restored blocks had moved. At most: an upper bound from theorem 3.2 and "
+        "the perturbation, if the convergence rate is known."
     )
     return Table("Cost of the losses", header, tuple(rows), note)
 
@@ -228,11 +230,11 @@ def outlook_table(lines: Sequence[StepRow]) -> Table | LeftOut:
         for fraction, (steps, bound, perturbation) in sorted(_costs(found).items())
     )
     note = (
-        f"After {show(whole(found.step))} steps, just before a save. Repair: only the lost blocks are restored. The "
-        "cost is the number of steps in which the parameters moved as far as the lost blocks are set back; it is exact "
-        "if all blocks move uniformly along a line. At most: an upper bound by theorem 3.2 (Qiao et al., ICML 2019) on "
-        "the additional time to reach a given error, for a perturbation in any direction; it is defined only if "
-        "updates shrink from step to step as they do in linear convergence. "
+        f"All costs are those of a loss after {show(whole(found.step))} steps, just before a save. Repair: only the "
+        "lost blocks are restored. The cost is the number of steps in which the parameters moved as far as the lost "
+        "blocks are set back; it is exact if all blocks move uniformly along a line. At most: an upper bound by "
+        "theorem 3.2 (Qiao et al., ICML 2019) on the additional time to reach a given error, for a perturbation in any "
+        "direction; it is defined only if updates shrink from step to step as they do in linear convergence. "
     )
     if (c := _positive(found.c)) is not None:
         low, high = (show(_positive(one), digits=4) for one in [*(found.interval or ()), None, None][:2])
@@ -240,13 +242,13 @@ def outlook_table(lines: Sequence[StepRow]) -> Table | LeftOut:
         note += (
             f"In this run, updates shrink by a factor c = {show(c, digits=4)} ({low} to {high}) per step, as if a "
             f"distance of {far} to an optimum remained. If updates shrink because the learning rate decays, "
-            "c reflects the schedule, and this number is not the distance to an optimum. "
+            "c reflects the schedule, and the stated distance is not the distance to an optimum. "
         )
     else:
         note += "In this run, updates do not shrink in this way, or too few saves were made, so there is no bound. "
     note += (
-        "Rollback: the whole state returns to the last full checkpoint. If one is saved every checkpoint_every steps, "
-        "a rollback loses half of these steps on average."
+        "Rollback: the whole state returns to the last full checkpoint. If a full checkpoint is saved every "
+        "checkpoint_every steps, a rollback loses half of these steps on average."
     )
     header = ("lost", "repair: steps", "at most", "perturbation", "rollback: steps")
     return Table(COSTS, header, rows, note)
@@ -268,8 +270,8 @@ def outlook_figure(lines: Sequence[StepRow]) -> Figure | LeftOut:
 
 
 def advice_table(manifest: RunManifest, summary: RunSummary, lines: Sequence[StepRow]) -> Table | LeftOut:
-    """Returns a table of the saved fraction and the interval that waste the least time, for several failure rates and
-    lost fractions, and compares them with full checkpoints at Daly's interval."""
+    """Returns a table of the fraction to save and the interval between saves that waste the least time, for several
+    failure rates and lost fractions, compared with full checkpoints at Daly's interval."""
     found, unknown = latest(lines), LeftOut(ADVICE, UNKNOWN)
     if found is None or (times := found.timings) is None or len(found.speeds) > MOST_PARTS:
         return unknown

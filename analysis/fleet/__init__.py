@@ -4,7 +4,7 @@ collection      results from external files, and the devices that they contain
 suspects        majority votes of hosts on digests; the suspects, and the confidence in each
 ledger          the totals of all burn-ins on each device
 fleet_summary   the summary, which combines all of the above
-fleet_report    the page and the spreadsheets of the summary
+fleet_report    the summary as a page and as spreadsheets
 pair_schedule   schedules of pairs, and simulations of them
 """
 

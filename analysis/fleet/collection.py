@@ -29,7 +29,7 @@ LONGEST = 300
 
 
 class HostKey(NamedTuple):
-    """A machine and its name. Two machines with the same name count as two hosts, and so does one machine with two
+    """A machine and its name. Two machines with the same name count as two hosts, as does one machine that has used two
     names."""
 
     name: str
@@ -112,7 +112,9 @@ def find_results(paths: Iterable[AnyPath]) -> Iterator[Path]:
         found = sorted(Path(folder, RESULT) for folder, _, names in os.walk(path) if RESULT in names)
         if not found:
             raise SettingError(
-                "FILES", path, f"this folder and its subfolders contain no {RESULT}; pass another folder or files"
+                "FILES",
+                path,
+                f"this folder and its subfolders contain no {RESULT}; pass another folder, or result files",
             )
         yield from found
 
@@ -181,10 +183,10 @@ def _impossible(report: BurninResult) -> Iterator[str]:
     rows: list[CheckedDevice | Tally] = [*report.devices, *report.workloads]
     for row in rows:
         if min(row.elements, row.runs) < 0 or not 0 <= row.seconds < math.inf:
-            yield f"{row.elements} elements, {row.runs} runs, {row.seconds} seconds"
+            yield f"it reports {row.elements} elements, {row.runs} runs and {row.seconds} seconds"
     for each in report.workloads:
         if each.differences < 0 or not 0 <= (each.rate or 0) < math.inf:
-            yield f"{each.differences} differences at a throughput of {each.rate}"
+            yield f"it reports {each.differences} differences at a throughput of {each.rate}"
 
 
 def reduced(file: str, report: BurninResult) -> HostResult:
@@ -227,7 +229,7 @@ def reduced(file: str, report: BurninResult) -> HostResult:
 
 
 def _settled(results: Sequence[HostResult]) -> tuple[list[HostResult], tuple[str, ...]]:
-    """Removes identities that two hosts claim at the same time from the devices of all results."""
+    """Replaces every identity that two hosts claim at the same time with the next candidate of its device."""
     claims: dict[str, list[tuple[datetime.datetime, datetime.datetime, HostKey]]] = defaultdict(list)
     for result in results:
         try:

@@ -21,14 +21,14 @@ PAGE, SUSPECTS_SHEET, DEVICES_SHEET = "index.html", "suspects.csv", "devices.csv
 LABELS = {Verdict.CORRUPT: "DIFFERENCES FOUND", Verdict.CLEAN: "NO SUSPECT", Verdict.INCONCLUSIVE: "INCONCLUSIVE"}
 MARKS = {"all": "SIMULATION: ", "some": "PARTLY SIMULATED: ", "none": ""}
 MOST = 200  # maximum number of rows in a table on the page; the sheets have every row
-FORMULAS = tuple("=+-@＝＋－＠\t\r\n|%")  # prefixes that some spreadsheet interprets as a formula or command
+FORMULAS = tuple("=+-@＝＋－＠\t\r\n|%")  # prefixes that make a spreadsheet read a string as a formula or command
 DEFINITIONS = (
     ("Confirmed", "Two independent kinds of evidence, or the evidence of two burn-ins, point to this device alone."),
     ("Probable", "One kind of evidence in one burn-in points to this device alone."),
     (
         "Possible",
         "Devices differ and no majority shows which is wrong; or other hosts have the same wrong digest, which a "
-        "shared setting, firmware or fault explains better than independent faults.",
+        "shared setting, firmware or fault explains better than independent faults do.",
     ),
     ("Points", "Points rank devices within a class; they are not a probability."),
     (
@@ -224,14 +224,14 @@ def simulation_table(rounds: Sequence[Named], hosts: int, bad: int, probability:
         )
         for row in rounds
     )  # fmt: skip
-    about = f"{bad} of {hosts} hosts bad; a pair with a bad host differs with probability {probability:g}"
+    about = f"{hosts} hosts, {bad} of them bad; a pair with a bad host differs with probability {probability:g}"
     rule = "The named hosts are the smallest set with a member in every pair that differed, if that set is unique."
     return [Table(f"{about} (SIMULATED, {rounds[0].trials:,} fleets)", header, rows), Text(rule)]
 
 
 def cell(value: Any) -> str:
-    """Formats a value as a cell of a sheet. A string that a spreadsheet would interpret as a formula gets an apostrophe
-    as a prefix; numbers are unchanged."""
+    """Formats a value as a cell of a sheet. A string that a spreadsheet would interpret as a formula is prefixed with
+    an apostrophe; numbers are unchanged."""
     if value is None:
         return ""
     if isinstance(value, bool):

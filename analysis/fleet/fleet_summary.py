@@ -17,8 +17,8 @@ from .suspects import NamedDevice, SuspectRow, TieRow, Votes, find_suspects, nam
 LEAST = 8  # minimum number of devices of one kind from which a median is computed
 FAR = 5.0  # number of robust deviations from the median that counts as far
 FLOOR = 0.02
-"""Minimum of the robust deviation, as a share of the median. Without this minimum, devices whose throughputs agree
-within 0.1 % could all be outliers. Five deviations of this size are a tenth of the median throughput."""
+"""Minimum of the robust deviation, as a share of the median. Without this minimum, even devices whose throughputs agree
+within 0.1 % could count as outliers. Five deviations of this size amount to a tenth of the median throughput."""
 NORMAL = 1.4826  # standard deviation of a normal distribution divided by its median absolute deviation
 SHARE = 0.1  # minimum share of a device's workloads in which an outlier is far from the median
 
@@ -66,7 +66,7 @@ class Comparisons(msgspec.Struct, kw_only=True):
 
 
 class LedgerPart(msgspec.Struct, kw_only=True):
-    """The contents of the ledger, and the outcome of entering these results."""
+    """The totals of the ledger, and the outcome of entering the summarized results in it."""
 
     simulated: bool
     burn_ins: int
@@ -104,7 +104,7 @@ class FleetSummary(msgspec.Struct, kw_only=True):
 
 
 class DeviceSheetRow(NamedDevice, kw_only=True):
-    """A device, its totals in these results or in the ledger, and the fault rates that those totals exclude."""
+    """A device, its totals in these results or in the ledger, and the fault rates that these totals rule out."""
 
     suspect: str
     agrees_with_other_hosts: bool
@@ -215,7 +215,7 @@ def _watched(
         if name in present and name not in accused:
             last = max(past.created for past in each.values())
             times = f"{len(each)} earlier burn-in{'s' if len(each) > 1 else ''}"
-            yield row(*present[name], f"differed in {times} in the ledger, most recently on {last}")
+            yield row(*present[name], f"differed in {times} according to the ledger, most recently on {last}")
     for result in results:
         for end in result.unfinished:
             what, where = end.workload or "all workloads", "" if end.device is not None else " on all devices"
@@ -252,8 +252,8 @@ def _moved(results: Sequence[HostResult], ledger: FleetLedger | None) -> list[Mo
 def device_rows(
     results: Sequence[HostResult], votes: Votes, suspects: Sequence[SuspectRow], ledger: FleetLedger | None
 ) -> list[DeviceSheetRow]:
-    """Returns each device with its totals in these results or in the ledger, and the fault rates that those totals
-    exclude."""
+    """Returns each device with its totals in these results or in the ledger, and the fault rates that these totals rule
+    out."""
     whole = ledger
     if whole is None:
         whole = FleetLedger(simulated=simulation(results) == "all")
@@ -308,7 +308,7 @@ def _verdict(value: FleetSummary) -> tuple[Verdict, str]:
 
 
 def _printable(value: Shown, type: type[Shown]) -> Shown:
-    """Makes the external strings of a value safe to display."""
+    """Makes all strings in a value safe to display, since they come from external files."""
 
     def clean(part: Any) -> Any:
         if isinstance(part, str):

@@ -1,5 +1,5 @@
-"""A ledger of devices: the totals of all burn-ins of each device, in whichever host, so that the evidence of short
-tests accumulates.
+"""A ledger of devices: the totals of each device over all of its burn-ins, whichever host it was in, so that the
+evidence from short tests accumulates.
 
 The ledger is a JSON file with a checksum and is replaced atomically. Each burn-in, identified by its id, counts once.
 Only one process writes at a time.
@@ -153,11 +153,11 @@ def past_of(ledger: FleetLedger | None) -> Mapping[str, Mapping[str, Accusation]
 class Limits(NamedTuple):
     """Limits of a device's fault rates at 95 % confidence, computed from all of its burn-ins."""
 
-    element_rate: float | None  # independent mismatches above this rate would have been detected; None if some were
+    element_rate: float | None  # independent mismatches above this rate would have been detected; None if any were
     run_rate: (
         tuple[float, float] | None
     )  # exact (Garwood) limits of the share of runs with a difference, if there is one
-    interval: float | None  # bursts at this interval (seconds at load) would have been detected; None if some were
+    interval: float | None  # bursts at this interval (seconds at load) would have been detected; None if any were
     mean_interval: tuple[float, float] | None  # exact limits of the mean time between runs with a difference
 
 
@@ -174,8 +174,8 @@ def limits(account: Account) -> Limits:
 
 
 def _accuse(ledger: FleetLedger, results: Sequence[HostResult], votes: Votes) -> None:
-    """Records which devices differed in which burn-in. Results of additional hosts can add evidence about a recorded
-    burn-in."""
+    """Records which devices differed in which burn-ins. Results of additional hosts can add evidence about a burn-in
+    that is already recorded."""
     created = {result.id: result.created for result in results}
     kinds: dict[tuple[str, str], dict[str, None]] = {}
     alone: set[tuple[str, str]] = set()

@@ -9,7 +9,8 @@ modulo h. The remaining h - s consecutive healthy hosts are paired from the outs
 second meets the second to last, and so on. The distances within these pairs are odd and distinct and h is odd, so no
 two hosts meet twice within h rounds, and suspects never meet each other. If s or h is even, a healthy host or the empty
 seat is added to the suspects. If more rounds are requested than this method provides, the circle method is used with
-the suspects in adjacent places: few of its rounds pair suspects with each other, and these rounds come last.
+the suspects in adjacent places: only a few of its rounds then pair suspects with each other, and these rounds come
+last.
 
 In the simulation, a pair with one or two bad hosts shows a difference with some probability in each meeting; a pair of
 healthy hosts never does. A pair that differs does not reveal which of its hosts is bad. By the decoding rule, the bad
@@ -47,7 +48,7 @@ class Schedule(NamedTuple):
 
 
 def is_host_name(name: str) -> bool:
-    """Returns whether a text is a host name (RFC 1123), which is safe in shells and schedulers."""
+    """Returns whether a string is a host name (RFC 1123), and is therefore safe in shells and schedulers."""
     return len(name) <= 253 and HOST_NAME.fullmatch(name) is not None
 
 

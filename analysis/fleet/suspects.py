@@ -8,25 +8,25 @@ the outcome for real results: they vote only if the real results have no majorit
 results.
 
 Suspects are not assigned a probability. A probability would require the rate of defective devices in this fleet, for
-which published values differ by a factor of ten and more, and the rate at which each defect appears in each workload,
+which published values differ by a factor of ten or more, and the rate at which each defect appears in each workload,
 which is unknown. Instead, verifiable rules assign each suspect to one of three classes, and points rank the suspects
 within a class:
 
 confirmed   Two independent kinds of evidence, or the evidence of two burn-ins, point to this device alone. No other
-            single explanation (a nondeterministic program, a record of another version, a disturbance) explains both.
+            single cause (a nondeterministic program, a record of another version, a disturbance) explains both.
 probable    One kind of evidence in one burn-in points to this device alone.
 possible    Devices differ without a majority, so any of them may be wrong; or the device is outvoted by other hosts but
             shares its digest with another host. Independent faults do not produce the same 64 bits: a setting, firmware
             or version that the key does not include, or a common fault, is more likely.
 
-Kinds of evidence are independent if no single mistake causes both: `repeat` (the same device gave different bits),
-`vote` (other devices of this or another host), `golden` (a record), `reference` (computed by the host),
+Two kinds of evidence are independent if no single mistake could cause both: `repeat` (the same device gave different
+bits), `vote` (other devices of this or another host), `golden` (a record), `reference` (computed by the host),
 `checksums`.
 
-A suspect gets 3 points for each independent kind of evidence, 2 for each further burn-in (at most 4), 2 if the fault is
-persistent or 1 if it is intermittent, 1 if at least three hosts outvote the device, 1 if several workload families show
-the fault, and 1 if the driver of the device reported errors. The points are halved if all evidence is against a whole
-group of devices.
+A suspect gets 3 points for each independent kind of evidence, 2 for each further burn-in (at most 4 points in all), 2
+if the fault is persistent or 1 if it is intermittent, 1 if at least three hosts outvote the device, 1 if several
+workload families show the fault, and 1 if the driver of the device reported errors. The points are halved if all
+evidence is against a whole group of devices.
 """
 
 from collections import Counter, defaultdict
@@ -49,7 +49,7 @@ NEXT_PAIRED = 4  # healthy hosts to pair with a suspect
 SEVERITY = {"persistent": 2, "intermittent": 1, "transient": 0, None: 0}
 FLEET = "fleet vote"
 Counts: TypeAlias = dict[tuple[str, str], tuple[int, int]]
-"""Number of runs with a difference and number of all runs, by burn-in and workload."""
+"""Number of runs with a difference and total number of runs, by burn-in and workload."""
 
 
 class Ballot(NamedTuple):
@@ -83,7 +83,7 @@ class Group(msgspec.Struct, kw_only=True):
 
 
 class TieRow(msgspec.Struct, kw_only=True):
-    """Groups of devices that differ, none of which has a majority."""
+    """Groups of devices whose digests differ; no group has a majority."""
 
     workload: str
     simulated: bool
@@ -267,8 +267,8 @@ def find_suspects(
 def wrong_runs(
     results: Sequence[HostResult], votes: Votes
 ) -> dict[tuple[str, bool], dict[tuple[str, str], tuple[int, int]]]:
-    """Returns the number of runs with a difference and the number of all runs, for each device (real and simulated
-    results apart), burn-in and workload.
+    """Returns the number of runs with a difference and the total number of runs for each device, burn-in and workload;
+    real and simulated results are counted separately.
 
     If other hosts outvote a device, every run of that workload counts as a run with a difference, even if all runs of
     the device agree.

@@ -1,4 +1,4 @@
-"""Draws every figure on one canvas: SVG with selectable text, in one style, and with a mark if faults are simulated.
+"""Draws every figure as SVG with selectable text, in one style, and with a mark if faults are simulated.
 
 A figure takes its colors from the page, so the same drawing is legible in light mode and in dark mode. A figure that is
 shown outside a page has the colors of light mode.
@@ -159,7 +159,7 @@ def line_figure(chart: Chart) -> Figure | LeftOut:
 
 
 def thin(x: Points, y: Points, limit: int = 2000) -> tuple[Points, Points]:
-    """Thins a long line, but keeps the minimum and maximum of each group of neighboring points, so spikes remain
+    """Thins a long line, but keeps the minimum and maximum of each group of neighboring points, so that spikes remain
     visible."""
     if len(x) <= limit:
         return x, y

@@ -1,5 +1,6 @@
 """Builds the page of one record, which answers a reader's questions in order: what happened, on which device, what to
-do next, and how certain the finding is. Also represents the findings of a study as data, and builds their page."""
+do next, and how certain the finding is. Also represents the findings of a study as data, and builds the page that shows
+them."""
 
 import dataclasses
 import shlex
@@ -147,7 +148,7 @@ def record_page(
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A claim of the paper, and whether it was reproduced here.
+    """A claim of the paper, and whether the study reproduced it.
 
     Attributes:
         claim: the claim, in one sentence.
@@ -226,7 +227,7 @@ class IndexEntry(msgspec.Struct, frozen=True):
 
 
 class StudyFindings(StudySummary, kw_only=True):
-    """The contents of `summary.json` of a study with findings."""
+    """The contents of the `summary.json` of a study that has findings."""
 
     grids: tuple[Table, ...] = ()
     charts: tuple[Chart, ...] = ()
@@ -239,7 +240,7 @@ def summarize_findings(study: str, findings: Findings) -> StudyFindings:
 
 
 def study_page(record: Contents, findings: StudyFindings) -> Report:
-    """Makes the page of a study, which may be incomplete."""
+    """Makes the page of a study, even if the study is incomplete."""
     study, manifest, checks = str(findings.study), record.study, findings.checks
     missing = [check.claim for check in checks if not check.holds]
     tables = [marked(table, SIMULATED) for table in findings.grids]
@@ -272,13 +273,17 @@ def study_page(record: Contents, findings: StudyFindings) -> Report:
 def headline_of_study(sentence: str, missing: str = "") -> Headline:
     """Makes the headline of a study, which does not test a device."""
     none = "none, because a study evaluates methods and does not test a device"
-    actions = [Action("Compare with your own training runs", "The study uses small workloads; the tables list them.")]
+    actions = [
+        Action(
+            "Compare the results with your own training runs", "The study uses small workloads; the tables list them."
+        )
+    ]
     if missing:
         actions.insert(
             0,
             Action(
                 "Look at the claims that were not reproduced",
-                f"These claims may require more steps, workers or trials: {missing}.",
+                f"Reproducing these claims may require more steps, workers or trials: {missing}.",
             ),
         )
     return Headline(sentence, none, none, "not measured", "all errors, delays and losses are simulated", tuple(actions))

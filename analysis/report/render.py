@@ -1,4 +1,4 @@
-"""Renders reports to HTML, as a single page without scripts, images or external links, and to Markdown."""
+"""Renders reports as HTML (a single page without scripts, images or external links) and as Markdown."""
 
 import importlib.resources
 import itertools

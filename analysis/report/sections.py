@@ -20,7 +20,7 @@ NOT_MEASURED = "–"
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """A text that links to another page."""
+    """Text that links to another page."""
 
     text: str
     target: str
@@ -56,7 +56,7 @@ class Line:
         label: label in the legend; empty for a line without a label.
         x: abscissae.
         y: ordinates, one for each abscissa; values that are not finite are omitted.
-        dashed: whether the line is dashed, as it is for theory that is drawn beside measurements.
+        dashed: whether the line is dashed, to set theory apart from measurements.
         points: whether only the points are drawn, without a line between them.
         error: half-widths of the 95 % intervals of `y`; empty if there are none.
         colour: index of the line's color (default: the position of the line in the chart).
@@ -169,7 +169,7 @@ Marked = TypeVar("Marked", Table, Figure)
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A page, the kind of its report, and the terminal output before the verdict."""
+    """A page, the kind of its report, and the parts that a terminal shows before the verdict."""
 
     title: str
     kind: str
@@ -216,8 +216,8 @@ def cell(value: Any) -> str:
 
 
 def flat(caption: str, value: Any) -> Table | None:
-    """Flattens a nested record to a table with one row for each leaf: its path, such as `a.b.c`, and its value. Returns
-    None if the record has no leaves."""
+    """Flattens a nested record into a table with one row for each leaf: its path, such as `a.b.c`, and its value.
+    Returns None if the record has no leaves."""
     rows = tuple(_leaves("", value))
     return Table(caption, ("setting", "value"), rows, style="settings folded") if rows else None
 

@@ -14,10 +14,10 @@ draw, and the quantiles of this *studentized* difference give the interval ("boo
 Introduction to the Bootstrap, 1993, section 12.5).
 
 **If bursts occur at random times**, independently of each other, they form a Poisson process: the number of steps from
-one burst to the next is an exponential variable with mean m, and n steps show no burst with probability exp(-n/m). This
-formula requires a *known* m. If m is estimated from k intervals with sum T, the estimate is uncertain for small k. The
-ratio 2T/m has a chi-square distribution with 2k degrees of freedom, so a run of n = r T steps, with r fixed beforehand,
-shows no burst with probability
+one burst to the next is exponentially distributed with mean m, and n steps show no burst with probability exp(-n/m).
+This formula requires a *known* m. If m is estimated from k intervals with sum T, the estimate is uncertain for small k.
+The ratio 2T/m has a chi-square distribution with 2k degrees of freedom, so a run of n = r T steps, with r fixed
+beforehand, shows no burst with probability
 
     E[exp(-r T/m)] = (1 + r)^-k = (T / (T + n))^k
 
@@ -29,8 +29,8 @@ observed interval shows a burst with 75 % probability.
 
 None of these formulas hold if bursts trigger each other, as earthquakes trigger aftershocks, or if their rate changes.
 
-Quantiles are computed with `scipy.special`, which loads four times faster than `scipy.stats`. Functions import it when
-they need it, so `sdc --help` does not wait for it.
+Quantiles are computed with `scipy.special`, which loads four times faster than `scipy.stats`. Only the functions that
+need this module import it, so that `sdc --help` need not wait for the import.
 """
 
 import itertools
@@ -108,7 +108,7 @@ def proportion_interval(successes: int, trials: int, *, confidence: float = CONF
 
     Returns:
         Lower and upper limit. At the lower limit, the probability of at least this many successes is (1 - confidence) /
-        2; at the upper limit, so is the probability of at most this many.
+        2; at the upper limit, the probability of at most this many has the same value.
 
     Raises:
         ValueError: there are no trials, there are more successes than trials, or the confidence is not a valid share.
@@ -124,15 +124,15 @@ def proportion_interval(successes: int, trials: int, *, confidence: float = CONF
 
 def needed_mismatches(*, shape: float = math.inf, confidence: float = CONFIDENCE) -> float:
     """Computes the expected number of mismatches at which it is improbable to observe none. This number replaces the
-    3.0 in the bound of a clean run.
+    3.0 in the bound 3.0/n of a clean run.
 
     If the rate itself varies between runs and follows a gamma distribution with the given shape, the count is negative
     binomial and P(0) = (1 + mean/shape)^-shape.
 
     Args:
-        shape: shape of the gamma distribution; infinite if elements are independent, and smaller the more mismatches
-            are concentrated in bursts.
-        confidence: probability with which a run with this expected number shows a mismatch.
+        shape: shape of the gamma distribution; infinite if elements are independent; the more strongly mismatches are
+            concentrated in bursts, the smaller the shape.
+        confidence: probability with which a run with the returned expected number shows at least one mismatch.
 
     Returns:
         Expected number of mismatches.
@@ -152,7 +152,7 @@ def _check_counts(mismatched: int, checked: int, confidence: float, recall: floa
 
 
 MOST = 30  # maximum number of blocks: overly long blocks do little harm; overly short blocks narrow the intervals
-LEAST = 8  # minimum number of blocks with a mismatch that a valid interval requires
+LEAST = 8  # a valid interval requires at least this number of blocks with a mismatch
 DRAWN = 1999
 
 Counts: TypeAlias = Float[np.ndarray, " steps"]
@@ -165,9 +165,9 @@ def bootstrap_interval(
 ) -> tuple[float, float] | None:
     """Computes a two-sided interval of a mismatch frequency by a studentized block bootstrap over steps.
 
-    Each block is at least twice as long as `block_length` returns, and there are at most 30 blocks. In simulations of
-    95 % intervals, with 2,000 runs for each line of the table and about 1,000 mismatches per step, the interval
-    contained the true frequency with the following probability:
+    Each block has at least twice the length that `block_length` returns, and there are at most 30 blocks. In
+    simulations of 95 % intervals, with 2,000 runs for each line of the table and about 1,000 mismatches per step, the
+    interval contained the true frequency with the following probability:
 
     ================================================================================  =======
     elements independent (1 mismatch per step, or 1 in 20 steps); 1,350 steps         96 %
@@ -274,10 +274,10 @@ def burn_in_steps(mean_interval: float, *, observed: int | None = None, confiden
     """Computes the number of steps that show at least one burst with a given probability, if bursts occur at random
     times.
 
-    If the mean m is known: n = -ln(1 - confidence) m. If m is the mean of k observed intervals: n = k m ((1 -
-    confidence)^(-1/k) - 1), which is m times the quantile of F with 2 and 2k degrees of freedom.
+    If the mean m is known, this number is n = -ln(1 - confidence) m. If m is the mean of k observed intervals, it is n
+    = k m ((1 - confidence)^(-1/k) - 1), which is m times the quantile of F with 2 and 2k degrees of freedom.
 
-    If k bursts were counted in a run of fixed length T, rather than intervals being observed, use T/k as the mean. The
+    If no intervals were observed, but k bursts were counted in a run of fixed length T, use T/k as the mean. The
     probability that such a plan fails is at most 1 - confidence (Nelson, IEEE Transactions on Reliability R-19, 1970,
     for a count of zero), averaged over all runs, including those without a burst, for which nothing is planned. The
     plan fails more often if the run showed a burst only by chance, because the mean interval is then much longer than
@@ -314,7 +314,7 @@ def probability_seen(steps: float, mean_interval: float, *, observed: int | None
         1 - exp(-n/m) if the mean is known, otherwise 1 - (1 + n / (k m))^-k.
 
     Raises:
-        ValueError: the number of steps is negative, or for a reason listed at `burn_in_steps`.
+        ValueError: the number of steps is negative, or one of the conditions listed at `burn_in_steps` holds.
     """
     _check_interval(mean_interval, observed, CONFIDENCE)
     if not steps >= 0:
@@ -338,9 +338,9 @@ def mean_interval_limits(
             Biometrika 28, 1936).
 
     Returns:
-        Lower and upper limit, in steps: 2T / chi2(2k) with the quantiles at 1 - a/2 and at a/2, where a = 1 -
-        confidence. If the number of steps was fixed, the lower limit is 2T / chi2(2k + 2). The upper limit is infinite
-        if no burst was observed.
+        Lower and upper limit, in steps: 2T divided by the quantile of chi2(2k) at 1 - a/2 and at a/2, where a = 1 -
+        confidence. If the number of steps was fixed, the lower limit uses chi2(2k + 2) instead. The upper limit is
+        infinite if no burst was observed.
 
     Raises:
         ValueError: there are no steps, a count is negative, `ends_with_burst` is set although no burst was observed, or
@@ -349,9 +349,9 @@ def mean_interval_limits(
     from scipy.special import gammainccinv, gammaincinv
 
     if not 0 < steps < math.inf or observed < (1 if ends_with_burst else 0):
-        least = "at least 1 burst, because a burst ended the count," if ends_with_burst else "at least 0 bursts"
+        least = "at least 1 burst (since a burst ended the count)" if ends_with_burst else "at least 0 bursts"
         raise ValueError(
-            f"{observed} bursts in {steps} steps: expected {least} in a positive and finite number of steps"
+            f"{observed} bursts in {steps} steps: expected {least}, and a positive, finite number of steps"
         )
     _check_interval(steps, None, confidence)
     tail = (1 - confidence) / 2

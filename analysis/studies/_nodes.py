@@ -43,7 +43,7 @@ def _overview(measured: NodesMeasured) -> Table:
         "The published values come from tables 1, 2 and 6 to 9 (frequency, severity), figures 3, 4 and 6 and section 9 "
         "(time), figure 5 (noise) and the description of figure 6 (drift, loss). The noise of each node is predicted "
         "from the other nodes. A dash means that the study has no such value. The rates by layer are inputs of the "
-        "simulation, so the frequencies only test its implementation; the intervals of a node with few bursts include "
+        "simulation, so the frequencies test only its implementation; the intervals of a node with few bursts include "
         "the value of a run without bursts. The severities by layer, the noise, the drift and the loss test the model.",
     )
 
@@ -88,14 +88,14 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
         tuple(rows),
         "Drift is the distance between the parameters of a small model and those of a healthy run after the last step; "
         "this distance must grow from a quarter of the steps to half of them, and from there to the last step. Loss is "
-        "the largest relative difference between the loss curves, which coincide if the difference is below 1 %.",
+        "the largest relative difference between the loss curves, which count as coincident if it is below 1 %.",
     )
     yield Table(
-        "Bursts: correlation over the steps between the frequencies of the submodules",
+        "Bursts: correlation of the mismatch frequencies of the submodules over the steps",
         ("node", "simulated"),
         tuple(measured.together.items()),
-        "A node that is corrupted in few steps is corrupted in all submodules at once. For nodes that are corrupted in "
-        "every step, the study shows only initial bursts.",
+        "If a node is corrupted in only a few steps, all of its submodules are corrupted in the same steps. For nodes "
+        "that are corrupted in every step, the study shows only initial bursts.",
     )
     rows = [
         (f"{row.node}, {row.place}" if row.place else row.node, row.quantity, row.published, row.simulated,
@@ -107,7 +107,7 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
         "Published values outside the intervals, and the reasons",
         ("node and place", "quantity", "published", "simulated", "95 % interval", "reason"),
         tuple(rows),
-        "About 5 % of the published values are expected to be outside.",
+        "About 5 % of the published values are expected to be outside their intervals.",
     )
     rows = [
         (name, measured.used[name].value if name in measured.used else None, found.value,
@@ -127,7 +127,7 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
     fitted = f"8B model, fitted to figure 5: {rounding.low:.3g} to {rounding.high:.3g}"
     rows.append((fitted, rounding.value, *[None] * len(sites)))
     yield Table(
-        "Scale: response of the gradients of small models in bfloat16 to errors",
+        "Scale: response of the gradients of small bfloat16 models to errors",
         ("model", "response to last bits", *(f"response, {site}" for site in sites)),
         tuple(rows),
         "The response to last bits is the noise-to-signal ratio with 64 wrong last bits in every microstep. The "
@@ -225,7 +225,8 @@ def _checks(measured: NodesMeasured) -> Iterator[Check]:
         middle = drifts[len(drifts) // 2]
         near = [drift for drift in drifts if middle / 2 < drift < middle * 2]
         yield Check(
-            "the parameters drift at similar rates on most nodes, whatever their frequencies (section 6.2)",
+            "the parameters drift at similar rates on most nodes, whatever the mismatch frequencies of the nodes "
+            "(section 6.2)",
             len(near) >= 0.75 * len(drifts),
             f"{len(near)} of {len(drifts)} within a factor of two of the median",
         )
@@ -235,15 +236,15 @@ def _checks(measured: NodesMeasured) -> Iterator[Check]:
     ]
     if inside:
         yield Check(
-            "noise of small models on the simulated nodes is within the interval that the other nodes predict for the "
-            "8B model",
+            "the noise of small models on the simulated nodes is within the interval that the other nodes predict for "
+            "the 8B model",
             sum(inside) >= 0.75 * len(inside),
             f"{sum(inside)} of {len(inside)}",
         )
     rounding = measured.estimates["rounding"].value
     factors = [found.rounding / rounding for found in measured.responses]
     yield Check(
-        f"small models respond to last bits as the fitted 8B model does, within a factor of {NEAR:g}",
+        f"small models respond to wrong last bits as the fitted 8B model does, within a factor of {NEAR:g}",
         all(1 / NEAR < factor < NEAR for factor in factors),
         ", ".join(f"{factor:.2g} times" for factor in factors),
     )

@@ -54,8 +54,10 @@ def _training(measured: PaftMeasured, training: NoisyTraining) -> Iterator[Findi
         tuple(header),
         tuple(rows),
         "Values are means over the replicas and the last three evaluations. The published values are those of "
-        "ResNet-18 on CIFAR-10 after 120 epochs (table 1), so network and data differ. Number of synchronizations of "
-        "paft, by variance: " + ", ".join(f"{x:g}" for x in training.synchronizations) + ".",
+        "ResNet-18 on CIFAR-10 after 120 epochs (table 1), so the network and the data differ. Number of "
+        "synchronizations performed by paft, for each variance: "
+        + ", ".join(f"{x:g}" for x in training.synchronizations)
+        + ".",
     )
     yield Chart(
         f"{name}: {training.metric} against noise",
@@ -69,8 +71,8 @@ def _training(measured: PaftMeasured, training: NoisyTraining) -> Iterator[Findi
     if training.bursts:
         yield Chart(
             f"{name}: occasional large noise",
-            f"The noise has the variance σ² = {variances[0]:g}, and bursts of the given variance occur every "
-            f"{study.burst_every} steps.",
+            f"The noise has the variance σ² = {variances[0]:g}. Every {study.burst_every} steps, a burst of noise "
+            "occurs, whose variance the legend states.",
             "step",
             training.metric,
             tuple(
@@ -129,7 +131,8 @@ def _divergence(measured: PaftMeasured) -> Iterator[Finding]:
     )
     yield Chart(
         f"{measured.drifting}: model divergence over time",
-        "The divergence is E‖mean θ - θ_m‖². The exact form is d (M-1)/M σ² Σ η²; the paper prints (M+1)/M instead.",
+        "The divergence is E‖mean θ - θ_m‖². The exact form is d (M-1)/M σ² Σ η²; the paper prints the "
+        "factor (M+1)/M instead of (M-1)/M.",
         "step",
         "squared divergence",
         tuple(lines),

@@ -15,7 +15,7 @@ from ..report import Chart, Check, Finding, Findings, Line, StudyFindings, Table
 
 
 class Interval(NamedTuple):
-    """An estimate and its 95 % interval."""
+    """An estimate and its 95 % confidence interval."""
 
     value: float
     low: float
@@ -31,8 +31,8 @@ UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
 
 def mean_interval(values: Float[np.ndarray, "starts trials"]) -> Interval:
-    """Returns the mean over the starts and its 95 % Student's t interval. The trials of each start are averaged first;
-    NaN is omitted."""
+    """Returns the mean over the starts and its 95 % confidence interval from Student's t. The trials of each start are
+    averaged first; NaN is omitted."""
     means = np.asarray([row[np.isfinite(row)].mean() for row in values if np.isfinite(row).any()])
     if len(means) < 2:
         return UNKNOWN
@@ -41,8 +41,8 @@ def mean_interval(values: Float[np.ndarray, "starts trials"]) -> Interval:
 
 
 def ratio_interval(top: Float[np.ndarray, "starts trials"], bottom: Float[np.ndarray, "starts trials"]) -> Interval:
-    """Returns the ratio of two means over the same starts, and its 95 % bootstrap interval over the starts. NaN is
-    omitted."""
+    """Returns the ratio of two means over the same starts, and its 95 % confidence interval from a bootstrap over the
+    starts. NaN is omitted."""
     pairs = np.asarray([(np.nanmean(a), np.nanmean(b)) for a, b in zip(top, bottom, strict=True)])
     pairs = pairs[np.isfinite(pairs).all(axis=1)]
     if len(pairs) < 2:
@@ -59,8 +59,8 @@ PARTIAL = {0.25: (0.59, 0.89), 0.5: (0.31, 0.62), 0.75: (0.12, 0.42)}
 # Published number of iterations by which SCAR reaches a likelihood sooner (figure 9), and the averaging window.
 SOONER, AFTERWARDS = 3, 8
 LEAST_STARTS = 5  # minimum number of starts for an interval
-# A prediction is good if it is within this factor of the cost, or if both are below this number of iterations. This
-# share of the predictions should be good.
+# A prediction is good if it is within `FACTOR` of the cost, or if both are below `LEAST_COST` iterations. At least the
+# share `SHARE` of the predictions should be good.
 FACTOR, SHARE, LEAST_COST = 2.0, 0.8, 0.5
 
 
@@ -173,13 +173,13 @@ def _converged(workloads: Sequence[Workload]) -> Table:
         "failures per case", "squared movement in the most active 1/8 of the blocks",
     )  # fmt: skip
     note = (
-        "The convergence criteria are the mean losses of all starts in the last quarter of these iterations. The "
-        "cost of a failure is the number of additional iterations until a criterion is met, compared with the same "
-        "start without a failure, interpolated linearly and averaged over the criteria. A full restore, which "
-        "includes data and random numbers, costs the iterations that it goes back. The times of failures are "
-        "geometrically distributed, with a mean of half of the training run. Whatever the fraction of a save, the "
-        "saves of 8 iterations write as much as one full checkpoint. All intervals are 95 % intervals over the "
-        "starts."
+        "The convergence criteria are the mean losses of all starts in the last quarter of the iterations. The cost of "
+        "a failure is the number of additional iterations until a criterion is met, compared with the same start "
+        "without a failure, interpolated linearly and averaged over the criteria. A full restore, which includes data "
+        "and random numbers, costs as many iterations as it goes back. The times of failures are geometrically "
+        "distributed, with a mean of half of the training run. Whatever fraction each save writes, the saves in 8 "
+        "iterations together write as much as one full checkpoint. All intervals are 95 % confidence intervals over "
+        "the starts."
     )
     return Table("Training runs", header, rows, note)
 
@@ -211,7 +211,7 @@ def _partial(workloads: Sequence[Workload]) -> Iterator[Finding]:
                     squares_off.append(f"{one.name} differs with {lost:g} lost")
         yield Check(
             f"{one.name}: on average, partial recovery costs at least 12, 31 and 59 % less than a full restore if 3/4, "
-            "1/2 and 1/4 of the blocks are lost",
+            "1/2 and 1/4 of the blocks are lost, respectively",
             good, "; ".join(reversed(seen)),
         )  # fmt: skip
         yield Chart(
@@ -261,17 +261,18 @@ def _saving(workloads: Sequence[Workload]) -> Iterator[Finding]:
         best, chance = (one.cases[policy, 0.125, 0.5, "random"] for policy in ("priority", "random"))
         less = reduction(one, ("priority", 0.125, 0.5, "random"))
         yield Check(
-            f"{one.name}: on average, 1/8 checkpoints by priority make the loss of half of the blocks at least 78 % "
-            "cheaper than a full restore",
+            f"{one.name}: with 1/8 checkpoints by priority, losing half of the blocks costs on average at least 78 % "
+            "less than a full restore",
             less.value >= 0.78 and not best.failed,
             less.text(percent=True),
         )
         gain = mean_interval(chance.costs - best.costs)
-        claim = f"{one.name}: failures with 1/8 checkpoints by priority cost less than with random 1/8 checkpoints"
+        claim = f"{one.name}: failures cost less with 1/8 checkpoints by priority than with random 1/8 checkpoints"
         yield Check(claim, gain.low > 0, f"by {gain.text()} iterations")
         yield Chart(
             f"Figure 8: {one.name}",
-            "Half of the blocks are lost at random. The number of bytes written does not depend on the fraction.",
+            "Half of the blocks, chosen at random, are lost. The number of bytes written does not depend on the "
+            "fraction.",
             "number of saves per full checkpoint", "iterations",
             (
                 Line("full restore", [1, 2, 4, 8], [mean_interval(one.full).value] * 4, dashed=True),
@@ -282,13 +283,13 @@ def _saving(workloads: Sequence[Workload]) -> Iterator[Finding]:
         "workload", "fraction of a save", "policy", "cost", "reduction from a full restore", "published",
         "did not converge",
     )  # fmt: skip
-    note = "Half of the blocks are lost at random. Saves of a fraction r are r times 8 iterations apart."
+    note = "Half of the blocks, chosen at random, are lost. Saves of a fraction r are r times 8 iterations apart."
     yield Table("Figure 8: selection of the blocks to save", header, tuple(rows), note)
 
 
 def _bounds(title: str, perturbed: Mapping[str, Perturbed], *, always: bool) -> Iterator[Finding]:
-    """Yields a table and a figure that compare the costs of perturbations with their bound; `always` means that the
-    iteration shrinks every error by the factor c in each step."""
+    """Yields a table and a figure that compare the costs of perturbations with their bounds; `always` means that each
+    iteration shrinks every error by the factor c."""
     rows, lines = [], []
     for kind, one in perturbed.items():
         bounds, costs, beyond = (np.asarray(values, float) for values in (one.bounds, one.costs, one.beyond))
@@ -307,9 +308,9 @@ def _bounds(title: str, perturbed: Mapping[str, Perturbed], *, always: bool) -> 
         "iterations beyond kappa(x) above the bound", "did not converge",
     )  # fmt: skip
     note = (
-        "The theorem bounds the difference between two upper bounds, kappa(y) and kappa(x). If every iteration "
-        "shrinks every error by the factor c, the number of iterations beyond kappa(x) exceeds the theorem's bound "
-        "in no trial; the measured difference between two training runs may exceed the bound."
+        "The theorem bounds the difference between two upper bounds, kappa(y) and kappa(x). If every iteration shrinks "
+        "every error by the factor c, the number of iterations beyond kappa(x) never exceeds the theorem's bound, "
+        "although the measured difference between two training runs may exceed it."
     )
     yield Table(f"{title}, compared with theorem 3.2", header, tuple(rows), note)
     yield Chart(f"{title}: cost against bound", note, "bound (iterations)", "cost (iterations)", tuple(lines))
@@ -341,7 +342,7 @@ def _overhead(workload: str, overhead: Overhead) -> Iterator[Finding]:
     header = ("recovery", "saves", "iterations behind", "ms of an iteration", "ms of a save", "overhead")
     note = (
         f"Half of the blocks are lost in iteration {overhead.after} of a single training run. The number of "
-        "iterations behind is the number by which the undisturbed run reached the same loss earlier, averaged over "
+        "iterations behind states how many iterations earlier the undisturbed run reached the same loss, averaged over "
         f"the {AFTERWARDS} iterations after the failure. The overhead is the time for which saves block training "
         "(including waits for the previous save), divided by the time of the iterations, which take milliseconds "
         "here; the published overhead is 5.3 % (13 s of 243 s)."
@@ -352,7 +353,7 @@ def _overhead(workload: str, overhead: Overhead) -> Iterator[Finding]:
     yield Chart(f"Figure 9: {workload}, loss before and after a failure", note, "iteration", "loss", tuple(lines))
     sooner = goal["traditional"] - goal["SCAR"]
     yield Check(
-        f"Figure 9: after a failure of {workload}, training with SCAR is ahead of training with a full restore",
+        f"Figure 9: after a failure in {workload}, training with SCAR is ahead of training with a full restore",
         sooner > 0,
         f"by {sooner:.2g} iterations here, and by about {SOONER} iterations in the paper",
     )  # fmt: skip

@@ -22,8 +22,8 @@ def findings(measured: ShadowMeasured) -> Iterator[Finding]:
             ),
             tuple(row for row, _ in judged),
             "Each step compares a working rank with the spare; the roles rotate. A corrupted step counts as compared "
-            "if the faulty rank was one of the two compared ranks (of three with two spares). With one spare, a "
-            "fault that strikes only once is never attributed to a single rank.",
+            "if the faulty rank was among the compared ranks, of which there are two with one spare, and three with "
+            "two spares. With one spare, a fault that strikes only once is never attributed to a single rank.",
         )  # fmt: skip
         lines = (
             Line(run.hardware, list(range(1, len(run.differed) + 1)), np.cumsum(run.differed).astype(float).tolist())
@@ -44,7 +44,8 @@ def findings(measured: ShadowMeasured) -> Iterator[Finding]:
 
 
 def _judged(run: Watched) -> tuple[tuple[Any, ...], bool]:
-    """Returns a row of the table, and whether the run detected what it should and suspects no healthy rank."""
+    """Returns a row of the table, and whether the run detected what it should have detected and suspects no healthy
+    rank."""
     seen = run.corrupted & (run.compared == (-1 if run.faulty is None else run.faulty)).any(axis=-1)
     first = [int(np.flatnonzero(mask)[0]) if mask.any() else None for mask in (run.corrupted, run.differed)]
     named = ", ".join(map(str, run.suspects)) or (" or ".join(map(str, run.undecided[0])) if run.undecided else "none")

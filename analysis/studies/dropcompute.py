@@ -12,7 +12,7 @@ from ..report import Chart, Check, Finding, Line, Table
 
 # F1 on SQuAD of BERT-Large pretrained with dropped micro-batches, by drop rate (table 1a of the paper).
 PUBLISHED = {0.0: 91.32, 0.03: 91.34, 0.06: 91.44, 0.1: 91.19}
-# Maximum relative deviation of a measured speedup from the predicted one; other programs disturb the measurement.
+# Maximum relative deviation of a measured speedup from the predicted one, since other programs disturb the measurement.
 TOLERANCE = 0.05
 WINDOW = 10  # number of steps over which a loss is averaged
 
@@ -54,8 +54,8 @@ def _predicted(measured: DropComputeMeasured) -> Iterator[Finding]:
             "equations (5), (7)", "equations (5), (7) with measured E[T]",
         ),
         tuple(rows),
-        "Algorithm 2 uses 100 sampled iterations. Equation (7) assumes that the times are normally distributed; their "
-        "tails are longer here.",
+        "Algorithm 2 uses 100 sampled iterations. Equation (7) assumes that the times are normally distributed, but "
+        "here their tails are longer.",
     )  # fmt: skip
     yield Chart(
         "Effective speedup against drop rate", "Analysis of sampled latencies, as in figure 4 of the paper.",
@@ -88,7 +88,7 @@ def _clocked(measured: DropComputeMeasured) -> Iterator[Finding]:
         ("workers", "step, s", "step with threshold, s", "measured", "predicted (algorithm 2)", "measured / predicted"),
         rows,
         f"Each row measures {measured.clocked[0].iterations} iterations of {measured.study.micro_batches} "
-        "micro-batches. A speedup is a ratio of completed micro-batches per second.",
+        "micro-batches. A speedup is a ratio of two throughputs, in completed micro-batches per second.",
     )
     off = max(abs(row[-1] - 1) for row in rows)
     yield Check("the measured speedup agrees with the predicted one", off < TOLERANCE, f"within {off:.1%}")
@@ -110,7 +110,7 @@ def _training(measured: DropComputeMeasured, training: DroppedTraining) -> Itera
         ("run", "drop rate", training.metric, "last loss", "simulated time, s", "time saved, ×", "published F1"),
         tuple(rows),
         "The published F1 is that of BERT-Large on SQuAD, pretrained with the same drop rate (table 1a). The last "
-        "loss is a mean over ten steps.",
+        "loss is the mean over the last ten steps.",
     )
     for what, lines in (("step", by_step), ("simulated time, s", by_time)):
         title = f"{name}: loss against {what}"

@@ -26,7 +26,7 @@ from ..report import (
 STUDY = "estimate"
 MARK = "compiler's estimate"
 SOURCE = (
-    "Values are the compiler's own estimates if available; docs/estimate.md has the cost model for all other values."
+    "Values are the compiler's own estimates where available; docs/estimate.md describes the cost model for all others."
 )
 DEFINITIONS = (
     Definition(
@@ -35,9 +35,15 @@ DEFINITIONS = (
         "Estimated cycles of operations, kernels and collectives; overlap is not modeled.",
     ),
     Definition("Kernels, moved", "GPU", "Number of launched kernels, and bytes of their operands and results."),
-    Definition("Ratio", "cost / cost of the first program", "Costs per device of programs for the same chips."),
     Definition(
-        "Memory", "arguments + outputs + temporaries", "Bytes per device; the compiler's peak if it reports one."
+        "Ratio",
+        "cost / cost of the first program",
+        "Both costs are per device, and both programs are for the same chips.",
+    ),
+    Definition(
+        "Memory",
+        "arguments + outputs + temporaries",
+        "Bytes per device; if the compiler reports a peak, this peak is used instead.",
     ),
 )
 
@@ -63,7 +69,8 @@ def build(record: Contents, summary: EstimateSummary) -> Report:
     sentence = "; ".join(said) or "nothing could be estimated"
     actions = (
         Action(
-            "Measure it", "An estimate only compares programs; measure times on the chips with sdc bench transform."
+            "Measure the times",
+            "An estimate only compares programs; measure times on the chips with sdc bench transform.",
         ),
     )
     tables = [_costs(fitting), _memory(fitting), _collectives(fitting)]
@@ -127,7 +134,7 @@ def _collectives(programs: Sequence[ProgramEstimate]) -> Table:
         for row in programs
         for each in row.collectives
     ]  # fmt: skip
-    return Table("Collectives: times follow from bytes and a stated bandwidth", header, tuple(rows))
+    return Table("Collectives: the times follow from the bytes sent and a stated bandwidth", header, tuple(rows))
 
 
 def _parts(row: ProgramEstimate) -> Table:

@@ -122,13 +122,22 @@ def build(record: Contents, summary: ProductsSummary) -> Report:
     )
 
 
-FOUND = "half found, 99 % found: the smallest error, in root mean squares of its row, at which this share is detected"
+FOUND = (
+    "half found, 99 % found: the smallest error, in root mean squares of its row, at which this share of the errors is "
+    "detected"
+)
 DEFINITIONS = (
     Definition(
-        "False alarm", "flagged / checked", "Share of flagged rows in the matrix products that training computes."
+        "False alarm",
+        "flagged / checked",
+        "Share of rows that are flagged in the matrix products that training computes.",
     ),
     Definition("Magnitude", "|error| / rms(row)", "Error of one element divided by the root mean square of its row."),
-    Definition("Half, almost all found", "50 %, 99 %", "Smallest magnitude at and above which this share is detected."),
+    Definition(
+        "Half, almost all found",
+        "50 %, 99 %",
+        "Smallest magnitude at and above which this share of the errors is detected.",
+    ),
     Definition("Flips found", "found / made", "All bits of the type have equal weight; rows of zeros are omitted."),
     Definition(
         "Sums, rounded", "float32, bfloat16", "Whether the check precedes or follows rounding to the output's type."

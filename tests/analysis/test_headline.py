@@ -74,9 +74,9 @@ def test_several_places_are_named_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "course", "since", "advice"),
     [
-        (range(31, 40), "persistent", "8 of the 8 later steps", "Reproduce it"),
-        ([31, 37], "intermittent", "1 of the 8 later steps", "Observe it for longer"),
-        ([31], "transient", "0 of the 8 later steps", "Observe it for longer"),
+        (range(31, 40), "persistent", "8 of the 8 later steps", "Reproduce the fault"),
+        ([31, 37], "intermittent", "1 of the 8 later steps", "Observe the fault for longer"),
+        ([31], "transient", "0 of the 8 later steps", "Observe the fault for longer"),
         ([39], None, "no step followed it", "Do not trust"),
     ],
 )
@@ -85,7 +85,7 @@ def test_the_course_of_a_fault(at: Any, course: str | None, since: str, advice: 
     assert found.sentence.endswith(f"first at step {at[0]}" + (f", {course}" if course else ""))
     assert since in found.since
     assert found.actions[1].what.startswith(advice)
-    if advice == "Observe it for longer":  # the plan rests on the steps that had a finding
+    if advice == "Observe the fault for longer":  # the plan rests on the steps that had a finding
         assert f"{len(at)} burst{'s' * (len(at) > 1)} in 40 steps" in found.actions[1].how
 
 
@@ -117,7 +117,7 @@ TRAIN = {"kind": "train", "twins": None, "sync": None, "abft": {"mode": "detect"
         (REAL, hits(3), {"rehearsal": True}, True, ("a rehearsal, not a test", "Suspect this machine")),
         (REAL, steps(5), {"hosts": 2}, True, ("over 5 steps on 2 hosts", "nothing differed", "No action")),
         (REAL, steps(5), {"rehearsal": True}, True, ("no mismatch", "Run the test on the hosts that you want to test")),
-        (REAL, ([], []), {}, False, ("the run has not ended", "Let it continue, or resume it")),
+        (REAL, ([], []), {}, False, ("the run has not ended", "Let the run continue, or resume it")),
         (REAL, steps(5), {}, False, ("the run has not ended; so far: no mismatch", "5 of 20 planned")),
         (REAL, ([], []), {}, True, ("no step was completed", "Fix the stated cause")),
         (

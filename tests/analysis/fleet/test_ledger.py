@@ -68,7 +68,7 @@ def test_a_device_that_moves_takes_its_past_along(tmp_path: Path) -> None:
     assert Moved(identity="serial S1", hosts=["old", "new"]) in summary.moved
     assert summary.suspects == []
     (told,) = [each for each in summary.watch if each.identity == "serial S1"]
-    assert told.reason == f"differed in 1 earlier burn-in in the ledger, most recently on {DAY}"
+    assert told.reason == f"differed in 1 earlier burn-in according to the ledger, most recently on {DAY}"
 
 
 def test_what_was_seen_before_makes_a_suspect_surer(tmp_path: Path) -> None:
