@@ -1,4 +1,4 @@
-"""Computes verdict and totals, the contents of `summary.json`, from the lines of a run record.
+"""Computes the contents of `summary.json`, that is, the verdict and the totals, from the lines of a run record.
 
 Numbers in parentheses refer to the equations in Ma et al., "Understanding Silent Data Corruption in LLM Training"
 (arXiv 2502.12340); `definitions` restates these equations.
@@ -37,11 +37,11 @@ def summarize(
         manifest: contents of `manifest.json`.
         steps: lines of `steps.jsonl`.
         mismatches: lines of `mismatches.jsonl`.
-        whole_run: whether the lines must cover the whole run, without a missing line; otherwise they may cover only
-            some steps.
+        whole_run: whether the lines must cover the whole run, with no line missing; otherwise they may cover only some
+            of its steps.
 
     Returns:
-        Contents of `summary.json`. `verdict` is `corrupt` if anything mismatched; it is `clean` only if at least one
+        Contents of `summary.json`. `verdict` is `corrupt` if any mismatch was found; it is `clean` only if at least one
         step was completed, something was checked and no injection was missed; otherwise it is `inconclusive`. A
         training run without comparisons or checks has the verdict None. Frequencies are None if nothing was checked,
         and severities are None if none was measured.
@@ -145,7 +145,7 @@ def _is_rehearsal(manifest: RunManifest) -> bool:
 
 
 def _products(lines: Sequence[tuple[int, schema.ProductRow]]) -> schema.ProductTotals | None:
-    """Returns the totals of checked matrix products, summed over all steps; None if nothing was checked."""
+    """Returns the totals of checked matrix products, summed over all steps, or None if nothing was checked."""
     if not lines:
         return None
 
@@ -178,8 +178,8 @@ def _products(lines: Sequence[tuple[int, schema.ProductRow]]) -> schema.ProductT
 
 
 def _site(rows: Sequence[schema.SiteCounts]) -> schema.SiteTotals:
-    """Returns the totals of one site: the frequency (equation 2) over all microsteps, the severity (equation 4) as the
-    maximum over all steps."""
+    """Returns the totals of one site, with the frequency (equation 2) over all microsteps and the severity (equation 4)
+    as the maximum over all steps."""
     total = _total(rows, COUNTS)
     checked, mismatched = total["checked"], total["mismatched"]
     return schema.SiteTotals(
@@ -207,7 +207,7 @@ def _layers(
     mismatches: Sequence[MismatchRow],
     sites: Mapping[str, schema.SiteTotals],
 ) -> dict[str, schema.LayerTotals]:
-    """Returns the frequency (equation 1) and severity (equation 3) per layer; every layer has the same number of
+    """Returns the frequency (equation 1) and severity (equation 3) of each layer; every layer has the same number of
     checked elements."""
     recorded = {row.step for row in steps}  # a crash can leave mismatches of a step that has no line
     rows = [(layer, row) for row in mismatches if row.step in recorded and (layer := whole(row.layer)) is not None]

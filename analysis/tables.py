@@ -23,8 +23,8 @@ NOTHING = "no submodule was compared (this requires --sync compute)"
 UNSEEN = "no mismatch at a submodule was recorded"
 RESTS_ON = (
     "Intervals come from a block bootstrap over steps, which allows for bursts; if there are too few bursts, no "
-    'interval is given. "Below" marks the upper bound for a run without a mismatch; it assumes that elements fail '
-    "independently, and is weaker if mismatches come in bursts."
+    'interval is given. "Below" marks the upper bound for a run without a mismatch; this bound assumes that elements '
+    "fail independently, and is weaker if mismatches come in bursts."
 )
 
 
@@ -46,19 +46,20 @@ def submodules(summary: RunSummary, steps: Sequence[StepRow]) -> Table | LeftOut
         rows.append((name, show(site.frequency), interval, *likely, *frequency, show(site.severity), *severity))
     note = RESTS_ON
     if expected:
-        note += " Expected here: the published mean over the planned steps, with the node's bursts."
+        note += " Expected here: mean over the planned steps, from the published mean and the bursts of the node."
     if published:
         note += (
             " Published: mean frequency and largest severity over 4,500 steps of that node in the study. Severities "
             "have a heavy tail, so the largest severity of a shorter run is usually smaller. Severe steps corrupt "
-            "few elements, so the frequencies of a short run scatter more than their counts suggest."
+            "fewer elements than other steps; because steps differ in this way, the frequencies of a short run scatter "
+            "more than their counts suggest."
         )
     return Table(FREQUENCIES, (*header, "severity (4)", *beside), tuple(rows), note)
 
 
 def counts(summary: RunSummary) -> Table | LeftOut:
-    """Returns the counts of elements from which frequencies are computed, and of injected elements, the ground truth of
-    a simulation."""
+    """Returns the counts of elements from which frequencies are computed, and of injected elements, which are the
+    ground truth of a simulation."""
     sites = summary.sites
     if not any(site.checked or site.injected for site in sites.values()):
         return LeftOut(ELEMENTS, NOTHING)
@@ -79,7 +80,8 @@ def counts(summary: RunSummary) -> Table | LeftOut:
 
 
 def whole_step(summary: RunSummary, steps: Sequence[StepRow]) -> Table | LeftOut:
-    """Returns the bitwise comparison of gradients, and of parameters with the optimizer state."""
+    """Returns the results of the bitwise comparison of the gradients, and of that of the parameters and the optimizer
+    state."""
     rows, free = [], summary.sync == "none"
     for part, name in COMPARED.items():
         total = getattr(summary, part)
@@ -158,14 +160,14 @@ def products(found: ProductTotals | None) -> list[Table | LeftOut]:
     note = (
         "Numbers of rows. Examined: rows that the first tier passed on. Confirmed: flagged rows that were correct when "
         "recomputed. Nonfinite: rows with non-finite inputs, which cannot be checked. Margin: largest |r| / bound in "
-        "the deciding tier; rows above 1 are flagged, and 0 means that no row reached this tier. The first tier does "
-        "not decide: it passes rows above 1 on for examination."
+        "the deciding tier; rows with a margin above 1 are flagged, and 0 means that no row reached this tier. The "
+        "first tier does not decide: it passes rows with a margin above 1 on for examination."
     )
     share = (
         f"Checked: {show(found.coverage)} of the work of the selected products. If the work of an unchecked product is "
         "unknown, this share is 0."
     )
-    rest = f"The rows flagged most often; {more:,} more are in steps.jsonl." if more else ""
+    rest = f"The places with the most flagged rows; {more:,} more places are in steps.jsonl." if more else ""
     header = ("product", "line", "reason", "share of the step")
     return [
         filled(Table(CHECKED, ("product", *PRODUCTS, *margins), tuple(checked), note), "no step was completed"),
@@ -220,8 +222,8 @@ def aggregation(steps: Sequence[StepRow], summary: RunSummary) -> list[Table]:
 
 
 def _interval(counts: Sequence[Counts], total: Counts) -> str:
-    """Returns the interval of a frequency, from the counts of each step and their total, or the reason for its
-    absence."""
+    """Returns the confidence interval of a frequency, from the counts of each step and their total, or the reason why
+    there is none."""
     if not total.checked:
         return NOT_MEASURED
     if not total.mismatched:

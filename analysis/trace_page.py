@@ -1,4 +1,5 @@
-"""The report of a comparison of two traces: verdict, first difference, how to narrow it down, and its spread."""
+"""The report of a comparison of two traces: the verdict, the first difference, how to narrow it down, and how far it
+spreads."""
 
 import dataclasses
 import math
@@ -23,8 +24,8 @@ DEFINITIONS = (
     Definition(
         "First difference",
         "in program order",
-        "The first value that differs. If all operations are traced, the operation that computed it had equal inputs "
-        "in both runs.",
+        "The first value that differs. If all operations are traced, the operation that computed this value had equal "
+        "inputs in both runs.",
     ),
 )
 
@@ -58,7 +59,7 @@ def describe_difference(a: Trace, b: Trace, found: TraceDifference) -> TraceComp
     digests = sum(math.prod(shape[:-1]) for shape in a.shapes)
     steps = f"{len(found.steps):,} steps" if len(found.steps) > 1 else f"step {found.steps[0]}"
     uneven = len(a.lines) != len(b.lines)
-    shorter = f"; one has {len(a.lines):,} steps, the other {len(b.lines):,}" if uneven else ""
+    shorter = f"; the first trace has {len(a.lines):,} steps, the second {len(b.lines):,}" if uneven else ""
     result = TraceComparison(
         verdict=Verdict.CLEAN,
         reason=f"all {digests * len(found.steps):,} digests of {steps} agree{shorter}",
@@ -117,8 +118,8 @@ def difference_page(a: Trace, b: Trace, found: TraceDifference, result: TraceCom
     mark, before = SIMULATED if result.simulated else "", None
     if isinstance(result, PartedTraces):
         rows = [(one.site, ", ".join(map(str, one.iteration)) or "–", one.source) for one in result.before]
-        note = f"The last of {result.agreeing:,} digests that agree before the first difference."
-        before = Table("Equal values before it", ("value", "iteration", "source"), tuple(rows), note)
+        note = f"The last of the {result.agreeing:,} digests that agree before the first difference."
+        before = Table("Equal values before the first difference", ("value", "iteration", "source"), tuple(rows), note)
     return report.record_page(
         command=["sdc", "diff", *result.runs],
         mark=mark,
@@ -203,5 +204,5 @@ def _spread(a: Trace, b: Trace, found: TraceDifference) -> Figure | LeftOut:
         report.whole_numbers(axes.xaxis)
         drawing.legend()
 
-    caption = f"Step {found.step}: share of the digests (iterations, devices) of each value that differ."
+    caption = f"Step {found.step}: for each value, the share of its digests (one per iteration and device) that differ."
     return Figure(title, caption, draw)

@@ -16,7 +16,7 @@ INCONCLUSIVE = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point: parses the command line, runs the command, exits with its code.
+    """Entry point: parses the command line, runs the command, and exits with its code.
 
     Python exits with 1 after an uncaught exception, including a failed import. In this project, 1 means that a
     comparison found corruption, so every other failure exits with 3.
@@ -83,5 +83,5 @@ def _interrupted(interrupt: KeyboardInterrupt) -> int:
 def _failed() -> int:
     """Prints the traceback and returns 3: a failure of the tool says nothing about the hardware."""
     traceback.print_exc()
-    print("sdc: inconclusive: the command failed (above); please report it", file=sys.stderr)
+    print("sdc: inconclusive: the command failed (see above); please report it", file=sys.stderr)
     return INCONCLUSIVE

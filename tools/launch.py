@@ -1,6 +1,7 @@
 """Runs a job from its spec to its exit code: checks, processes, devices, folder.
 
-Errors in flags and files are reported before JAX is imported, a peer is awaited or a device starts.
+Errors in flags and files are reported before JAX is imported, before the command waits for a peer, and before a device
+starts.
 """
 
 import contextlib
@@ -44,7 +45,8 @@ class JobCommand(ResultCommand):
     job: Job
     peers: Peers = dataclasses.field(default_factory=Peers)
     devices: int | None = None
-    """Number of simulated CPU devices, over all processes; by default, as many as needed if there is no accelerator."""
+    """Number of simulated CPU devices in all processes together; by default, as many as needed if there is no
+    accelerator."""
 
 
 def execute(command: JobCommand) -> int:
@@ -72,7 +74,7 @@ def execute(command: JobCommand) -> int:
 
 
 def check_job(job: Job, peers: Peers, devices: int | None, *, kind: str | None = None) -> Loaded:
-    """Checks a job's flags and files, and reads its data. With `kind`, the command has no flag `--resume`."""
+    """Checks a job's flags and files, and reads its data. `kind` is given for commands without a flag `--resume`."""
     with usage_errors():
         peers.check()
         job.check()
@@ -95,9 +97,10 @@ class Joint(NamedTuple):
 
 @contextlib.contextmanager
 def together(job: Job, peers: Peers, devices: int | None, *, kind: str | None = None) -> Iterator[Joint]:
-    """Joins the processes and starts the devices for the block; errors in the block end the command with an exit code.
+    """Joins the processes and starts the devices for a `with` block; errors in the block end the command with an exit
+    code.
 
-    With `kind`, the command has no flag `--resume`; see `check_job`.
+    `kind` is given for commands without a flag `--resume`, as in `check_job`.
     """
     from sdc.multihost import everyone
 
@@ -188,5 +191,9 @@ def check_devices(given: int | None, job: Job | CampaignJob, processes: int) -> 
         product = " × ".join(f"{number} {axis}" for axis, number in job.axes.items())
         raise SettingError("devices", given, f"{product} needs {count} devices; change one of them")
     if count % processes:
-        raise SettingError("processes", processes, f"{count} devices are not divisible by it; change one of them")
+        raise SettingError(
+            "processes",
+            processes,
+            f"the number of devices, {count}, is not divisible by this number; change one of them",
+        )
     return count // processes

@@ -103,8 +103,8 @@ def spec_of(command: str) -> type:
 
 
 def overview() -> str:
-    """Returns the help of `sdc`; the commands' lines are read from their sources, because importing them takes a
-    second."""
+    """Returns the help of `sdc`; the line of each command is read from its source file, because importing the commands
+    takes a second."""
     lines = ["usage: sdc COMMAND [OPTIONS]", "", DESCRIPTION]
     group = ""
     for command, entry in sorted(COMMANDS.items(), key=lambda item: QUESTIONS.index(item[1].group)):
@@ -146,7 +146,7 @@ class ResultCommand:
 
 
 class Offered(NamedTuple):
-    """A flag: the class that declares its field, the path to the field from the command, and tyro's spec."""
+    """A flag: the class that declares its field, the path from the command to this field, and tyro's spec."""
 
     owner: type
     path: tuple[str, ...]
@@ -286,10 +286,11 @@ def _text(kind: type, name: str) -> str | None:
 
 @functools.cache
 def lay_out(kind: Any) -> None:
-    """Formats the docstrings of a command and its subcommands for `--help`.
+    """Formats the docstrings of a command and its subcommands for `--help`, so that tyro lays them out correctly.
 
     tyro joins the lines of a paragraph, including those of several examples, but starts a new line before each line
-    that does not begin with a letter. So each paragraph becomes one line, and every example but the first is indented.
+    that does not begin with a letter. Therefore this function makes each paragraph one line, and indents every example
+    but the first.
     """
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         kind.__doc__ = laid_out(kind.__doc__ or "")
@@ -319,7 +320,7 @@ def laid_out(text: str) -> str:
 
 
 def parse(arguments: Sequence[str]) -> Any:
-    """Returns the spec of a command line, and turns tyro's framed error message into one line."""
+    """Returns the spec of a command line; turns a framed error message of tyro into one line."""
     if "" in arguments:
         before = arguments[arguments.index("") - 1] if arguments[0] else "sdc"
         raise CommandError(f"'' after {before}: expected a value; give one, or leave the flag out")
@@ -381,7 +382,7 @@ def names_below(kind: type) -> list[str]:
 def merged(kind: Any, arguments: Sequence[str]) -> list[str]:
     """Returns a command line that ends with the flags that take several values, each flag once and with all its values.
 
-    A flag that precedes positional arguments takes one value only: more would consume these arguments.
+    A flag that precedes positional arguments takes only one value: otherwise it would consume these arguments.
     """
     every = [each.flag for each in flags(kind)]
     several = {_word(flag) for flag in every if _takes_several(flag.type)}

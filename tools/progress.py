@@ -1,4 +1,5 @@
-"""Shows the progress of a run: a live line on a terminal, or a plain line every ten seconds in a pipe or file."""
+"""Shows the progress of a run: a live line on a terminal, or a plain line every ten seconds if the output goes to a
+pipe or file."""
 
 import contextlib
 import sys
@@ -62,7 +63,8 @@ class _Line:
 
 @contextlib.contextmanager
 def waiting(peers: Peers) -> Iterator[threading.Event]:
-    """Prints every ten seconds that this process is waiting for others, and at once if those cannot be reached yet.
+    """Prints every ten seconds that this process is waiting for others; if they cannot be reached yet, prints the first
+    line immediately.
 
     Printing stops when the yielded event is set or the block ends.
     """
@@ -123,7 +125,7 @@ class InjectionProgress(_Line):
 
 
 class CountProgress(_Line):
-    """Shows how many parts are done, of a number known in advance."""
+    """Shows how many parts are done, out of a number known in advance."""
 
     def __init__(self, what: str, total: int) -> None:
         super().__init__(what, total, first=0)
@@ -151,7 +153,7 @@ class StageProgress(_Line):
 
 
 class BurninProgress(_Line):
-    """Shows the elapsed time or rounds, the current workload, and the differences so far."""
+    """Shows the elapsed time or the number of rounds, the current workload, and the number of differences so far."""
 
     def __init__(self, minutes: float | None, rounds: int | None) -> None:
         super().__init__("burn-in", round(60 * minutes) if minutes is not None else rounds or 0, first=0)

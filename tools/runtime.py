@@ -45,7 +45,8 @@ class CommandError(Exception):
 
 
 def name_flags(names: Mapping[str, str]) -> None:
-    """Declares the flags of settings whose flag has another name; positional arguments are in capitals (RUN)."""
+    """Declares the names of flags that differ from the names of their settings; positional arguments are in capitals
+    (RUN)."""
     FLAGS.clear()
     FLAGS.update({"folder": "run", **names})
 
@@ -114,7 +115,7 @@ def keep_standard_output() -> None:
 
 
 def give_up(message: str) -> None:
-    """Ends the process at once: the main thread may wait in a collective or the compiler forever."""
+    """Ends the process immediately, because the main thread may wait forever in a collective or the compiler."""
     shown = "\x1b[?25h\n" if os.isatty(2) else ""  # a bar hides the cursor
     code, sentences = int(Exit.INCONCLUSIVE), [message, onward.how()]
     if (last := onward.last_words) is not None:
@@ -147,7 +148,7 @@ class Onward:
     code and a message."""
 
     def how(self) -> str:
-        """Returns the folder and how to resume, as a sentence."""
+        """Returns a sentence that states the folder and how to resume."""
         if self.folder is None:
             return ""
         # One of these exists as soon as anything is recorded.
@@ -166,7 +167,8 @@ onward = Onward()  # for the command that this process runs
 
 
 def leave_at_once(code: int) -> None:
-    """Exits one of several processes without the runtime's shutdown, which would wait for lost peers."""
+    """Exits without the runtime's shutdown if this process is one of several: the shutdown would wait for lost
+    peers."""
     if "jax" not in sys.modules:
         return
     from jax._src import distributed
@@ -178,7 +180,7 @@ def leave_at_once(code: int) -> None:
 
 
 def _lost() -> None:
-    """Ends the process with one line when process 0 is lost, instead of the runtime's stack trace."""
+    """Ends the process when process 0 is lost, with one line instead of the runtime's stack trace."""
     cluster = sys.modules.get("sdc.train.cluster")
     give_up("the runtime lost a peer; the run has no verdict" if cluster is None else cluster.unreachable())
 
@@ -203,19 +205,19 @@ def end_aborts_well() -> None:
 # waits in a collective; and an exception that the handler raises in a callback is lost. So a thread of its own receives
 # signals.
 
-# Seconds after which another signal ends the process at once; until then it may be the same signal, sent to a process
-# group.
+# Seconds after which another signal ends the process immediately; until then it may be the same signal, sent to a
+# process group.
 AGAIN = 1.0
 
 _gentle: Callable[[str], None] | None = None
 
 
 def listen() -> None:
-    """Starts the thread that receives signals. A signal ends the process at once, unless the command uses `gently`.
+    """Starts the thread that receives signals. A signal ends the process immediately, unless the command uses `gently`.
 
-    No data is lost: files are written atomically, and each line is written as soon as its contents are known. An
-    exception in the main thread would be lost in a callback or an import, and would crash the process during a
-    compilation.
+    No data is lost: files are written atomically, and each line is written as soon as its contents are known. The
+    handler raises no exception in the main thread: it would be lost in a callback or an import, and would crash the
+    process during a compilation.
     """
     if threading.current_thread() is not threading.main_thread():
         return  # signals belong to the program that calls this one

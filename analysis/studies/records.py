@@ -1,4 +1,4 @@
-"""The record of a study: the findings of the study, and a report of the findings."""
+"""The record of a study: its findings, and a report on them."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
@@ -25,8 +25,8 @@ FINDINGS: Mapping[str, Callable[[Any], Iterable[Finding]]] = {
 
 
 def findings_of(measured: Measured | NodesMeasured) -> Findings:
-    """Returns the tables, figures and claims of a study of robust aggregation or of the simulated nodes, with the
-    published values.
+    """Returns the tables, figures and claims of a study of robust aggregation or of the simulated nodes, together with
+    the published values.
 
     Args:
         measured: the result of `sdc.train.studies.study`, or the measurements of `sdc.train.studies.NodesStudy`.
@@ -101,7 +101,7 @@ def write_estimate(folder: Path, programs: Iterable[ProgramEstimate], **manifest
         **manifest: further fields of the manifest, such as the command.
 
     Returns:
-        The summary, with the same additional fields as that of `write_study`.
+        The summary, with the same additional fields as the summary that `write_study` returns.
 
     Raises:
         RecordError: the folder exists already, or cannot be written.

@@ -170,7 +170,7 @@ def test_a_comparison_of_traces_has_a_page(tmp_path: Path, simulated: bool) -> N
         device,
         "first difference at step 2",
         "Spread of the difference",
-        "Equal values before it",
+        "Equal values before the first difference",
         "sdc diff",
     ):
         assert part in words

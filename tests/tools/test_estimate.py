@@ -106,7 +106,7 @@ def test_one_that_fails_is_told_beside_the_rest(run: Run, tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("answer", "code", "message"),
     [
-        (-6, 3, "the compiler of v5p:2x2x4 ended with SIGABRT on the plain step without an estimate"),
+        (-6, 3, "the compiler of v5p:2x2x4 ended with SIGABRT on the plain step and produced no estimate"),
         (9, 3, "ended with exit code 9"),
         ({"usage": "--compiler-option x: the compiler has no such option"}, 2, "--compiler-option x: the compiler has"),
     ],

@@ -175,7 +175,7 @@ def test_schedules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("{}/pipe", "is a pipe, expected a text file"),
         ("{}", "is a folder, expected a text file"),
         ("{}/bits", "is not UTF-8 text; give a text file"),
-        ("{}/long", "expected a file of 10,000,000 bytes at most"),
+        ("{}/long", "expected a file of at most 10,000,000 bytes"),
         ("{}/none", "there is no such file"),
     ],
 )

@@ -50,7 +50,8 @@ def measure(options: BenchOptions) -> dict[str, Any]:
 
 
 def _products(dtype: str, steps: int) -> dict[str, float]:
-    """Returns the times of checked matrix products relative to plain ones and to ones that return float32 sums."""
+    """Returns the times of checked matrix products, relative to plain products and to products that return float32
+    sums."""
     found = {}
     for m, k, n in LARGE if jax.default_backend() == "gpu" else SHAPES:
         keys = jax.random.split(jax.random.key(0))
@@ -89,7 +90,7 @@ def _steps(config: TrainConfig, steps: int) -> dict[str, float]:
 
 
 def _alarms(dtype: str) -> dict[str, float]:
-    """Returns the numbers of checked and of flagged rows of healthy synthetic products, and the largest margin."""
+    """Returns the numbers of checked and flagged rows in healthy synthetic products, and the largest margin."""
     settings = checksums.Settings(rounding=checksums.Profile.assumed().rounding, tier=2)
 
     @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
@@ -108,7 +109,8 @@ def _alarms(dtype: str) -> dict[str, float]:
 
 
 def _power() -> dict[str, Any]:
-    """Returns the smallest detected error, relative to its row's root mean square, and the share of detected flips."""
+    """Returns the smallest detected error, relative to the root mean square of its row, and the share of bit flips
+    detected."""
     fine = jnp.asarray([10.0 ** (x / 32) for x in range(-144, 84)])
     result: dict[str, Any] = {}
 

@@ -102,14 +102,15 @@ class _Workers:
 
     @property
     def copies(self) -> float:
-        """Memory that a device needs beyond the arguments of the step, in copies of its parameters or gradient."""
+        """Memory that a device needs beyond the arguments of the step, as a number of copies of its parameters or
+        gradient."""
         memory: Any = self._compiled.memory_analysis()
         working = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
         return float(working / (sum(leaf.nbytes for leaf in jax.tree.leaves(self.params)) // WORKERS))
 
 
 def _extra_copies(runs: dict[str, _Workers]) -> dict[str, float]:
-    """Returns how much more memory each run needs than the first run, in copies of the parameters."""
+    """Returns how much more memory each run needs than the first run, as a number of copies of the parameters."""
     first, *others = runs
     return {f"{name}_extra_copies": runs[name].copies - runs[first].copies for name in others}
 
@@ -145,7 +146,9 @@ def _paft(start: Callable[[_Method], _Workers], gradient: Any, steps: int) -> di
     seconds = take_turns(runs, blocks * PERIOD)
     blocked = {name: np.reshape(times, (blocks, PERIOD)).sum(axis=1).tolist() for name, times in seconds.items()}
     fixed, dynamic = runs["paft_sync_period_10"].state_of_one[1], runs["paft_dynamic"].state_of_one[1]
-    assert min(fixed.divergence.measured, dynamic.divergence.measured) > 0, "replicas never differed or synchronized"
+    assert min(fixed.divergence.measured, dynamic.divergence.measured) > 0, (
+        "the replicas never differed, or never synchronized"
+    )
     memory = _extra_copies(runs)
     return {
         "plain_seconds": statistics.median(seconds["plain"]),
@@ -222,7 +225,7 @@ def _averaging(gradient: Any, optimizer: Any, around: Callable[[Any], Step] = la
     """Returns the method of data parallelism: each worker adds noise to its gradient, and the optimizer receives the
     mean.
 
-    Noise in one leaf is enough for replicas to drift, and takes almost no time.
+    Noise in one leaf is enough to make replicas drift, and costs almost no time.
     """
 
     def noisy(params: Tree) -> Tree:
@@ -334,7 +337,7 @@ def _dropcompute() -> dict[str, float]:
 
 
 def follow() -> None:
-    """Runs one of the processes; its arguments are ADDRESS and NUMBER."""
+    """Runs one of the processes of DropCompute; its command-line arguments are ADDRESS and NUMBER."""
     address, number = sys.argv[1], int(sys.argv[2])
     peers = Peers(coordinator=address, processes=PROCESSES, process=number, timeout=60.0)
 

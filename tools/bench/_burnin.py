@@ -102,15 +102,15 @@ def _costs(level: Level, steps: int, *, only: Sequence[str] | None = None) -> di
 
 
 def _round(programs: burnin.Programs, workload: BurninWorkload) -> tuple[float, float]:
-    """Returns the duration of a run under load in seconds, without and with digest and comparison."""
+    """Returns the duration of a run in seconds: of the load alone, and including digest and comparison."""
     began = time.perf_counter()
     (outcome,) = programs.run(workload, 0, rest=lambda seconds: None)
     return outcome.seconds, time.perf_counter() - began
 
 
 def summarize_results(reports: int = REPORTS) -> dict[str, float]:
-    """Measures one summary of the results of hosts that have 8 devices and 58 workloads each; three of the hosts are
-    bad."""
+    """Measures the time and memory for a summary of the results of many hosts, three of them bad; each host has 8
+    devices and 58 workloads."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         started = time.perf_counter()
@@ -181,11 +181,11 @@ def measure_nodes(options: BenchOptions) -> dict[str, Any]:
     """Returns figures with a row for each node and the following columns.
 
     `quick chance`: predicted probability that a round of level quick detects the node; `quick 95 %`: predicted number
-    of rounds for detection with 95 % probability; `quick found`: median number of the detecting round in three
-    simulations of at most 20 rounds; `quick missed`: number of simulations without detection. `prejob 95 %`,
-    `acceptance 95 %`: the numbers of rounds predicted in the same way for these levels. `pair found`, `pool found`:
-    step at which a pair or a pool of three detects the node, or -1 if it is not detected within 20 steps. `pair
-    expected`: number of wrong elements that the node's model predicts in these steps.
+    of rounds for detection with 95 % probability; `quick found`: number of the round that detects the node, as the
+    median of three simulations of at most 20 rounds; `quick missed`: number of simulations that do not detect the node.
+    `prejob 95 %`, `acceptance 95 %`: the numbers of rounds predicted in the same way for these levels. `pair found`,
+    `pool found`: step at which a pair or a pool of three detects the node, or -1 if it is not detected within 20 steps.
+    `pair expected`: number of wrong elements that the node's model predicts in these steps.
     """
     register_training()
     devices = jax.local_devices()[:SUSPECTS]

@@ -1,8 +1,8 @@
 """The cost of records, reports and checkpoints.
 
 `sdc bench record`: checksums and syncs of a record, as a share of the run's time. `sdc bench report`: time and memory
-of the report of a long run. `sdc bench checkpoint`: certificates and running checkpoints, compared with Orbax alone and
-with a training step.
+for the report of a long run. `sdc bench checkpoint`: certificates and running checkpoints, compared with Orbax alone
+and with a training step.
 """
 
 import functools
@@ -49,7 +49,7 @@ SAVES = 1000  # number of saves of `tiny` after which the size of its store is m
 
 
 def measure_record(options: BenchOptions) -> dict[str, Any]:
-    """Trains twins, and writes 1,000 lines of the same kind with and without checksums and syncs, in turns."""
+    """Trains twins, then writes 1,000 lines like theirs, alternately with and without checksums and syncs."""
     job = Twins(workload=Workload(config=str(options.config)), steps=options.steps + 2)
     compiling, last = _last_comparison(job)
     with tempfile.TemporaryDirectory() as folder:
@@ -80,7 +80,7 @@ def measure_record(options: BenchOptions) -> dict[str, Any]:
 
 
 def _write_sealed(record: Record, rows: list[dict[str, Any]], every: int) -> None:
-    """Writes lines as a run does that saves a checkpoint every `every` steps."""
+    """Writes lines in the same way as a run that saves a checkpoint every `every` steps."""
     for step, row in enumerate(rows):
         record.line({**row, "step": step})
         if (step + 1) % every == 0:
@@ -95,8 +95,8 @@ def _write_plain(lines: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _last_comparison(job: Twins) -> tuple[float, float]:
-    """Returns the times to digest and compare the final states, in seconds: with compilation (once per run), and
-    without.
+    """Returns how many seconds it takes to digest and compare the final states, with compilation (once per run) and
+    without it.
 
     The digests are already in the summary of a run when they are compared.
     """
@@ -112,7 +112,7 @@ def _last_comparison(job: Twins) -> tuple[float, float]:
 
 
 def measure_report(options: BenchOptions) -> dict[str, Any]:
-    """Measures the report of a written record of 100,000 steps of twins, one in forty with mismatches."""
+    """Measures the report of a record that contains 100,000 steps of twins, one in forty of them with mismatches."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         writing = harness.seconds_of(lambda: write_run(path, STEPS))
@@ -130,7 +130,7 @@ def measure_report(options: BenchOptions) -> dict[str, Any]:
 
 
 def write_run(folder: Path, steps: int) -> None:
-    """Writes a record such as twins on two ranks write, with bursts of mismatches and a different loss at every
+    """Writes a record like those of twins on two ranks, with bursts of mismatches and a different loss at every
     step."""
     draw = random.Random(0)
     about = {

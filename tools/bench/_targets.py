@@ -84,7 +84,7 @@ def digest_costs(target: str, dtype: str) -> dict[str, float]:
 
 
 def step_costs(target: str, dtype: str, names: Sequence[str]) -> dict[str, float]:
-    """Returns the costs of the step with these `TOOLS` relative to the plain step; for `abft`, also the compile
+    """Returns the cost of the step with each of these `TOOLS`, relative to the plain step; for `abft`, also the compile
     time."""
     plain = _estimated(target, dtype, "plain")
     found = {"plain_million_cycles": plain.cost / 1e6} if plain.cycles else {"plain_ms_moving": 1e3 * plain.cost}
@@ -102,7 +102,8 @@ def step_costs(target: str, dtype: str, names: Sequence[str]) -> dict[str, float
 
 
 def paft_costs(target: str, dtype: str) -> dict[str, float]:
-    """Returns the cost of a step with a concurrent average relative to data parallelism; neither includes hidden time.
+    """Returns the cost of a step with a concurrent average relative to data parallelism; neither cost includes hidden
+    time.
 
     `paft_hidden` is the share of the exchanges' time that the compiler overlaps with other work; `paft_of_ten` is the
     cost if every tenth step has an average, as with the initial period of `paft`.

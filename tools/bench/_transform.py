@@ -152,7 +152,7 @@ def _operations(x: Any) -> Any:
 
 
 def measure_campaign(options: BenchOptions) -> dict[str, Any]:
-    """Measures both methods on the reference workload, with the same injections."""
+    """Measures injections through one program and as separate runs, with the reference workload."""
     injections = 10 * options.steps
     job = CampaignJob(workload=Workload(config=str(options.config)), injections=injections, batch=1)
     loaded = job.load()
@@ -180,8 +180,8 @@ def measure_campaign(options: BenchOptions) -> dict[str, Any]:
 
 
 def _process(config: str, runner: Campaign, number: int) -> float:
-    """Returns the duration of a process that trains for the steps of one injection: the least cost of a separate
-    run."""
+    """Returns the duration of a process that trains for the steps of one injection: a separate run costs at least this
+    much."""
     steps = runner.plan(number).step + 1 + runner.follow
     with tempfile.TemporaryDirectory() as folder:
         return harness.command_costs(["train", "--config", config, "--steps", steps, "--run", f"{folder}/run"])[0]

@@ -163,8 +163,8 @@ class Cable:
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[tuple[tuple[str, str], Cable]]:
-    """Yields the names of two namespaces, in each of which the host name resolves to the namespace's address, and their
-    cable."""
+    """Yields the names of two namespaces, in each of which the host name resolves to the namespace's own address, and
+    the cable between them."""
     if not (hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("ip") and Path("/dev/net/tun").exists()):
         raise CommandError("network namespaces need Linux, root, the command ip and /dev/net/tun", Exit.USAGE)
     names = (f"sdc{os.getpid()}a", f"sdc{os.getpid()}b")

@@ -33,10 +33,10 @@ class BenchOptions:
     each injection. abft: checked matrix products and steps, compared with plain ones; false alarms and detected errors.
     aggregation: PAFT, lossy ZeRO-2, a shadow replica and DropCompute, compared with plain data parallelism, on
     simulated CPU devices. report: time and memory for the report of 100,000 steps. record: checksums and syncs of a
-    record, as a share of the run's time. targets: digests, lock-step, fingerprint, inject and abft on TPUs and GPUs, as
-    their compilers estimate the costs without the hardware. delay: twins in two processes with a slow network between
-    them, compared with a fast one; needs root. checkpoint: certificates and running checkpoints, compared with Orbax
-    alone and with a training step. burnin: digests and comparison as a share of a level's time, checked matrix
+    record, as a share of the run's time. targets: digests, lock-step, fingerprint, inject and abft on TPUs and GPUs,
+    with costs estimated by their compilers, without the hardware. delay: twins in two processes with a slow network
+    between them, compared with a fast one; needs root. checkpoint: certificates and running checkpoints, compared with
+    Orbax alone and with a training step. burnin: digests and comparison as a share of a level's time, checked matrix
     products, a quick level, a pool's digests, the summary of 1,000 hosts, and false alarms in 1,000 healthy rounds.
     nodes: simulated nodes of the study that a burn-in, a pair and a pool detect, compared with predictions (takes
     minutes).
@@ -65,7 +65,7 @@ class BenchOptions:
     steps: int = 15
     """Number of measured steps of each program, after two warm-up steps; a campaign makes ten injections per step."""
     dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
-    """Dtypes to measure; campaign, aggregation and record measure float32."""
+    """Dtypes to measure; campaign, aggregation and record measure only float32."""
     json: bool = False
     """Print the figures as JSON."""
 

@@ -76,7 +76,7 @@ def tracing_seconds(step: Callable[..., Any], *arguments: Any) -> float:
 
 
 def take_turns(runs: Mapping[str, Callable[[], Any]], steps: int) -> dict[str, list[float]]:
-    """Returns the durations of each run in seconds, measured `steps` times in turns after two warm-up rounds."""
+    """Returns the durations of each run in seconds; the runs take turns `steps` times, after two warm-up rounds."""
     rounds = [{name: seconds_of(run) for name, run in runs.items()} for _ in range(steps + 2)]
     return {name: [each[name] for each in rounds[2:]] for name in runs}
 

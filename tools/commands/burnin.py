@@ -33,9 +33,9 @@ class BurninCommand(ResultCommand):
     Example: sdc burnin --level prejob --golden fleet.golden --prometheus /var/lib/node_exporter/sdc.prom
     Example: sdc burnin --devices 4 --only matrix --suspect node11
 
-    Runs on one host, without a coordinator. The verdict states its evidence: each device reproduced its own bits, all
-    devices of the host agreed, or recorded digests agreed. Exit codes: 0 PASS, 1 FAIL, 2 bad usage, 3 INCONCLUSIVE
-    (docs/burnin.md).
+    Runs on one host, without a coordinator. The verdict states the evidence on which it rests: that each device
+    reproduced its own bits, that all devices of the host agreed, or that they agreed with recorded digests. Exit codes:
+    0 PASS, 1 FAIL, 2 bad usage, 3 INCONCLUSIVE (docs/burnin.md).
     """
 
     settings: BurninSettings
@@ -49,11 +49,13 @@ class BurninCommand(ResultCommand):
     run: Path | None = None
     """New folder for result.json, the log, and the bundle for the vendor; by default a new one below runs/."""
     resume: bool = False
-    """Resume the burn-in in the folder that --run names until its time is used up, so that short sessions add up."""
+    """Resume the burn-in in the folder given with --run, until its time is used up; several short sessions thus count
+    as one long one."""
     junit: Path | None = None
     """Also write the result as JUnit XML."""
     prometheus: Path | None = None
-    """Also write the result as metrics, for the textfile collector of the Prometheus node exporter (NAME.prom)."""
+    """Also write the result as metrics to this file (NAME.prom), for the textfile collector of the Prometheus node
+    exporter."""
 
     def publish(self, result: BurninResult) -> None:
         """Writes the JUnit and Prometheus files; called whenever the result has changed."""
@@ -108,7 +110,7 @@ def run(options: BurninCommand) -> int:
     if unwritten is not None:
         with contextlib.suppress(OSError):  # these outputs may be on the same full disk
             options.publish(result)
-        print(f"sdc: cannot write to {folder} ({unwritten}): the result is not on record there", file=sys.stderr)
+        print(f"sdc: cannot write to {folder} ({unwritten}): this folder does not contain the result", file=sys.stderr)
     if session.hung:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -18,10 +18,10 @@ class DoctorCommand(ResultCommand):
     Example: sdc doctor --json > host-a.json
     Example: sdc doctor --against host-a.json
 
-    Runs a small training step and single operations twice in one process, in several processes, with an empty and a
-    warm compilation cache, and with the devices in reverse order. Checks flags, environment variables and libraries.
-    Repeats whatever differs with other settings to find the cause. Exit codes: 0 fit, 1 bits differed, 2 bad usage, 3
-    inconclusive.
+    Runs a small training step and single operations repeatedly: twice in one process, in several processes, with an
+    empty and a warm compilation cache, and with the devices in reverse order. Checks flags, environment variables and
+    libraries. To find the cause of a difference, repeats whatever differed with other settings. Exit codes: 0 fit, 1
+    bits differed, 2 bad usage, 3 inconclusive.
     """
 
     asked: Examination = dataclasses.field(default_factory=Examination)

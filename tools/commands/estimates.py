@@ -30,10 +30,10 @@ class EstimateCommand(ResultCommand):
     Example: sdc estimate --target v5p:2x2x4 --config llama3_8b_16l --model 8
     Example: sdc estimate --target h100 --tool plain abft
 
-    Compiles the plain step and the step with each tool for the given targets, with the real compilers but without the
-    hardware (pip install 'jax-sdc[targets]'). Reports cycles and the most expensive operations (TPU), kernels and the
-    bytes that they move (GPU), collectives, memory and compile time. Nothing is measured. Exit codes: 0 done, 2 bad
-    usage or a step that does not fit into memory, 3 the compiler crashed.
+    Compiles the plain step, and the step with each tool, for the given targets; this needs the real compilers but not
+    the hardware (pip install 'jax-sdc[targets]'). Reports cycles and the most expensive operations (TPU), kernels and
+    the bytes that they move (GPU), collectives, memory and compile time. Nothing is measured. Exit codes: 0 done, 2 bad
+    usage or a step that does not fit into memory, 3 a crash of the compiler.
     """
 
     target: tuple[str, ...]
@@ -48,7 +48,7 @@ class EstimateCommand(ResultCommand):
 
 
 def estimate(options: EstimateCommand) -> int:
-    """Estimates each tool on each target; reports a failed estimate and keeps the earlier ones."""
+    """Estimates each tool on each target; if an estimate fails, reports this and keeps the other ones."""
     from sdc.costs import check_compiler, find_target, prepare_compilers, read_options
 
     with usage_errors():
@@ -120,8 +120,8 @@ def _process(subject: Subject, kernel: str | None = None) -> dict[str, Any]:
         how = signal.Signals(-ended.returncode).name if ended.returncode < 0 else f"exit code {ended.returncode}"
         last = "\n  ".join(ended.stderr.decode(errors="replace").splitlines()[-LAST:])
         raise CommandError(
-            f"the compiler of {subject.target} ended with {how} on the {subject.tool} step without an estimate; its "
-            f"last output:\n  {last}",
+            f"the compiler of {subject.target} ended with {how} on the {subject.tool} step and produced no estimate; "
+            f"its last output:\n  {last}",
             Exit.INCONCLUSIVE,
         )
 
@@ -131,8 +131,8 @@ def main() -> None:
 
     python -m sdc.tools.commands.estimates SUBJECT RESULT SCHEDULES KERNEL
 
-    KERNEL is the name of the kernel whose instructions are written, or empty for all. The process reads a `Subject` as
-    JSON and writes the estimate, or the user's error, as JSON.
+    KERNEL is the name of the kernel whose instructions are written, or an empty string for all kernels. The process
+    reads a `Subject` as JSON and writes the estimate, or the user's error, as JSON.
     """
     given, result, schedules = map(Path, sys.argv[1:4])
     subject = json.loads(given.read_text(encoding="utf-8"))

@@ -26,15 +26,16 @@ class SummarizeCommand(ResultCommand):
     Example: sdc fleet summarize rack1 rack2 --json
 
     Hosts that ran the same programs on the same kind of devices vote on their digests, and the ledger accumulates
-    evidence over time. Damaged and contradictory results are rejected and listed; a result that occurs twice counts
-    once. Exit codes: 0 no suspect among the compared hosts; 1 suspects, or hosts that differ without a majority; 2 bad
-    usage; 3 nothing could be compared.
+    evidence over time. Damaged and contradictory results are rejected and listed; a result that occurs more than once
+    is counted once. Exit codes: 0 no suspect among the compared hosts; 1 suspects, or hosts that differ without a
+    majority; 2 bad usage; 3 nothing could be compared.
     """
 
     files: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Results of sdc burnin (result.json), or folders that contain results at any depth."""
     output: Path | None = None
-    """Folder for a page (index.html), suspects.csv and devices.csv; those of an earlier summary are overwritten."""
+    """Folder for a page (index.html), suspects.csv and devices.csv; these files overwrite those of an earlier
+    summary."""
     ledger: Path | None = None
     """File that accumulates what was checked on each device over time; created if it does not exist."""
 
@@ -46,8 +47,8 @@ class ScheduleCommand:
     Example: sdc fleet schedule gpu-1 gpu-2 gpu-3 gpu-4 --rounds 2
     Example: sdc fleet schedule gpu-1 gpu-2 gpu-3 gpu-4 --rounds 2 --format jobset
 
-    In each round, every host is paired with a new partner, and suspects are paired with healthy hosts, as far as
-    possible; the command lists exceptions. Exit codes: 0 done, 2 bad usage.
+    As far as possible, every host has a new partner in each round, and suspects are paired with healthy hosts; the
+    command lists exceptions. Exit codes: 0 done, 2 bad usage.
     """
 
     hosts: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
@@ -57,7 +58,7 @@ class ScheduleCommand:
     suspects: str = ""
     """Hosts that must not be paired with each other, separated by commas."""
     format: Literal["srun", "jobset", "json"] = "srun"
-    """A script of srun lines, JobSet documents, or JSON."""
+    """Form of the schedule: a script of srun lines (srun), JobSet documents (jobset), or JSON (json)."""
     folder: str = "pairs"
     """Folder for the run folders of the pairs."""
     image: str = "IMAGE"
@@ -73,8 +74,8 @@ class SimulateCommand(ResultCommand):
     Example: sdc fleet simulate --hosts 64 --bad 3 --probability 0.7 --rounds 8
     Example: sdc fleet simulate --hosts 1000 --bad 1 --rounds 4
 
-    The bad hosts count as identified if no other set of so few hosts has a member in every pair that differed. Exit
-    codes: 0 done, 2 bad usage.
+    The bad hosts count as identified if no other set of the same or a smaller size has a member in every pair that
+    differed. Exit codes: 0 done, 2 bad usage.
     """
 
     hosts: int
@@ -201,7 +202,7 @@ def _named(words: Sequence[str]) -> Iterator[str]:
 
 
 def _text(word: str, path: Path) -> str:
-    """Reads a file of host names; does not open endless files such as pipes, and reads at most `LARGEST` bytes."""
+    """Reads a file of host names; refuses endless files, such as pipes, and files of more than `LARGEST` bytes."""
     try:
         what = "a folder" if path.is_dir() else endless(path)
         if what is not None:
@@ -213,7 +214,7 @@ def _text(word: str, path: Path) -> str:
     except OSError as error:
         raise SettingError("HOSTS", word, f"cannot be read ({reason(error)}); choose another file") from error
     if len(content) > LARGEST:
-        raise SettingError("HOSTS", word, f"expected a file of {LARGEST:,} bytes at most; choose another file")
+        raise SettingError("HOSTS", word, f"expected a file of at most {LARGEST:,} bytes; choose another file")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

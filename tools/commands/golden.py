@@ -61,8 +61,8 @@ class VerifyCommand(ResultCommand):
     rounds: Annotated[int, Within(1, MOST_ROUNDS)] = 2
     """Number of rounds of all workloads."""
     devices: str | None = None
-    """Required devices, as for sdc burnin; by default, a register of CPUs uses the number of devices on which it was
-    recorded."""
+    """Required devices, as for sdc burnin; by default, a register of CPUs requires as many devices as it was recorded
+    on."""
     no_run: bool = False
     """Only check that the file is undamaged, without starting a device."""
 
@@ -91,7 +91,7 @@ class ListCommand(ResultCommand):
     Example: sdc golden list fleet.golden
     Example: sdc golden list rack1.golden rack2.golden --json
 
-    Starts no device. Exit codes: 0 shown, 2 bad usage, 3 inconclusive (at least one register is damaged).
+    Starts no device. Exit codes: 0 done, 2 bad usage, 3 inconclusive (at least one register is damaged).
     """
 
     files: Annotated[tuple[Path, ...], tyro.conf.Positional]
@@ -159,7 +159,7 @@ def _verify(options: VerifyCommand) -> int:
     about = {"file": str(options.file), "confirmed": found.confirmed, "elsewhere": found.elsewhere}
     sentence = f"{found.confirmed} digests confirmed by this host"
     if found.elsewhere:
-        sentence += f", {found.elsewhere} belong to other devices or versions"
+        sentence += f"; {found.elsewhere} belong to other devices or versions"
     return _end(found, about, sentence, options.json)
 
 
@@ -220,8 +220,8 @@ def _check_new(setting: str, file: Path) -> None:
 def _at_load(
     file: Path, asked: DeviceRequest, minutes: float | None, rounds: int | None
 ) -> Iterator[tuple[Sequence["jax.Device"], Callable[[Mapping[str, Any]], None]]]:
-    """Starts and claims the requested devices, and shows the progress of their load; does not substitute other
-    devices."""
+    """Starts and claims the requested devices, never others in their place, and shows progress while they are under
+    load."""
     devices, problem = start_devices(asked)
     if problem is not None:
         raise CommandError(problem, Exit.INCONCLUSIVE)

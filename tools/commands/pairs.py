@@ -46,15 +46,15 @@ class PairCommand(ComparisonCommand):
     Example: sdc pair --steps 200 --run /shared/pair-17 --coordinator 10.0.0.1:4321 --processes 2 --process 0
     Example: sdc pair --resolve pair-17/pair.json pair-18/pair.json pair-19/pair.json
 
-    The comparison starts at full load, and becomes more and more detailed if the hosts differ. Writes pair.json into
-    the run folder. A difference between two hosts does not show which host is wrong; a third host (sdc pool) or several
-    pairs (--resolve) show it. Exit codes: 0 PASS (no bit differed), 1 FAIL (the hosts differ), 2 bad usage, 3
-    INCONCLUSIVE.
+    The comparison starts at full load; if the hosts differ, it is repeated in more and more detail. Writes pair.json
+    into the run folder. A difference between two hosts does not show which of them is wrong; to find out, compare a
+    third host (sdc pool), or several pairs (--resolve). Exit codes: 0 PASS (no bit differed), 1 FAIL (the hosts
+    differ), 2 bad usage, 3 INCONCLUSIVE.
     """
 
     resolve: tuple[Path, ...] = ()
-    """Results of several pairs (files or folders), which together identify wrong hosts. Can be combined with --json
-    only."""
+    """Results of several pairs (files or folders), which together identify wrong hosts. No other flag except --json can
+    be given."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class PoolCommand(ComparisonCommand):
     """
 
     twins: int | None = None
-    """Number of hosts to compare; by default --processes."""
+    """Number of hosts to compare; by default, the value of --processes."""
 
 
 def pair(command: PairCommand) -> int:

@@ -24,10 +24,10 @@ class ReportCommand(ResultCommand):
     Example: sdc report runs/demo
     Example: sdc report runs/plain runs/partial runs/full
 
-    Writes report.html and report.md into the run, finished or not, and prints its summary. Given a folder of runs, it
-    writes a report of each run, and an index.html in which the most severe runs come first. Given two to six runs, it
-    writes one page, beside-FIRST.html, into the folder of the last. The exit code is that of the most severe run: 0
-    clean, 1 corruption found, 2 bad usage, 3 inconclusive.
+    Writes report.html and report.md into the folder of a run, finished or not, and prints a summary of the run. Given a
+    folder of runs, it writes a report of each run, and an index.html in which the most severe runs come first. Given
+    two to six runs, it writes one page, beside-FIRST.html, into the folder of the last run. The exit code is that of
+    the most severe run: 0 clean, 1 corruption found, 2 bad usage, 3 inconclusive.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
@@ -71,7 +71,7 @@ class CheckpointCommand(ResultCommand):
     folder: tyro.conf.Positional[str]
     """Folder that an Orbax checkpointer wrote, with one folder for each step."""
     step: Annotated[tuple[int, ...], tyro.conf.UseAppendAction] = ()
-    """Step of a checkpoint to inspect; may be repeated. By default, all are inspected."""
+    """Step of a checkpoint to inspect; may be repeated. By default, all checkpoints are inspected."""
 
 
 def report(options: ReportCommand) -> int:
@@ -79,7 +79,9 @@ def report(options: ReportCommand) -> int:
         raise CommandError("RUNS: expected a run folder, a folder of run folders, or several run folders")
     first, *more = options.runs
     if not more and options.output is not None:
-        raise CommandError("--output: the report of one run is in its own folder; give several, or leave the flag out")
+        raise CommandError(
+            "--output: the report of one run is in its own folder; give several runs, or leave the flag out"
+        )
     # Folders without a run are refused before `sdc.analysis` imports JAX.
     with usage_errors():
         several = os.path.isdir(first) and not os.path.exists(first / MANIFEST) and any(first.glob(f"*/{MANIFEST}"))
@@ -155,7 +157,7 @@ def checkpoint(options: CheckpointCommand) -> int:
 
 
 def _listed(verdict: Verdict | None, rows: list[dict[str, Any]]) -> "Iterator[pages.Part]":
-    """Yields a line for each checkpoint, their problems, and the verdict."""
+    """Yields a table with a row for each checkpoint, then the problems of the checkpoints, and the verdict."""
     cells = []
     for row in rows:
         status = row["status"] or {"state": "-", "reasons": [], "history": True}

@@ -17,8 +17,8 @@ class TwinCommand(JobCommand):
     Example: sdc twin --model 2 --suspect node11 --steps 20
     Example: sdc twin --steps 1350 --coordinator 10.0.0.1:4321 --processes 2 --process 0
 
-    Simulated faults strike the last twin unless they specify another one. Without --suspect or --fault, nothing is
-    simulated, and the run tests real hosts, with one twin on each. Exit codes: 0 clean, 1 corruption found, 2 bad
+    A simulated fault strikes the last twin, unless the fault specifies another. Without --suspect and --fault, nothing
+    is simulated, and the run tests real hosts, with one twin on each. Exit codes: 0 clean, 1 corruption found, 2 bad
     usage, 3 inconclusive.
     """
 
@@ -32,8 +32,8 @@ class TrainCommand(JobCommand):
     Example: sdc train --steps 20 --abft --run runs/checked
     Example: sdc train --data 4 --steps 50 --aggregate noise,sigma=0.01+paft,max_period=20
 
-    Exit codes: 0 trained, and clean if something is checked (--abft, --aggregate shadow), 1 corruption found, 2 bad
-    usage, 3 inconclusive (a flagged row was reproduced, so only another device can show whether it is wrong).
+    Exit codes: 0 done, and clean if anything was checked (--abft, --aggregate shadow), 1 corruption found, 2 bad usage,
+    3 inconclusive (a flagged row was reproduced, so only another device can show whether it is wrong).
     """
 
     job: Training
@@ -47,8 +47,8 @@ class TraceCommand(JobCommand):
     Example: sdc trace runs/suspect --steps 20 --where 'primitive("dot_general")' --against runs/golden
 
     Trace the same run on two machines or on two days, then compare the traces with `sdc diff`; with --against, the
-    comparison takes place during the run. Exit codes: 0 traced (with --against: equal), 1 the traces differ, 2 bad
-    usage, 3 inconclusive.
+    comparison takes place during the run. Exit codes: 0 done (with --against, the traces agree), 1 the traces differ, 2
+    bad usage, 3 inconclusive.
     """
 
     job: Tracing
@@ -61,8 +61,8 @@ class CampaignCommand(ResultCommand):
     Example: sdc campaign --injections 1000 --fault bitflip nan --run runs/campaign
     Example: sdc campaign --where 'argument("0/params/*")' --fault stuck1,row
 
-    Every injection starts from the clean state before its step, and all injections share one compiled program. Exit
-    codes: 0 done, 2 bad usage, 3 inconclusive (the clean run is not reproducible).
+    Every injection starts from the clean state that precedes its step, and all injections share one compiled program.
+    Exit codes: 0 done, 2 bad usage, 3 inconclusive (the clean run is not reproducible).
     """
 
     job: CampaignJob

@@ -53,7 +53,7 @@ class AggregationStudyCommand(RecordedStudy):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaftCommand(AggregationStudyCommand):
-    """PAFT: loss under inconsistent gradients, and divergence compared with theory.
+    """PAFT: the loss under inconsistent gradients, and the divergence compared with theory.
 
     Example: sdc study paft --run runs/paft
     Example: sdc study paft --workload convnet --steps 300
@@ -64,7 +64,7 @@ class PaftCommand(AggregationStudyCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DropComputeCommand(AggregationStudyCommand):
-    """DropCompute: speedup by drop rate and number of workers, measured and predicted.
+    """DropCompute: measured and predicted speedup, by drop rate and number of workers.
 
     Example: sdc study dropcompute --run runs/dropcompute
     Example: sdc study dropcompute --steps 300
@@ -75,7 +75,7 @@ class DropComputeCommand(AggregationStudyCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossyCommand(AggregationStudyCommand):
-    """Lossy collectives: perplexity by loss rate, and drift compared with theory.
+    """Lossy collectives: the perplexity at each loss rate, and the drift compared with theory.
 
     Example: sdc study lossy --run runs/lossy
     Example: sdc study lossy --steps 300
@@ -102,10 +102,10 @@ class ScarStudyCommand(RecordedStudy):
     Example: sdc study scar --workload regression --run runs/scar
     Example: sdc study scar --run runs/scar --resume
 
-    Compares the cost of perturbations with theorem 3.2 (Qiao et al., ICML 2019), partial recovery with full recovery
-    (for random and for adjacent lost blocks), and the choice of saved blocks by priority with choices in turn and at
-    random. Then measures a failure of a run that saves its state to disk. --resume continues an interrupted study. Exit
-    codes: 0 done, 2 bad usage, 3 interrupted.
+    Makes three comparisons: the cost of perturbations with theorem 3.2 (Qiao et al., ICML 2019); partial with full
+    recovery, if random or adjacent blocks are lost; and saving the blocks with the highest priority with saving blocks
+    in turn or at random. Then measures the cost of a failure in a run that saves its state to disk. --resume continues
+    an interrupted study. Exit codes: 0 done, 2 bad usage, 3 interrupted.
     """
 
     workload: tuple[
@@ -126,8 +126,8 @@ class NodesStudyCommand(RecordedStudy):
     Example: sdc study nodes --runs 20
 
     Fits the parameters that the published tables (Ma et al. 2025) leave open; simulates runs of 4,500 steps at the
-    study's size; predicts the noise in each node's gradients from the other nodes; and trains small models to measure
-    drift and losses. Exit codes: 0 done, 2 bad usage, 3 interrupted.
+    study's size; predicts the noise in the gradients of each node from the figures of the other nodes; and trains small
+    models to measure drift and losses. Exit codes: 0 done, 2 bad usage, 3 interrupted.
     """
 
     study: NodesStudy = dataclasses.field(default_factory=NodesStudy)
@@ -145,7 +145,7 @@ StudyChoice: TypeAlias = (
 
 @dataclasses.dataclass(frozen=True)
 class StudyCommand:
-    """Repeats the experiments of a paper at a smaller scale.
+    """Repeats the experiments of a paper on a smaller scale.
 
     Example: sdc study paft --run runs/paft
     Example: sdc study nodes --nodes node1 node11
@@ -164,9 +164,9 @@ class ProductsStudyCommand(RecordedStudy):
     Example: sdc abft study --steps 20 --run runs/study
     Example: sdc abft study --dtypes bfloat16 --where 'scope("*/ffn/*")'
 
-    Trains the configuration on this machine's healthy devices, checks every matrix product of every step with every
-    scheme (false alarms), and injects errors of known size and flips of known bits into some steps (detection). Exit
-    codes: 0 done, 2 bad usage.
+    Trains the configuration on this machine's healthy devices, and checks every matrix product of every step with every
+    scheme to count false alarms. Injects errors of known size and flips of known bits into some steps to measure
+    detection. Exit codes: 0 done, 2 bad usage.
     """
 
     text: Text = dataclasses.field(default_factory=Workload)
@@ -185,8 +185,8 @@ class CalibrateCommand(ResultCommand):
 
     Uses synthetic and real matrix products to measure kappa (how fast the errors of long sums grow), how the device
     rounds float32 inputs, which products of the configuration's step should start at the second tier, and whether the
-    fused kernel is faster than XLA (GPU, TPU). Calibrate only a healthy device; check the largest margins that the
-    command prints. Exit codes: 0 done, 2 bad usage, 3 inconclusive (the errors are too large to be rounding).
+    fused kernel is faster than XLA (GPU, TPU). Calibrate only a healthy device, and check the largest margins that the
+    command prints. Exit codes: 0 done, 2 bad usage, 3 inconclusive (the errors are too large to be rounding errors).
     """
 
     text: Text = dataclasses.field(default_factory=Workload)
@@ -239,7 +239,7 @@ def study(options: StudyCommand) -> int:
 def _recorded(
     command: RecordedStudy, folder: Path, parts: tuple[str, int, Generator[str, None, Any]], about: Mapping[str, Any]
 ) -> int:
-    """Runs an experiment, writes its measurements into a folder, and prints them."""
+    """Runs an experiment, writes its measurements into a folder, and prints their summary."""
     from sdc.analysis import describe
     from sdc.analysis.studies import write_study
 
@@ -292,7 +292,7 @@ def _scar(options: ScarStudyCommand) -> int:
 
 
 def _path(source: str | Path) -> str | Path:
-    """Returns a source as a path if it contains a path separator or if such a file exists."""
+    """Returns a source as a path if it contains a path separator or names an existing file."""
     return Path(source) if os.sep in str(source) or os.path.exists(source) else source
 
 

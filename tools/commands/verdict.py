@@ -1,4 +1,4 @@
-"""`sdc verdict`: prints the latest verdict at once, without using a device."""
+"""`sdc verdict`: prints the latest verdict that is on record, without using a device."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ NAGIOS = {Exit.CLEAN: ("OK", 0), Exit.CORRUPT: ("CRITICAL", 2), Exit.INCONCLUSIV
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerdictCommand(ResultCommand):
-    """Prints the latest verdict of a burn-in, pair or pool at once.
+    """Prints the latest recorded verdict of a burn-in, pair or pool.
 
     Example: sdc verdict --max-age 24h runs/burnin
     Example: sdc verdict --format nagios --max-age 7d /var/lib/sdc
@@ -32,11 +32,12 @@ class VerdictCommand(ResultCommand):
     """
 
     result: Annotated[Path, tyro.conf.Positional] = Path("runs")
-    """Result file, run folder, or folder of run folders, of which the newest result counts."""
+    """Result file, run folder, or folder of run folders; in the last case, the newest result counts."""
     max_age: str | None = None
-    """Maximum age of a result, such as 90s, 30m, 24h or 7d; with an older result, the verdict is INCONCLUSIVE."""
+    """Maximum age of a result, such as 90s, 30m, 24h or 7d; if the result is older, the verdict is INCONCLUSIVE."""
     format: Literal["text", "nagios"] = "text"
-    """Print a line for people, or one for Nagios with its exit codes (0 OK, 2 critical, 3 unknown)."""
+    """Print a line for people (text), or a line for Nagios (nagios), with the exit codes of Nagios (0 OK, 2 critical, 3
+    unknown)."""
 
 
 def run(options: VerdictCommand) -> int:
@@ -68,7 +69,7 @@ def _line(standing: Standing) -> str:
 
 
 def seconds_of(text: str) -> float:
-    """Returns a duration such as `24h` in seconds.
+    """Returns the number of seconds in a duration such as `24h`.
 
     Raises:
         SettingError: `text` is not a time.
