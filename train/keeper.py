@@ -1,8 +1,8 @@
 """Running checkpoints of a training run (SCAR), copies on each host, and losses of parts of the run's state.
 
-A loss is either real, or simulated while the run continues. After a real loss, all processes are restarted. Each
-process then reads its state from the last copy on its own host, and reads any blocks that no host holds from the
-running checkpoint.
+A loss is either real or simulated. A run continues after a simulated loss. After a real loss, all processes are
+restarted; each process then reads its state from the last copy on its own host, and reads any blocks that no host holds
+from the running checkpoint.
 """
 
 import dataclasses
@@ -59,7 +59,8 @@ EXAMPLE = 'shards(step=30, fraction=0.5, recover="partial")'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Running:
-    """Settings of a running checkpoint: frequent saves of the blocks that changed most, instead of full checkpoints."""
+    """Settings of a running checkpoint, which frequently saves the blocks that changed most, instead of the full
+    state."""
 
     fraction: Annotated[float, Flag("checkpoint_fraction")] = 0.125
     """Fraction of the state's bytes that each save of --checkpoint scar writes. The interval between saves is the
@@ -134,9 +135,9 @@ class Keeper:
         return step % self._every == 0 or step % self._copied == 0
 
     def recovered(self, state: Any, number: int) -> tuple[Any, dict[str, Any]]:
-        """Returns the state after a step, with lost blocks recovered, and the loss entries of the record.
+        """Returns the state after a step, with lost blocks recovered, and entries for the record.
 
-        The entries are the losses that occurred and, if a save follows, the expected cost of the next loss.
+        The entries describe the losses that occurred and, if a save follows, the expected cost of the next loss.
         """
         entries, self._restarted = self._restarted, {}
         for one in self._lost:

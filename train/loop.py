@@ -1,7 +1,7 @@
 """Runs and campaigns of the reference workload; both can be resumed from their records.
 
-`run` is the training loop: for each batch it runs a step, writes a line of the record, saves checkpoints and applies
-policies.
+`run` is the training loop: for each batch, it runs a step, applies the policies, writes a line of the record and, if
+one is due, saves a checkpoint.
 """
 
 import dataclasses
@@ -89,9 +89,9 @@ def run(
         on_step: called with each line of `steps.jsonl`.
         devices: the devices to use (default: as many as needed if the run has one process, otherwise all devices).
         command: the command line of the run, for the record.
-        stop: called after each step; returns whether to end early, which must be the same in all processes
-            (`sdc.train.stopping.Stop`). A run that ends early has saved a checkpoint and an unfinished record, so it
-            can be resumed.
+        stop: called after each step; returns whether to end early. The result must be the same in all processes (see
+            `sdc.train.stopping.Stop`). A run that ends early has saved a checkpoint and an unfinished record, so it can
+            be resumed.
 
     Returns:
         The record in process 0, from which `sdc.analysis.conclude` derives the verdict; None in other processes.
@@ -99,7 +99,8 @@ def run(
     Raises:
         ValueError: a setting is invalid, the data cannot be read, the record or a checkpoint is damaged, or a GPU was
             started without the settings for determinism (`sdc.records.prepare`).
-        Incomparable: processes, or a run and its resumption, differ in something that affects what they compute.
+        Incomparable: the processes of a run, or a run and its resumption, differ in something that affects what they
+            compute.
 
     Example:
         >>> import tempfile
@@ -152,12 +153,12 @@ def run(
         if changed := changes(then, manifest, SETTINGS, ("the run has", "asked is")):
             raise RecordError(
                 f"{folder} contains a run with another configuration ({'; '.join(changed)}); "
-                "resume it with the same settings, or give another folder"
+                "resume it with its original settings, or give another folder"
             )
     elif first:
         check_free(folder)
     check_deterministic(manifest["environment"])
-    announce("at lowering the program")
+    announce("lowering the program")
     manifest["program"] = described.fingerprint()
     check_comparable(manifest)
     for golden in goldens:
@@ -167,17 +168,17 @@ def run(
         changed := changes(then, manifest, ("program", "environment", "digests"), ("the run had", "now"))
     ):
         raise Incomparable(
-            f"{folder} was recorded with another program, so its steps are not comparable ({'; '.join(changed)}); "
-            "restore that environment, or start a new run"
+            f"{folder} was recorded with another program, so new steps would not be comparable with its steps "
+            f"({'; '.join(changed)}); restore the original environment, or start a new run"
         )
     checkpoints = (Unsaved if job.unsaved else Checkpoints)(folder / "checkpoints", every=job.checkpoint_every)
     record: Record | None = None
     keeper: Keeper | None = None
     finished = False
     try:
-        announce("at compiling the program")
+        announce("compiling the program")
         _ = program.executables
-        everyone("compiled", at="at compiling the program")
+        everyone("compiled", at="while compiling the program")
         if job.keeping is not None and job.resume:
             # Roll back a running checkpoint from a later step before lines are removed from the record.
             keeper, state = _keeper(job, job.keeping, folder, str(then.get("created")), program)
@@ -215,7 +216,7 @@ def run(
             )
         finished = not done.stopped
         if finished:
-            announce("at the comparison of the final states")
+            announce("comparing the final states")
             found: dict[str, Any] = {
                 "steps": done.steps,
                 "state_digest": program.digest(done.state),
@@ -254,7 +255,7 @@ def planned(job: Planned, loaded: Loaded, placement: Placement, command: Sequenc
 
 def _keeper(job: Job, settings: Running, folder: Path, created: str, program: Program) -> tuple[Keeper, Any]:
     """Opens the running checkpoint and the copies on each host, and returns them with the initial state."""
-    run = everyone(identity(folder, created), at="which run it is")[0]
+    run = everyone(identity(folder, created), at="when asked which run it is")[0]
     again = functools.partial(program.init, job.workload.seed)
     state = again()
     return Keeper(settings, folder, state, run=run, again=again, checkpoint_every=job.checkpoint_every), state
@@ -265,7 +266,7 @@ def _restarted(
 ) -> tuple[Any, int]:
     """Returns the state from which a run with a running checkpoint resumes, and the number of steps done."""
     lines = len(read_record(folder).lines) if jax.process_index() == 0 else 0
-    words = everyone(json.dumps([checkpoints.latest or 0, lines]), at="what the record has")
+    words = everyone(json.dumps([checkpoints.latest or 0, lines]), at="when asked what the record contains")
     full, lines = json.loads(words[0])
     back = keeper.restart(state, after=full, lines=lines)
     if back is None:
@@ -276,8 +277,8 @@ def _restarted(
 
 
 def _state(job: Job, program: Program, checkpoints: Checkpoints, source: Any, start: int) -> tuple[Any, int]:
-    """Returns the state from which a run resumes, and its step: that of the newest undamaged checkpoint, or the initial
-    one."""
+    """Returns the state from which a run resumes (that of the newest undamaged checkpoint, or the initial state), and
+    the step of this state."""
     if not start:
         return program.init(job.workload.seed), 0
     state, position, step = checkpoints.restore_newest(program.abstract())
@@ -291,7 +292,7 @@ def _check_intents(job: Job, folder: Path, start: int) -> None:
         "kind": job.kind, "run": str(folder), "resume": job.resume, "from step": start, "steps": job.steps,
         "checkpoint_every": job.checkpoint_every,
     }  # fmt: skip
-    said = everyone(json.dumps(intent), at="what each is about to do")
+    said = everyone(json.dumps(intent), at="when asked what it is about to do")
     if lines := differences([json.loads(text) for text in said]):
         raise Incomparable(
             f"the processes are about to do different things ({'; '.join(line.describe() for line in lines)}); start "
@@ -306,10 +307,10 @@ def _check_start(folder: Path, start: int, steps: int) -> None:
 
 
 def _evidence(mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """Returns a description of the run's hardware: its devices, and the number of hosts."""
+    """Returns a description of the run's hardware: the devices and the number of hosts."""
     host = identify()
     mine = {"host": host.boot or f"{host.name} {host.machine}", "devices": describe_devices()}
-    said = [json.loads(text) for text in everyone(json.dumps(mine), at="which devices each has")]
+    said = [json.loads(text) for text in everyone(json.dumps(mine), at="when asked which devices it has")]
     devices = [device for each in said for device in each["devices"]]
     return {"devices": on_mesh(devices, mesh), "hosts": len({each["host"] for each in said})}
 
@@ -344,7 +345,8 @@ def run_steps(
     on_step: Callable[[Mapping[str, Any]], None] = lambda row: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Done:
-    """Runs the steps of a program. `batches` is an endless iterator of global batches whose position can be saved."""
+    """Runs the steps of a program. `batches` is an endless iterator over global batches, whose position can be
+    saved."""
     number, reruns, impatient, stopped = steps.start, 0, 0, False
     rollbacks: list[tuple[int, int]] = []
     while number < steps.stop:
@@ -482,7 +484,7 @@ def run_campaign(
         check_resumed(folder, job.kind, old, manifest, CAMPAIGN_SETTINGS)
         if changes(old, manifest, ["digests", "clean"]):
             raise Incomparable(
-                f"the clean run of {folder} gives different results here, so earlier and later injections would not be "
+                f"the clean run of {folder} now gives different results, so earlier and later injections would not be "
                 "comparable; resume the campaign on the original machine with the original versions of the software"
             )
     with Record.resume(folder, manifest, at=done) if job.resume else Record.create(folder, manifest) as record:
@@ -494,7 +496,8 @@ def run_campaign(
 
 
 def rows_done(job: CampaignJob, folder: Path) -> int:
-    """Returns the number of recorded injections up to the first gap; called before anything is compiled."""
+    """Returns the number of injections recorded before the first gap; this function is called before anything is
+    compiled."""
     if not job.resume:
         return 0
     done = len(rows_in_order(folder, job.kind, "injection"))

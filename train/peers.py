@@ -59,8 +59,8 @@ def route(coordinator: str, *, own: str | None = None, resolve: Resolver = resol
         return Route(tried, None)
     return Route(
         tried,
-        f"this host's own name {own} resolves to {mine}, at which CPU processes of other hosts cannot reach it; map "
-        "the name to the host's address in /etc/hosts",
+        f"this host's own name {own} resolves to {mine}, where CPU processes on other hosts cannot reach this host; "
+        "map the name to the host's address in /etc/hosts",
     )
 
 

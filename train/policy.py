@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sdc import twins
 
-PATIENCE = 10  # number of consecutive decisions not to continue after which a run gives up
+PATIENCE = 10  # a run gives up after this number of consecutive decisions other than CONTINUE
 
 
 class Decision(enum.Enum):
@@ -66,7 +66,7 @@ class Golden:
         twins.check_comparable(self.trace.manifest, manifest)
 
     def recall(self, folder: Path, *, before: int) -> None:
-        """Compares with the trace those steps that a resumed run has already recorded."""
+        """Compares the steps that a resumed run has already recorded with those of the trace."""
         for step, line in twins.read_trace(folder).lines.items():
             if step < before:
                 self(Attempt(step, 0, {}, [line]))
@@ -84,7 +84,7 @@ class Golden:
             return Decision.CONTINUE
         here = dataclasses.replace(self.trace, lines={attempt.step: line})
         first = twins.first_difference(self.trace[attempt.step], here[attempt.step])
-        assert first is not None, "digests that differ as text"
+        assert first is not None, "the digests differ as text, but not as numbers"
         self.found = attempt.step, first
         return Decision.STOP
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LARGEST_COUNT = 2**31 - 1  # compiled programs number steps and injections with 32-bit integers
 Count: TypeAlias = Annotated[int, Within(1, LARGEST_COUNT)]
-# The same types as in `sdc.twins`, whose import also imports JAX
+# The same types as in `sdc.twins`, which cannot be imported here because it imports JAX
 Compare: TypeAlias = Literal["gated", "always"]
 Exchange: TypeAlias = Literal["probe", "step", "call"]
 
@@ -199,7 +199,7 @@ def parse_simulation(text: str) -> Simulation:
 
     Kinds and patterns are those of `as_fault`. The other keys are `step`, `site`, `iteration` (one number for each
     enclosing loop) and `element` (the first element that is struck); any other key is the name of a mesh axis, and its
-    integer selects the device along this axis.
+    value, an integer, selects the device along this axis.
     """
     if text == "none":
         return Simulation()
@@ -348,7 +348,7 @@ class CheckedJob(Job):
         """Returns the simulated faults for a model with `layers` layers; with twins, they strike the last twin."""
         at = {} if self.number is None else {"twin": self.number - 1}
         if self.suspect is not None:
-            # If matrix products are checked, faults strike these instead of the outputs of submodules.
+            # If matrix products are checked, faults strike these products instead of the outputs of submodules.
             where = str if self.checks is None else submodule_products
             return tuple(node_faults(self.suspect, layers=layers, at=at, where=where, sync=self.node_sync))
         read = (parse_fault(fault) if isinstance(fault, str) else fault for fault in self.faults)
@@ -421,7 +421,8 @@ class Training(CheckedJob):
         Running | None,
         Flag("checkpoint", Literal["full", "scar"], without="applies to a running checkpoint; add --checkpoint scar"),
     ] = None
-    """Save full checkpoints (full), or more often only the blocks that changed most (scar, a running checkpoint)."""
+    """Save full checkpoints (full), or save only the blocks that changed most, but more frequently (scar, a running
+    checkpoint)."""
 
     @property
     def keeping(self) -> Running | None:
@@ -444,7 +445,7 @@ class Training(CheckedJob):
 
     def _check_clock(self, aggregation: Aggregation) -> None:
         if aggregation.clocked and (self.checks is not None or self.simulated(layers=1)):
-            problem = "a run on a real clock excludes simulated faults and checks of matrix products; leave them out"
+            problem = "a run on a real clock can have no simulated faults or checks of matrix products; leave them out"
             raise SettingError("aggregate", self.aggregate, problem)
 
     def program(self, config: TrainConfig, placement: "programs.Placement", *, donate: bool) -> "programs.Program":
@@ -590,7 +591,7 @@ class Tracing(Job):
             return None
         from sdc.records import read_manifest
 
-        read_manifest(self.against, "trace")  # reports anything but a trace before JAX is imported
+        read_manifest(self.against, "trace")  # rejects anything but a trace before JAX is imported
         return Golden(self.against)
 
     def program(self, config: TrainConfig, placement: "programs.Placement", *, donate: bool) -> "programs.Program":
@@ -637,11 +638,11 @@ class CampaignJob(Planned):
     """Also detect faults with checksums of the matrix products of the struck step; faults in matrix products then
     strike the sums before they are rounded."""
     batch: Annotated[int | None, Within(1, LARGEST_COUNT)] = None
-    """Number of injections that run at once, under vmap (default: 1 on a CPU, 8 on an accelerator)."""
+    """Number of injections that run simultaneously, under vmap (default: 1 on a CPU, 8 on an accelerator)."""
 
     @property
     def copies(self) -> int:
-        """Number of states: one before each step of the clean run, and one for each injection that runs at once."""
+        """Number of states: one before each step of the clean run, and one for each of the simultaneous injections."""
         return self.steps + (self.batch or 1)
 
     def check(self) -> None:

@@ -57,6 +57,6 @@ def escalate(
             )  # fmt: skip
         done.append(folder)
         on = record is not None and record.ended and (stage != "step" or differs(folder))
-        if not json.loads(everyone(json.dumps(on), at="whether to look closer")[0]):
+        if not json.loads(everyone(json.dumps(on), at="when asked whether the hosts differ")[0]):
             break
     return done

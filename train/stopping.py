@@ -15,7 +15,8 @@ from typing import Any
 from jax._src import distributed
 
 PREFIX = "sdc/stop"
-PATIENCE = 10.0  # seconds after a request to stop until a run that has not reached the end of a step is ended at once
+# A run that has not reached the end of a step this many seconds after a request to stop is ended immediately.
+PATIENCE = 10.0
 
 
 class Stop:
@@ -49,7 +50,7 @@ class Stop:
         self._several = several
 
     def ask(self, why: str) -> None:
-        """Requests an early end; may be called from any thread and repeatedly."""
+        """Requests an early end; may be called from any thread, and more than once."""
         with self._lock:
             if self.asked is not None:
                 return

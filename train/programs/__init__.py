@@ -1,4 +1,4 @@
-"""Programs define the computation of a run at each step, and what the run records.
+"""Programs define what a run computes and records at each step.
 
 - `config`: the configuration of a training run, and presets.
 - `model`: the decoder and its collectives. `step`: the decoder's optimizer step on one device, sharded by ZeRO-1.

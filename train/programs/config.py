@@ -11,11 +11,11 @@ from typing import Literal, TypeAlias
 from sdc.settings import SettingError
 
 DType: TypeAlias = Literal["float32", "bfloat16"]
-# Minimum bytes per parameter: its value, and the means of its gradient and squared gradient, in float32
+# Minimum number of bytes per parameter: its value, and the means of its gradient and squared gradient, in float32
 STATE_BYTES = 12
 MANY = 1024  # maximum number of ranks for which a message lists the divisors
-# Maximum bytes of state on a device, more than any device has: a larger size is a mistake, and is rejected before
-# allocation
+# Maximum number of bytes of state on a device, more than any device can hold: a larger size must be a mistake, and is
+# rejected before allocation
 LARGEST_STATE = 1 << 44
 
 
@@ -23,7 +23,8 @@ LARGEST_STATE = 1 << 44
 class ModelConfig:
     """Configuration of a Llama-3-style decoder."""
 
-    # rows of the embedding; at least the tokenizer's vocabulary, padded so that it divides evenly over the mesh
+    # number of rows of the embedding: at least the size of the tokenizer's vocabulary, padded to divide evenly over the
+    # mesh
     vocab_size: int
     layers: int  # decoder layers
     width: int  # width of the residual stream (d in the paper)
@@ -54,7 +55,7 @@ class OptimizerConfig:
     beta1: float = 0.9  # decay rate of the gradient's mean
     beta2: float = 0.99  # decay rate of the gradient's mean square
     epsilon: float = 1e-8  # added to the root of the mean square
-    weight_decay: float = 0.01  # decoupled, on matrices only
+    weight_decay: float = 0.01  # decoupled, and applied only to matrices
     clip: float = 1.0  # largest global norm of the gradient
 
 
@@ -124,7 +125,7 @@ def smollm2_135m() -> TrainConfig:
 
     Command: `sdc train --config smollm2_135m --tokenizer tokenizer.json --corpus FOLDER`
     Time: meant for an accelerator; 32,768 tokens per step.
-    Expected: an initial loss near ln(49152) = 10.8, which falls within the first steps.
+    Expected: an initial loss near ln(49152) = 10.8, which falls in the first few steps.
     """
     return TrainConfig(
         name="smollm2_135m",
@@ -154,7 +155,8 @@ def llama3_8b_16l() -> TrainConfig:
     The model has 4,943,122,432 parameters.
 
     Command: `sdc twin --config llama3_8b_16l --sync compute --model 8 --tokenizer tokenizer.json --corpus FOLDER`
-    Time: meant for two nodes of eight accelerators (lowered for them in the tests); 65,536 tokens per step.
+    Time: meant for two nodes of eight accelerators (the tests only lower the program for such nodes); 65,536 tokens per
+        step.
     Expected: `clean` on healthy nodes; the frequencies of the study's table 1 on corrupting nodes.
     """
     return _llama3("llama3_8b_16l", layers=16, global_batch=16)
@@ -167,7 +169,8 @@ def llama3_8b() -> TrainConfig:
     The model has 8,835,567,616 parameters, more than Llama 3 8B, whose feed-forward network is narrower (14,336).
 
     Command: `sdc twin --config llama3_8b --sync params --model 8 --tokenizer tokenizer.json --corpus FOLDER`
-    Time: meant for two nodes of eight accelerators (lowered for them in the tests); 1,048,576 tokens per step.
+    Time: meant for two nodes of eight accelerators (the tests only lower the program for such nodes); 1,048,576 tokens
+        per step.
     Expected: `clean` on healthy nodes; noise-to-signal ratios as in the study's figure 5 on corrupting nodes.
     """
     return _llama3("llama3_8b", layers=32, global_batch=256)

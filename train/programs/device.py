@@ -39,7 +39,8 @@ Transform: TypeAlias = Callable[[Callable[..., Any]], Callable[..., tuple[Any, R
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DeviceStep:
-    """A training step of one device under bound mesh axes, and the partition of its arrays over devices.
+    """A training step of one device, to be called with the mesh axes bound, and the partition of its arrays over
+    devices.
 
     Attributes:
         config: the configuration.
@@ -82,13 +83,14 @@ def sharded(config: TrainConfig) -> DeviceStep:
 
 
 def plain(work: DeviceStep, placement: Placement) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """Returns the step as a function `(state, tokens) -> (state, metrics)` of global arrays, without any tool."""
+    """Returns the step, without instrumentation, as a function `(state, tokens) -> (state, metrics)` of global
+    arrays."""
     specs = work.state_specs
     return placement.map(work.fn, stacked=specs, shared=BATCH_SPEC, out=(specs, work.metrics_specs))
 
 
 def initial_state(work: DeviceStep, placement: Placement, seed: int) -> Any:
-    """Returns the state before the first step, the same for every twin and mesh."""
+    """Returns the state before the first step, which is the same for every twin and every mesh."""
     shardings = placement.sharding(placement.spec(work.state_specs))
     init = jax.jit(lambda key: placement.stack(work.init(key)), out_shardings=shardings)
     return init(jax.random.key(seed))
@@ -158,16 +160,16 @@ class Program(abc.ABC):
 
     @functools.cached_property
     def lowered(self) -> Mapping[str, jax.stages.Lowered]:
-        """The functions of a step by name, lowered."""
+        """Lowered functions of a step, by name."""
         return {"step": self.compiled.lower(*self.inputs)}
 
     @functools.cached_property
     def executables(self) -> Mapping[str, jax.stages.Compiled]:
-        """The compiled functions of a step, and `digest`.
+        """Compiled functions of a step, and the compiled `digest`, by name.
 
-        Processes compile them before they meet: a process that waits in a collective while another compiles gives up
-        after 30 s on CPUs (Gloo), and processes compile at unequal speed, for example because only one of them has a
-        warm cache.
+        All processes compile these functions before any collective runs: on CPUs (Gloo), a process gives up after
+        waiting in a collective for 30 s while another process compiles. Processes compile at different speeds, for
+        example because only one of them has a warm cache.
         """
         digest = (_digest if self.placement.twins is None else _digest_of_each).lower(self.abstract())
         return {name: lowered.compile() for name, lowered in {**self.lowered, "digest": digest}.items()}
@@ -177,13 +179,13 @@ class Program(abc.ABC):
         return {name: program_fingerprint(lowered) for name, lowered in self.lowered.items()}
 
     def digest(self, state: Any) -> list[str]:
-        """Returns 64-bit digests of the state in hexadecimal, one for each twin. Equal bits have equal digests on any
-        mesh."""
+        """Returns 64-bit digests of the state in hexadecimal, one for each twin. States with equal bits have equal
+        digests on any mesh."""
         rows = np.atleast_2d(fetch(self.executables["digest"](state)))
         return [f"{int(a):08x}{int(b):08x}" for a, b in rows]
 
     def files(self) -> Mapping[str, Any]:
-        """Returns additional files of the record by name, to write before the first step."""
+        """Returns additional files of the record, by name, which are written before the first step."""
         return {}
 
     def conclude(self, state: Any) -> Mapping[str, Any]:

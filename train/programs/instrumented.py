@@ -54,8 +54,9 @@ class Instrumented(Program):
 
     @functools.cached_property
     def compiled(self) -> jax.stages.Wrapped:
-        """Jitted `(state, (tokens, key)) -> (state, metrics, (reports of the outer transformation, events, flags))`."""
-        # Faults simulate hardware: if products are checked, faults strike the sums before rounding.
+        """Jitted function `(state, (tokens, key)) -> (state, metrics, (reports, events, flags))`; the reports are those
+        of the outer transformation."""
+        # Faults simulate hardware errors, so if matrix products are checked, faults strike the sums before rounding.
         wide = self.work.fn if self.checks is None else accumulators(self.work.fn)
         faulty = sdc.inject(wide, self.faults) if self.faults else lambda _, *args: (wide(*args), NONE)
         checked = (lambda *args: (faulty(*args), NONE)) if self.checks is None else self.checks(faulty)
@@ -154,7 +155,7 @@ class TraceProgram(Program):
         return {SITES: sites_table(digests)}
 
     def conclude(self, state: Any) -> Mapping[str, Any]:
-        return {"verdict": None, "reason": "a single trace compares nothing; compare it with another trace (sdc diff)"}
+        return {"verdict": None, "reason": "a trace alone proves nothing; compare it with another trace (sdc diff)"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ before each submodule and reduce-scattered after it. The probes are at the point
 (section 4): at a submodule's output before the reduce-scatter, and at the gradient of its input before the
 reduce-scatter of the backward pass.
 
-Letters of shapes, sizes on one device:
+Letters in shapes denote sizes on one device:
 
     B  sequences             D  width                    F  feed-forward
     S  sequence (queries)    H  query heads              V  vocabulary
@@ -41,7 +41,7 @@ from .config import ModelConfig
 
 DATA, MODEL = "data", "model"
 
-Tree = Any  # a pytree of arrays; the pytrees of one function have one structure
+Tree = Any  # a pytree of arrays; all pytrees that a function takes or returns have the same structure
 
 
 def gather_sequence(x_BPD: Float[Array, "B P D"]) -> Float[Array, "B S D"]:
@@ -73,7 +73,8 @@ def cross_entropy(logits_BSV: Float[Array, "B S V"], targets_BS: Int[Array, "B S
     largest_BS = lax.pmax(lax.stop_gradient(logits_BSV).max(-1), MODEL)
     logits_BSV = logits_BSV - largest_BS[..., None]
     columns_V = jnp.arange(logits_BSV.shape[-1]) + lax.axis_index(MODEL) * logits_BSV.shape[-1]
-    # Use a masked sum instead of a gather: the derivative of the sum is elementwise, that of a gather is a scatter.
+    # Use a masked sum instead of a gather: the derivative of the sum is elementwise, whereas that of a gather is a
+    # scatter.
     target_BS = jnp.where(columns_V == targets_BS[..., None], logits_BSV, 0).sum(-1)
     total_BS, target_BS = lax.psum((jnp.exp(logits_BSV).sum(-1), target_BS), MODEL)
     nll_BS: Array = jnp.log(total_BS) - target_BS
@@ -111,8 +112,8 @@ def global_norm(shards: Tree, specs: Tree, *, axes: tuple[str, ...] = (DATA,)) -
     return jnp.sqrt(lax.psum(square, axes) if axes else square)
 
 
-# Over one rank, both collectives are the identity, but XLA still copies on a CPU, which takes 15 % of a step of
-# `bench`.
+# With a single rank, both collectives are the identity, but on a CPU, XLA still copies the array, which takes 15 % of a
+# step of `bench`.
 
 
 def _all_gather(x: Array, axis_name: str, dimension: int) -> Array:
@@ -151,7 +152,7 @@ class RMSNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Causal self-attention with grouped queries (GQA) and rotary positions; softmax in float32."""
+    """Causal self-attention with grouped queries (GQA) and rotary positions; the softmax is computed in float32."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         width, dim = config.width, config.head_dim
@@ -179,7 +180,7 @@ class Attention(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """SwiGLU: a gate with the SiLU activation times a linear map, projected back."""
+    """SwiGLU: the product of a gate with SiLU activation and a linear map, projected back to the width."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         width, inner = config.width, config.ffn_width
@@ -242,7 +243,7 @@ class Decoder(nnx.Module):
 
 
 def rotations(length: int, dim: int, theta: float) -> Rotation:
-    """Returns cosine and sine of the rotary embedding's angles: position times theta^(-2i/C) for the pair i, in
+    """Returns the cosines and sines of the rotary embedding's angles (position times theta^(-2i/C) for the pair i) in
     float32."""
     frequency = theta ** (-jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
     angle = jnp.arange(length, dtype=jnp.float32)[:, None] * frequency
@@ -250,7 +251,7 @@ def rotations(length: int, dim: int, theta: float) -> Rotation:
 
 
 def rotate(x_BSHC: Float[Array, "B S H C"], rotation: Rotation) -> Float[Array, "B S H C"]:
-    """Rotates the pair (i, i + C/2) of each head by the angle of its position and i, in float32."""
+    """Rotates each pair of elements (i, i + C/2) of every head by the angle for its position and i, in float32."""
     cos, sin = (table[:, None, :] for table in rotation)
     first, second = jnp.split(x_BSHC.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -1,4 +1,4 @@
-"""The layout of twins and ranks: one device each on a mesh, or all twins of a rank on one device under `vmap`.
+"""The layout of twins and ranks: each on its own device of a mesh, or all twins of a rank on one device under `vmap`.
 
 A per-device function `fn(stacked, shared)` performs the computation of one twin on one rank. `Placement.map` turns `fn`
 into a function of global arrays. Arrays that are separate for each twin (`stacked`, and all outputs) have a leading

@@ -79,7 +79,7 @@ class ReplicaMetrics(NamedTuple):
 
 
 class Given(NamedTuple):
-    """The sums that a worker accumulated outside the step, with a real clock."""
+    """The sums that a worker with a real clock accumulated outside the step."""
 
     total: Sum
     completed: Int32[Array, ""]
@@ -108,7 +108,7 @@ class Replicas:
 
     @functools.cached_property
     def optimizer(self) -> optax.GradientTransformationExtraArgs:
-        """AdamW with clipping and schedule, inside the wrappers of the aggregation methods."""
+        """AdamW with clipping and a learning-rate schedule, inside the wrappers of the aggregation methods."""
         config = self.config.optimizer
         # The optimizer of ZeRO-2 sees flat shards, one per data rank.
         norm = functools.partial(
@@ -253,7 +253,7 @@ class Replicas:
         return Sum(lax.psum(total.loss, MODEL), gradient)
 
 
-SAMPLED = 100  # iterations whose sampled latencies determine a simulated threshold
+SAMPLED = 100  # number of iterations whose sampled latencies determine a simulated threshold
 
 
 def make_replicas(
@@ -266,7 +266,7 @@ def make_replicas(
         aggregation: the methods.
         placement: the layout over devices.
         seed: seed of the methods' simulations.
-        steps: number of steps of the run; a replayed log needs at least as many.
+        steps: number of steps of the run; a replayed log must have at least this number.
 
     Raises:
         SettingError: the methods do not fit the mesh, or a replayed log does not fit the run.
@@ -434,13 +434,13 @@ class _Clock:
         if not self.compiled:  # compilation must not count as the time of a micro-batch
             self.watch.run(gradient_sum(params), batches, params, completed=1)
             self.compiled = True
-            everyone("compiled", at="at compiling a micro-batch")  # see `Program.executables`
+            everyone("compiled", at="while compiling a micro-batch")  # see `Program.executables`
         stopped = self.watch.run(gradient_sum(params), batches, params)
         return to_workers(Given(stopped.carry, jnp.int32(stopped.completed)), DATA, self.mesh), stopped
 
     def row(self, stopped: Any, rest: float) -> dict[str, Any]:
-        """Returns the clock's fields of a step's line; after enough steps, this method also chooses the threshold,
-        which is the same in all processes."""
+        """Returns the fields that the clock adds to a step's line. After enough steps, this method also chooses the
+        threshold, which is the same in all processes."""
         row: dict[str, Any] = {"threshold": self.watch.threshold}
         if self.measuring:
             mine = np.asarray([*stopped.latencies, rest])
@@ -500,7 +500,7 @@ def completed_log(folder: str, data: int, steps: int, micro_batches: int) -> Int
     manifest = read_manifest(folder)
     settings = parse_aggregation(str(manifest.get("aggregate", ""))).dropcompute if "aggregate" in manifest else None
     if settings is None:
-        raise ValueError(f"replay={folder}: this run did not use dropcompute; give a run that did")
+        raise ValueError(f"replay={folder}: the recorded run did not use dropcompute; give a run that did")
     recorded_cut = settings.micro_batches or manifest["config"]["microsteps"]
     if recorded_cut != micro_batches:
         raise ValueError(
@@ -512,8 +512,8 @@ def completed_log(folder: str, data: int, steps: int, micro_batches: int) -> Int
         raise ValueError(f"replay={folder}: its log has {counts.shape[-1]} data ranks, but this run has {data}")
     if counts.min() < 0 or counts.max() > micro_batches:
         raise ValueError(
-            f"replay={folder}: its log is damaged, since ranks completed {counts.min()} to {counts.max()} of "
-            f"{micro_batches} micro-batches; give another run"
+            f"replay={folder}: its log is damaged: according to the log, ranks completed {counts.min()} to "
+            f"{counts.max()} of {micro_batches} micro-batches; give another run"
         )
     return counts
 
@@ -546,5 +546,5 @@ def _lines(folder: str, what: str, steps: int) -> list[Mapping[str, Any]]:
             f"most {len(rows)} steps"
         )
     if not rows or any(what not in row for row in rows):
-        raise ValueError(f"replay={folder}: this run has no log of {what!r} to replay; give a run with that method")
+        raise ValueError(f"replay={folder}: the recorded run has no log of {what!r}; give a run with that method")
     return rows

@@ -92,7 +92,7 @@ def device_step(
     ranks = lax.axis_size(DATA) * lax.axis_size(MODEL)
 
     def share(params: Params, tokens_BS: Int[Array, "batch length"]) -> Float[Array, ""]:
-        """Returns this rank's share of the mean loss. The loss is divided by the number of all ranks, since the model
+        """Returns this rank's share of the mean loss. The loss is divided by the total number of ranks, since the model
         ranks of a data rank compute the loss of the same tokens."""
         nll_BS = cross_entropy(logits(config.model, params, tokens_BS[:, :-1]), tokens_BS[:, 1:])
         return jnp.mean(nll_BS) / (ranks * tokens.shape[0])
@@ -149,10 +149,10 @@ def history_ratio(config: OptimizerConfig, state: optax.OptState) -> Float[Array
 
         |m| <= c (1 - beta1^t),    v <= c^2 (1 - beta2^t)
 
-    for the mean m and the mean square v, which are sums of gradients with these weights. A fraction above 1 proves that
-    a gradient or the history itself was corrupted. The bound includes a margin of 1e-3 for rounding. The idea of
-    bounding the optimizer's history is due to He et al., *Understanding and Mitigating Hardware Failures in Deep
-    Learning Training Systems* (ISCA 2023).
+    where m and v are weighted sums of the gradients and of their squares; the weights add up to 1 - beta1^t and to
+    1 - beta2^t. A fraction above 1 proves that a gradient or the history itself was corrupted. The bound includes a
+    margin of 1e-3 for rounding. The idea of bounding the optimizer's history is due to He et al., *Understanding and
+    Mitigating Hardware Failures in Deep Learning Training Systems* (ISCA 2023).
     """
     adam = optax.tree_utils.tree_get(state, "mu"), optax.tree_utils.tree_get(state, "nu")
     count = optax.tree_utils.tree_get(state, "count").astype(jnp.float32)

@@ -16,15 +16,15 @@ from sdc.program import Reports
 from sdc.twins import Mismatch, largest_severity, mean_frequency, mismatch_frequency, mismatch_severity
 
 COUNTS = ("checked", "mismatched", "zero_reference", "nonfinite")
-NOTABLE = ("mismatched", "unrepeated", "injected")  # a nonzero count of any of these makes a line of `mismatches.jsonl`
+NOTABLE = ("mismatched", "unrepeated", "injected")  # a nonzero count of any of these adds a line to `mismatches.jsonl`
 
 
 def tally(mismatches: Reports, events: Reports, *, step: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Returns the entries of a step's line by site, and a row for each microstep, site and layer with a mismatch or
     injection.
 
-    `undecided` counts ranks on which no majority of three or more twins agreed, so the reference was arbitrary;
-    `unrepeated` counts digests that differed although a repetition of the step found no difference.
+    `undecided` counts ranks on which three or more twins had no majority, so the reference was arbitrary; `unrepeated`
+    counts digests that differed although a repetition of the step found no difference.
     """
     sites: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
@@ -109,7 +109,7 @@ def _rank(part: Mapping[str, np.ndarray], counted: np.ndarray, place: tuple[int,
 
 
 def join_loops(x: np.ndarray, *, trailing: int, leading: int = 2) -> np.ndarray:
-    """Merges the loop axes, between the leading and the trailing axes, into two: microstep and layer."""
+    """Merges the loop axes, which lie between the leading and the trailing axes, into two: microstep and layer."""
     loops = x.shape[leading : x.ndim - trailing]
     layers = loops[-1] if loops else 1
     return x.reshape(*x.shape[:leading], -1, layers, *x.shape[x.ndim - trailing :])
