@@ -103,7 +103,8 @@ def _headline(summary: CampaignSummary, visible: str) -> Headline:
         operation,
         f"median number of steps until the loss changed visibly: {visible}",
         "all faults are simulated",
-        tuple(actions) or (Action("Inject more faults, or other sites", "These injections did not harm training."),),
+        tuple(actions)
+        or (Action("Inject more faults, or strike other sites", "These injections did not harm training."),),
     )
 
 
@@ -144,8 +145,8 @@ def definitions(thresholds: Mapping[str, Number]) -> tuple[Definition, ...]:
             "The struck operation is in a branch that was not taken. All other shares refer to injections that reached "
             "their site.",
         ),
-        Definition("Vulnerability", "1 - masked / reached", "Exact (Clopper-Pearson) intervals, 95 %."),
-        Definition("Harm", "(spike + divergence + NaN or infinity) / reached", "Intervals as above."),
+        Definition("Vulnerability", "1 - masked / reached", "The 95 % intervals are exact (Clopper-Pearson)."),
+        Definition("Harm", "(spike + divergence + NaN or infinity) / reached", "The intervals are computed as above."),
         Definition(
             "Visible loss change",
             f"|L' - L| / L > {visible}",
@@ -236,7 +237,7 @@ def _share(entry: Share | None) -> tuple[str, str, str]:
 
 
 def _bits(summary: CampaignSummary) -> Figure | LeftOut:
-    """Draws one heat map per dtype, which shows the share of the injections into each bit position that had each
+    """Draws one heat map per dtype, which shows, for each bit position, the share of its injections with each
     outcome."""
     title = "Outcome by bit position"
     table = summary.bits
@@ -266,13 +267,13 @@ def _bits(summary: CampaignSummary) -> Figure | LeftOut:
                         axes.axvline(edge, color=report.INK, linewidth=0.9)
             axes.set_yticks(np.arange(len(REACHED)) + 0.5, REACHED)
             axes.set_xticks(np.arange(0, width, 4 if width > 16 else 1) + 0.5, range(0, width, 4 if width > 16 else 1))
-            axes.set(xlabel="bit, 0 is the least significant", title=dtype)
+            axes.set(xlabel="bit (0 is the least significant)", title=dtype)
             axes.invert_xaxis()
             axes.tick_params(length=0)
 
     caption = (
-        "Share of the injections into each bit that had each outcome. Lines separate sign, exponent and mantissa. A "
-        "grey cell means that no injection had this outcome; an empty column means that no injection struck the bit."
+        "For each bit, the share of its injections with each outcome. Lines separate sign, exponent and mantissa. A "
+        "gray cell means that no injection had this outcome; an empty column means that no injection struck the bit."
     )
     return Figure(title, caption, draw, height=1.0 + 1.7 * len(table))
 
@@ -340,7 +341,7 @@ def _operations(summary: CampaignSummary) -> Figure | LeftOut:
 
 
 def _latency(summary: CampaignSummary) -> Figure | LeftOut:
-    """Draws, for each detector, the share of the training-changing injections that it had detected by each step."""
+    """Draws, for each detector, the share of the unmasked injections that it had detected by each step."""
     title = "Detection over time"
     found = summary.detectors
     if not any(entry.latencies for entry in found.values()):
@@ -361,4 +362,5 @@ def _latency(summary: CampaignSummary) -> Figure | LeftOut:
         report.whole_numbers(axes.xaxis)
         drawing.legend()
 
-    return Figure(title, "Share of the injections that were not masked. The fingerprint needs a recorded trace.", draw)
+    caption = "Detected share of the injections that were not masked. The fingerprint needs a recorded trace."
+    return Figure(title, caption, draw)

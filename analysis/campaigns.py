@@ -1,4 +1,4 @@
-"""Computes the tables of a campaign, the contents of its `summary.json`, from its lines.
+"""Computes the tables of a campaign (the contents of its `summary.json`) from the lines of its record.
 
 All shares refer to the injections that reached their site. *Vulnerability* is the share of injections after which the
 state at the end of the struck step differed from that of the clean run. *Harm* is the share of injections that ended in
@@ -32,7 +32,7 @@ GROUPS: dict[str, Callable[[InjectionRow], Any]] = {
 }
 """Functions that group injections, by name; None omits an injection."""
 SEALED = ("done", "outcomes", "groups", "detectors")
-"""Fields that must be equal when the summary of a complete campaign is recomputed."""
+"""Fields that must not change when the summary of a complete campaign is recomputed."""
 
 
 def summarize_campaign(manifest: CampaignManifest, rows: Sequence[InjectionRow]) -> CampaignSummary:
@@ -97,7 +97,7 @@ def summary_of(campaign: records.Contents) -> CampaignSummary:
     summary, stored = summarize_campaign(campaign.campaign, campaign.injections), campaign.campaign_summary
     if stored is not None and any(getattr(summary, name) != getattr(stored, name) for name in SEALED):
         raise records.RecordError(
-            f"{campaign.path} is damaged: {records.INJECTIONS} does not match its summary; restore the record, or run "
+            f"{campaign.path} is damaged: {records.INJECTIONS} does not match the summary; restore the record, or run "
             "the campaign again"
         )
     return summary

@@ -34,7 +34,7 @@ from .state_losses import losses_compared
 ALWAYS = ("command", "created", "schema", "version", "devices", "host")
 """Fields of a manifest that are not settings: they differ between any two runs."""
 SHOWN = 8
-"""Number of settings that are shown at once; the others are collapsed."""
+"""Number of settings that are visible initially; the others are collapsed."""
 
 
 class RunsBeside(Overview, kw_only=True):
@@ -64,7 +64,7 @@ def write_beside(
         except the last.
 
     Raises:
-        ValueError: a folder is given twice, or there are more runs than colours.
+        ValueError: a folder is given twice, or there are more runs than colors.
         RecordError: a folder holds no readable record, or the page cannot be written.
     """
     paths = [Path(first), Path(second), *map(Path, more)]
@@ -141,7 +141,7 @@ def _parts(part: Report | Section, kind: type[Part]) -> tuple[Any, ...]:
 
 
 def _beside(reports: Sequence[Report], kind: type[Table] | type[Figure], noun: str) -> tuple[Part, ...]:
-    """Arranges parts that have the same name in rows."""
+    """Arranges the parts of the runs in rows; all parts in a row have the same name."""
     name = "caption" if kind is Table else "title"
     found = [{getattr(part, name): part for part in _parts(one, kind)} for one in reports]
     return tuple(

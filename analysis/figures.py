@@ -1,6 +1,6 @@
 """The figures of a run: differences by place and time, by step and by layer.
 
-Every line has its own marker or dash pattern, so no figure relies on colour alone.
+Every line has its own marker or dash pattern, so no figure relies on color alone.
 """
 
 import functools
@@ -97,7 +97,7 @@ def frequency_over_time(summary: RunSummary, steps: Sequence[StepRow]) -> Figure
     for place, site in enumerate(measured):
         if site in published and (mean := real(published[site].frequency)):
             lines.append(Line("", x, [mean] * len(x), dashed=True, colour=place))
-    dotted = " Dotted: published mean of the simulated node." if published else ""
+    dotted = " Dotted lines are the published means for the simulated node." if published else ""
     caption = f"Equation (2) per step. Steps without a mismatch have no point.{dotted}"
     return line_figure(Chart(title, caption, "step", "mismatch frequency", tuple(lines), log="y"))
 
@@ -120,8 +120,8 @@ def layers_heat_map(summary: RunSummary) -> Figure | LeftOut:
             _heat_map(drawing, axes, sites, table, quantity)
 
     caption = (
-        "Top: frequency (1) over all steps. Bottom: severity (3), maximum over all steps. Layer 0 is the first. Grey: "
-        "measured as zero. Empty: not measured."
+        "Top: frequency (1) over all steps. Bottom: maximum severity (3) over all steps. Layer 0 is the first layer. "
+        "Gray cells were measured as zero; empty cells were not measured."
     )
     return Figure(title, caption, draw, height=1.5 + 0.5 * len(sites))
 
@@ -134,7 +134,7 @@ def gradients(steps: Sequence[StepRow]) -> Figure | LeftOut:
         return LeftOut(title, "the record holds no gradient norms")
     if not (np.isfinite(norm) & (norm > 0)).any():
         return LeftOut(title, "no gradient norm is finite and above zero")
-    caption = "L2 norms of the gradient of each optimizer step."
+    caption = "L2 norms of the gradient of each optimizer step, and of its difference from the reference."
     if difference is None:
         caption += _not_finite({"gradient norm": norm})
         return over_steps("Gradient norm", caption, "L2 norm", steps, {"norm": norm[0]}, "y")
@@ -183,7 +183,7 @@ def flags_over_time(steps: Sequence[StepRow]) -> Figure | LeftOut:
     study)."""
     title, checked = "Flagged rows over time", [row.abft or ProductRow() for row in steps]
     if all(row.abft is None for row in steps):
-        return LeftOut(title, "no matrix product was checked (that needs --abft)")
+        return LeftOut(title, "no matrix product was checked (this requires --abft)")
     if not any(whole(line.flagged) for line in checked):
         return LeftOut(title, "no row of a matrix product was flagged at any step")
     lines: dict[str, list[float]] = {"fwd": [], "remat": [], "bwd": []}
@@ -219,7 +219,7 @@ def aggregation(steps: Sequence[StepRow]) -> Iterator[Figure | LeftOut]:
         yield over_steps("Drift between copies", caption, "drift / move²", steps, lines)
     if (differed := per_method(steps, "differed")) is not None:
         lines = {"found": list(itertools.accumulate(float(each > 0) for each in differed))}
-        caption = "Cumulative number of comparisons that differed."
+        caption = "Cumulative number of comparisons that found a difference."
         yield over_steps("Differences found by the shadow", caption, "differences", steps, lines)
 
 

@@ -203,7 +203,7 @@ def test_an_ended_campaign_must_be_what_its_summary_was_made_of(tmp_path: Path) 
     lines = (tmp_path / "run" / INJECTIONS).read_text().splitlines(keepends=True)
     for damaged, problem in (
         (lines[1:], "does not match its checksum"),
-        (lines[:-1], "does not match its summary"),
+        (lines[:-1], "does not match the summary"),
     ):
         (tmp_path / "run" / INJECTIONS).write_text("".join(damaged))
         with pytest.raises(RecordError, match=problem):

@@ -5,7 +5,7 @@ workloads     models, data and training of the aggregation studies
 measurements  results of the experiments
 theory        formulas with which results are compared
 
-Each paper has one module, which contains the experiment. Specifications, measurements and theory need no JAX.
+For each paper, one module contains the experiment. Specifications, measurements and theory need no JAX.
 """
 
 from typing import TYPE_CHECKING

@@ -67,16 +67,16 @@ from .settings import SIZES, WINDOW, NodesStudy
 # Number of elements per step under parameter synchronization, in the two layers that each published layer represents.
 STEP_ELEMENTS = ELEMENTS * 256 * 2
 CELLS = 32 * MICROSTEPS  # number of means: devices times microsteps
-# Probability that a node does not follow the model, so that one outlier does not dominate: the ratio of such a node is
-# uniform within `DECADES` powers of ten.
+# Probability that a node does not follow the model, which prevents one outlier from dominating the fit. The ratio of
+# such a node is uniform within `DECADES` powers of ten.
 ODD = 0.05
 DECADES = 20.0
 CORRELATED = 20_000  # number of steps over which the frequencies of submodules are correlated
 
 
 def usual(name: str) -> dict[str, Layers]:
-    """Returns frequencies and severities of a node by layer, except severities of a single microstep (node 9,
-    backward)."""
+    """Returns the frequencies and severities of a node by layer; forward severities replace those that stem from a
+    single microstep (node 9, backward)."""
     tables = published_layers(name)
     return {
         site: dataclasses.replace(figures, severity=tables[f"fwd/{site.partition('/')[2]}"].severity)
@@ -89,12 +89,11 @@ def usual(name: str) -> dict[str, Layers]:
 def fit_tail(few: float, *, draws: int = 2000, seed: int = 0) -> FittedValue:
     """Fits the inverse tail index of the severities to the spread of the largest severities between layers.
 
-    The largest severity of a layer is the smallest possible severity times u^-tail, where u is the smallest draw of the
-    steps in which the layer is struck (`smallest_draws`). The variance of the logarithm of this severity between
-    identical layers is therefore tail^2 times the variance of log u. If layers differ, the true tail is lighter than
-    the fitted one. The interval is obtained by a bootstrap over the groups of layers (one group for each submodule of a
-    node).
-
+    The largest severity of a layer is the smallest possible severity times u^-tail, where u is the smallest of the
+    draws for the steps in which the layer is struck (`smallest_draws`). The variance of the logarithm of this severity
+    between identical layers is therefore tail^2 times the variance of log u. If layers differ, the true tail is lighter
+    than the fitted one. The interval is obtained by a bootstrap over the groups of layers (one group for each submodule
+    of a node).
     """
     groups = []
     for name in NODES:
@@ -119,7 +118,7 @@ def fit_bursts(name: str, *, few: float) -> FittedValue | None:
     """Estimates in how many of the 4,500 steps a node is struck, from the spread of its counts between adjacent layers.
 
     A layer's count is a sum over bursts whose sizes are distributed as (1 + few) u^few, with a squared coefficient of
-    variation of few^2 / (2 few + 1). For a sum over n bursts, this coefficient is divided by n, and sampling of
+    variation of few^2 / (2 few + 1). For a sum over n bursts, this coefficient is divided by n, and the sampling of
     independent elements adds 1/count. Taking differences between adjacent layers removes trends. The interval is the
     chi-square interval of a variance.
     """
@@ -380,8 +379,8 @@ def _steps_hit(name: str, sync: Load, runs: int, rng: np.random.Generator) -> Fl
 def correlation(name: str, *, seed: int = 0) -> float | None:
     """Returns the correlation of the mismatch frequencies of a node's submodules over the steps.
 
-    The result is the mean correlation coefficient over pairs of submodules, computed from sums over the layers without
-    the initial burst. The result is None if fewer than two submodules are struck in `CORRELATED` steps.
+    The result is the mean correlation coefficient over pairs of submodules, computed from sums over the layers,
+    excluding the initial burst. The result is None if fewer than two submodules are struck in `CORRELATED` steps.
     """
     rng = np.random.default_rng([seed, node_number(name)])
     spikes: dict[When, Bool[np.ndarray, "steps"]] = {}
@@ -471,7 +470,7 @@ class SmallModel:
 
     def train(self, node: str) -> Drifting | None:
         """Trains on a simulated node, with and without synchronized parameters; returns None if the study provides no
-        fault rate of the node."""
+        fault rate for the node."""
         if not published_layers(node):
             return None
         step = self._compile(self._scaled(node))
@@ -569,14 +568,14 @@ def _drift(node: str, trained: Drifting | None) -> list[Compared]:
     words = {"drift": "figure 6: drifts away incrementally", "loss": "figure 6: identical to the healthy curve"}
     if trained is None or not trained.distances.any():
         return [
-            Compared(node, name, "", None, None, note=f"{said}; no mismatch here, since the run is too short")  # type: ignore[arg-type]
+            Compared(node, name, "", None, None, note=f"{said}; no mismatch occurred, since the run is too short")  # type: ignore[arg-type]
             for name, said in words.items()
         ]
     quarter, half, last = (trained.distances[len(trained.distances) * part // 4 - 1] for part in (1, 2, 4))
     worst = float(trained.losses.max())
     return [
         Compared(node, "drift", "", None, float(last), None, None, bool(quarter <= half <= last),
-                 f"{words['drift']}; here {quarter:.2g} after a quarter of the steps, and {half:.2g} after half"),
+                 f"{words['drift']}; simulated: {quarter:.2g} after a quarter of the steps, {half:.2g} after half"),
         Compared(node, "loss", "", None, worst, None, None, worst < 0.01, words["loss"]),
     ]  # fmt: skip
 
@@ -604,9 +603,9 @@ class NodeFound:
 def find_node(node: str, steps: int, *, twins: int = 2, config: str | TrainConfig = "tiny", seed: int = 0) -> NodeFound:
     """Runs the first stage of a pair or a pool whose last host is a simulated node, until a difference is detected.
 
-    All twins are on one device. The program is compiled once per node, which takes seconds for any number of steps. See
-    `sdc.nodes.parse_suspect` for names of nodes; the rates of `node4(times=1e6)` are a million times those of `node4`.
-    Two twins form a pair; three or more form a pool.
+    All twins are on one device. The program is compiled once per node, which takes seconds regardless of the number of
+    steps. See `sdc.nodes.parse_suspect` for names of nodes; the rates of `node4(times=1e6)` are a million times those
+    of `node4`. Two twins form a pair; three or more form a pool.
     """
     workload = Workload(config=config, seed=seed)
     job = FullLoad(workload=workload, steps=steps, twins=twins, placement="vmap", suspect=node)

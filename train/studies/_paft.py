@@ -99,8 +99,8 @@ def _trainer(
 
 
 def _drift(study: PaftStudy, workload: Task, period: int | None) -> np.ndarray:
-    """Measures the squared divergence under plain SGD, for which lemma 3.1 holds with any loss: all workers have the
-    same mean gradient, and each has independent noise."""
+    """Measures the squared divergence under plain SGD, for which lemma 3.1 holds whatever the loss: all workers have
+    the same mean gradient, and each has independent noise."""
     around = optax.sgd(study.rate) if period is None else paft_sync(optax.sgd(study.rate), DATA, period)
 
     def report(params: Any, gradient: Any) -> Mapping[str, Any]:

@@ -1,5 +1,5 @@
 """The study of SCAR (Qiao et al., ICML 2019): the cost of perturbations and failures for training algorithms that
-recover."""
+recover from them."""
 
 import contextlib
 import dataclasses
@@ -149,7 +149,7 @@ def quadratic_program(count: int, seed: int) -> Perturbed:
     """Simulates figure 3: gradient descent on x^T A x / 2, perturbed once at a random iteration in a random
     direction."""
     curvature = np.linspace(*SPECTRUM, DIMENSIONS).astype(np.float32)
-    rate = 2 / sum(SPECTRUM)  # the optimal rate: the error shrinks by c in the slowest directions
+    rate = 2 / sum(SPECTRUM)  # the optimal rate: the error shrinks by a factor of c in the slowest directions
     c = (SPECTRUM[1] - SPECTRUM[0]) / sum(SPECTRUM)
     task = Iterative(
         name="quadratic program",
@@ -197,7 +197,7 @@ def classes_of_perturbations(subject: Subject, count: int, seed: int) -> dict[st
 
 
 def resets(subject: Subject, count: int, seed: int) -> Perturbed:
-    """Simulates figure 6: a random fraction of the blocks is reset to initial values."""
+    """Simulates figure 6: a random fraction of the blocks is reset to the initial values."""
     trajectory, _, c = _measured(subject, seed)
     rng = np.random.default_rng([seed, 6])
     blocks, at = subject.task.count, min(AFTER, len(trajectory.losses) // 4)
@@ -208,11 +208,11 @@ def resets(subject: Subject, count: int, seed: int) -> Perturbed:
 
 def _measured(subject: Subject, seed: int) -> tuple[Trajectory, State, float]:
     """Returns a run whose loss is the distance from the optimum, the optimum itself, and the factor by which the
-    distance shrinks.
+    distance shrinks in an iteration.
 
-    The optimum is the final state of a run that is twenty times as long; for a sampler, it is the mean over the last
-    half of a run that is four times as long. The factor is the largest factor of a single iteration or, if the distance
-    does not shrink in every iteration, the factor of all iterations together.
+    The optimum is the final state of another run, which is twenty times as long; for a sampler, it is the mean over the
+    last half of a run that is four times as long. The factor is the largest of all iterations or, if the distance does
+    not shrink in every iteration, their geometric mean.
     """
     task = subject.task
     sampled = "assigned" in task.blocks
@@ -241,9 +241,8 @@ def _measured(subject: Subject, seed: int) -> tuple[Trajectory, State, float]:
 def _beside(trajectory: Trajectory, c: float, after: Float[np.ndarray, "trials"], starts: State) -> Perturbed:
     """Measures the cost of perturbations, and the bounds on it.
 
-    The theorem compares upper bounds: `beyond` is the number of iterations of a perturbed run minus kappa(x) =
-    log(||x_0 - x*|| / epsilon) / log(1/c), and `costs` is that number minus the number of iterations of the unperturbed
-    run.
+    The theorem compares upper bounds: from the number of iterations of a perturbed run, `beyond` subtracts kappa(x) =
+    log(||x_0 - x*|| / epsilon) / log(1/c), and `costs` subtracts the number of iterations of the unperturbed run.
     """
     outcome = trials.go_on(trajectory, after.tolist(), starts)
     task, distance = trajectory.task, float(trajectory.losses[0])
@@ -263,7 +262,8 @@ def _beside(trajectory: Trajectory, c: float, after: Float[np.ndarray, "trials"]
 
 
 def _total(task: Iterative, new: State, old: State) -> Array:
-    """Returns the sum of the distances between two states, in the norm of the training algorithm."""
+    """Returns the sum of the distances between all arrays of two states, as the training algorithm measures
+    distance."""
     rows = [jnp.sum(task.distance(new[name], old[name])) for name in task.moving]
     return sum(rows, jnp.float32(0))
 
@@ -367,7 +367,7 @@ class Part(NamedTuple):
     """A part of the study."""
 
     what: str  # name of the experiment
-    workload: str  # its workload; empty without one
+    workload: str  # its workload; empty if it has none
     start: int | None  # index of the initial state; None for all
     run: Callable[[Sequence[PartRow]], Found]  # runs it, given the findings of earlier parts
 
@@ -458,13 +458,15 @@ def _failures(study: ScarStudy, subject: Subject, start: int, done: Sequence[Par
         prediction = _predictions(case, hit, held)
         row.predicted, row.bound = prediction.get("predicted", []), prediction.get("bound", [])
         rows.append(row)
-    # A full restore, including batches and random numbers, costs exactly the iterations that it goes back.
+    # A full restore, including batches and random numbers, costs exactly the number of iterations by which it goes
+    # back.
     half, whole = hit[HALF, "random"], held["priority", 1.0]
     before = trials.recovered(trajectory, [trials.recover(one, whole, everything=True) for one in half])
     now = {name: trajectory.states[name][np.asarray([one.after for one in half])] for name in trajectory.task.moving}
     squares = sum(np.square(np.asarray(now[name] - before[name], float)).reshape(count, -1).sum(1) for name in now)
     full = [float(one.after - whole.steps[one.after].max()) for one in half]
-    # The share of the most active eighth of the blocks in the squared movement, in the middle of the training.
+    # The share of the squared movement in the middle of the training that is due to the most active eighth of the
+    # blocks.
     known = [one for one in held["priority", EIGHTH].outlooks if one is not None]
     speeds = np.sort(known[len(known) // 2].speeds)[::-1]
     busiest = float(speeds[: max(1, round(EIGHTH * len(speeds)))].sum() / speeds.sum())
@@ -477,7 +479,7 @@ def _failures(study: ScarStudy, subject: Subject, start: int, done: Sequence[Par
 def _predictions(
     case: Case, hit: Mapping[Any, Sequence[Failure]], held: Mapping[tuple[Policy, float], Held]
 ) -> dict[str, list[float | None]]:
-    """Returns, for each failure, the prediction of the outlook just before the failure; None if there was no
+    """Returns, for each failure, the cost that the outlook just before the failure predicted; None if there was no
     outlook."""
     if case.policy != "priority" or case.fraction == 1:
         return {}
@@ -516,7 +518,7 @@ def record_study(
         The record, from which `sdc.analysis.conclude` makes the summary.
 
     Raises:
-        RecordError: the folder has other contents, or a study with other settings.
+        RecordError: the folder contains something else, or a study with other settings.
     """
     parts = study.parts(subjects)
     manifest = {

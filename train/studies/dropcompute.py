@@ -59,7 +59,8 @@ def _sampled(study: DropComputeStudy, workers: int, seed: int, iterations: int =
 
 
 def threshold_at(latencies: np.ndarray, rate: float) -> float:
-    """Returns the threshold that drops this share of the micro-batches: a quantile of their end times, in seconds."""
+    """Returns the threshold, in seconds, that drops the given share of the micro-batches: a quantile of their end
+    times."""
     ends = np.sort(np.cumsum(latencies.astype(np.float64), axis=-1), axis=None)
     return float(np.nextafter(ends[min(len(ends) - 1, math.ceil(len(ends) * (1 - rate)) - 1)], math.inf))
 

@@ -73,7 +73,7 @@ def _by_rate(study: LossyStudy, workload: Task) -> Generator[str, None, LossyTra
 
 
 def _runs(study: LossyStudy, workload: Task, steps: int, **settings: Any) -> list[Trained]:
-    """Trains several times with one program and different seeds."""
+    """Trains several times with the same program and different seeds."""
     optimizer = lossy_zero2(workload.optimizer(steps), DATA, seed=study.seed, **settings)
 
     def step(params: Any, state: Any, batch: Any, number: Any, setting: Any) -> Any:
@@ -87,8 +87,8 @@ def _runs(study: LossyStudy, workload: Task, steps: int, **settings: Any) -> lis
 
 
 def _walk(study: LossyStudy, rate: float) -> float:
-    """Returns the drift between copies whose owners move by independent steps of variance 1: the gradient is noise, and
-    the learning rate is 1."""
+    """Returns the drift between copies of shards whose owners make independent steps of variance 1: the gradient is
+    noise, and the learning rate is 1."""
     optimizer = lossy_zero2(optax.sgd(1.0), DATA, 0.0, rate, packet=4, seed=study.seed)
 
     def run(theta: Any) -> Any:

@@ -1,7 +1,7 @@
 """Measurements of studies: raw numbers, from which tables, figures and claims are made.
 
 The experiments return these measurements, and `sdc.analysis.studies` reads them without JAX, so this module does not
-need JAX.
+import JAX.
 """
 
 import dataclasses
@@ -57,9 +57,9 @@ class NoisyTraining(OfWorkload):
 class Drifted:
     """Divergence of replicas under plain SGD."""
 
-    period: int | None  # number of steps between synchronizations; None for none
-    # Squared distance of a replica from the mean of all, after each step and before a synchronization, averaged over
-    # replicas.
+    period: int | None  # number of steps between synchronizations; None without synchronization
+    # Squared distance of a replica from the mean of all replicas, after each step and before a synchronization,
+    # averaged over the replicas.
     squares: Float[np.ndarray, "steps"]
 
 
@@ -81,8 +81,8 @@ class PredictedSpeedup:
     workers: int  # size of the fleet
     step: float  # mean seconds of a step without a threshold
     threshold: float  # the best threshold, in seconds
-    drop_rate: float  # share of the micro-batches that it drops
-    speedup: float  # its speedup
+    drop_rate: float  # share of the micro-batches that this threshold drops
+    speedup: float  # speedup with this threshold
     rates: tuple[float, ...]  # other drop rates
     speedups: tuple[float, ...]  # speedups of the thresholds with these drop rates
 
@@ -195,7 +195,7 @@ class Compared:
     place: str  # submodule, and layer from 1, or empty
     published: float | None  # None if the study only describes it
     simulated: float | None  # median of the simulated values; None if the simulation is too short
-    low: float | None = None  # lower limit of 95 % of the simulated values, slightly widened
+    low: float | None = None  # lower limit of the central 95 % of the simulated values, slightly widened
     high: float | None = None
     agrees: bool | None = None  # whether the published value is within the limits; None if undetermined
     note: str = ""  # further remarks, such as the study's description

@@ -57,7 +57,7 @@ def reference_steps(
     steps: int,
     seed: int,
 ) -> Iterator[tuple[Any, Step, tuple[Any, Any]]]:
-    """Trains; for each step, yields the reports of a transformation, the step function and its arguments."""
+    """Trains a model; for each step, yields the reports of a transformation, the step function and its arguments."""
     config = config.of_type(dtype)
     check(config, 1, 1)
     placement = place(twins=None, data=1, model=1, devices=jax.devices()[:1])
@@ -76,8 +76,8 @@ Draw: TypeAlias = Callable[[PRNGKeyArray, int, int, int], tuple[Any, Any]]
 
 
 def _gaussian(change: Callable[[Any, Any], tuple[Any, Any]]) -> Draw:
-    """Returns a draw of normal factors that `change` modifies; their original matrix product has elements of variance
-    1."""
+    """Returns a function that draws normal factors and modifies them with `change`; the matrix product of the
+    unmodified factors has elements of variance 1."""
 
     def draw(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
         first, second = jax.random.split(key)
@@ -110,7 +110,7 @@ DISTRIBUTIONS: Mapping[str, Draw] = {
 
 DEPTHS = (64, 256, 1024, 4096, 16384)  # numbers of terms of the measured sums
 ROWS, COLUMNS = 512, 128
-HALF = 0.5  # maximum share of its bound that a measured error may reach
+HALF = 0.5  # maximum ratio of a measured error to its bound
 SHARE = 0.01  # share of a site's rows that the first tier passes on, above which the site starts with the second tier
 
 
@@ -143,11 +143,11 @@ def measure(dtype: str, *, seed: int = 0, depths: Sequence[int] = DEPTHS) -> dic
 
 def fit(narrow: Mapping[int, float] | None, wide: Mapping[int, float] | None) -> Rounding:
     """Fits the rounding of a device to its errors with bfloat16 (`narrow`) and float32 (`wide`) factors; an argument is
-    None if these errors were not measured.
+    None if the corresponding errors were not measured.
 
     Elementwise products of bfloat16 factors are exact in float32, so all errors arise in the sums. These errors
-    determine kappa: the largest value that keeps each error within half of its bound, or infinity if sums do not need
-    the term. Larger errors with float32 factors are due to rounding of the factors.
+    determine kappa: the largest value that keeps each error within half of its bound, or infinity if the sums do not
+    need the term with kappa. If errors with float32 factors are larger, the factors are rounded.
     """
     sums = narrow or wide
     assert sums is not None, "something was measured"
@@ -171,7 +171,7 @@ def begin_with_second(examined: Mapping[str, int], checked: Mapping[str, int]) -
 
 
 class CalibrationError(RuntimeError):
-    """The errors of a device are too large to be rounding."""
+    """The errors of a device are too large to be rounding errors."""
 
 
 def calibrate(study: Calibration, config: TrainConfig, dataset: Dataset) -> Generator[str, None, Profile]:
@@ -203,9 +203,9 @@ def calibrate(study: Calibration, config: TrainConfig, dataset: Dataset) -> Gene
         yield f"{dtype}, {config.name}"
     if flagged.total():
         raise CalibrationError(
-            f"{flagged.total():,} of {checked.total():,} rows of real matrix products exceed the thresholds from "
-            "synthetic matrix products, so this device may compute wrong numbers, and no profile was written; compare "
-            "this device with another one"
+            f"{flagged.total():,} of {checked.total():,} rows of real matrix products exceed the thresholds derived "
+            "from synthetic matrix products, so this device may compute wrong numbers, and no profile was written; "
+            "compare this device with another one"
         )
     kernel = time_both()
     yield "fused kernel"

@@ -38,9 +38,9 @@ MOST = 1_000_000  # maximum number of steps of a study; the measurements of each
 # Maximum numbers of runs and steps of the study of nodes, and of trials of the SCAR study; all results are kept in
 # memory.
 MOST_NODES, MOST_TRIALS = 1000, 100_000
-WINDOW = 8  # steps for which each kind of error lasts when the responses of small models are measured
-# Layers, width and tokens of the small models. The nodes train the first model; both models measure the response of
-# gradients to errors.
+WINDOW = 8  # number of steps for which each kind of error lasts when the responses of small models are measured
+# Layers, width and tokens of the small models. The first model is trained on the nodes; the response of gradients to
+# errors is measured with both models.
 SIZES = ((4, 64, 64), (16, 64, 64))
 
 # Modules of the experiments of the aggregation studies.
@@ -86,7 +86,7 @@ class Study(abc.ABC, Generic[Measurement]):
             raise SettingError("seed", self.seed, f"expected an integer from 0 to {LARGEST_SEED}")
 
     def about(self, workloads: Sequence[Task]) -> Mapping[str, Any]:
-        """Returns the fields of `Measured` about the study itself."""
+        """Returns the fields of `Measured` that describe the study itself."""
         return {"study": self, "sources": {workload.name: workload.source for workload in workloads}}
 
     @abc.abstractmethod
@@ -111,9 +111,9 @@ class PaftStudy(Study["PaftMeasured"]):
         periods: periods of `paft_sync`.
         burst_every: number of steps from one burst to the next; the paper has one burst in 500 steps of a longer run.
         bursts: sigma^2 of the noise in bursts; in all other steps, it is the smallest of the variances.
-        rate: learning rate of the plain SGD with which divergence is measured.
-        sigma: sigma of the noise in this SGD.
-        drifting_steps: maximum number of steps of this SGD.
+        rate: learning rate of the plain SGD run in which divergence is measured.
+        sigma: sigma of the noise in this SGD run.
+        drifting_steps: maximum number of steps of this SGD run.
     """
 
     name: ClassVar[str] = "paft"
@@ -141,7 +141,7 @@ class PaftStudy(Study["PaftMeasured"]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DropComputeStudy(Study["DropComputeMeasured"]):
-    """The study of the speedup by drop rate and number of workers, predicted and measured on a real clock, and of the
+    """The study of the speedup by drop rate and number of workers (predicted, and measured on a real clock), and of the
     loss by step and by time.
 
     Attributes:
@@ -360,7 +360,8 @@ class ScarStudy:
     trials: int = 100
     """Number of failures per training algorithm and case; a multiple of the number of starts."""
     starts: int = 20
-    """Number of initial states of each training algorithm, at least 5; intervals are over these states."""
+    """Number of initial states of each training algorithm, at least 5; confidence intervals are computed over these
+    states."""
     seed: Annotated[int, Within(0, LARGEST_SEED)] = 0
     """Seed for initial states, data and all simulations."""
     perturbations: int = 1000
@@ -398,7 +399,8 @@ class NodesStudy:
     nodes: tuple[str, ...] = NODES
     """Nodes to compare, node1 to node15 (default: all)."""
     runs: int = 100
-    """Number of simulated runs of each node at the size of the study, at least 20; intervals are over these runs."""
+    """Number of simulated runs of each node at the size of the study, at least 20; confidence intervals are computed
+    over these runs."""
     steps: int = 80
     """Number of steps of the small models, at least 40."""
     seed: Annotated[int, Within(0, LARGEST_SEED)] = 0

@@ -6,16 +6,16 @@ SGD with rates eta_s; worker m's aggregated gradient has an error e_m ~ N(0, sig
 **Erratum.** The paper prints lemma 3.1 with the factor (M + 1)/M. If the e_m are independent, theta_m - mean(theta) is
 -sum_s eta_s (e_m - mean(e)), whose variance for each element is (1 - 1/M) sigma^2 sum_s eta_s^2. The correct factor is
 therefore (M - 1)/M. The paper also omits d; this module applies the lemma to each element and multiplies the result by
-d. A simulation with M = 4, d = 1000, sigma = 0.5, eta = 0.1 and 300 steps gives 562; the exact form gives 562.5 and the
-printed form 937.5.
+d. A simulation with M = 4, d = 1000, sigma = 0.5, eta = 0.1 and 300 steps gives 562; the exact form gives 562.5, and
+the printed form gives 937.5.
 
 **Lossy collectives** (Weintraub, Banner, Orda, *Distributed Training under Packet Loss*, 2025). A copy of a shard is
 renewed with probability 1 - p at each step and kept otherwise; its age a (the number of steps since its renewal, at
 least 0) has the distribution P(a) = (1 - p) p^a.
 
 **Erratum.** The paper prints the limit of the drift between two copies as 2p/(1 + p) s^2. This form ignores the fact
-that a stale copy may already have been stale in earlier steps. A simulation at p = 0.1, 0.2, 0.4 gives 0.203, 0.418,
-0.960; the exact form gives 0.202, 0.417, 0.952, and the printed form 0.182, 0.333, 0.571.
+that a stale copy may already have been stale in earlier steps. For p = 0.1, 0.2 and 0.4, a simulation gives 0.203,
+0.418 and 0.960; the exact form gives 0.202, 0.417 and 0.952, and the printed form gives 0.182, 0.333 and 0.571.
 
 The functions for PAFT take these arguments:
 
@@ -72,7 +72,8 @@ def divergence_over_time(
     dimension: int = 1,
     period: int | None = None,
 ) -> np.ndarray:
-    """Returns `divergence` after each step; if the step ends with a synchronization, the value is that before it."""
+    """Returns `divergence` after each step; if a step ends with a synchronization, the value is that before the
+    synchronization."""
     squares = np.square(np.asarray(rates, np.float64))
     total = np.cumsum(squares)
     if period is not None:
@@ -105,7 +106,7 @@ def noisy_bound(
         2 ||theta_0 - theta*||^2 / T + 2 (sigma_g^2 + sigma^2) / (T M) sum_t eta_t^2
             + 4 L sigma^2 (M - 1) / (T M) sum_t eta_t sum_{s<t} eta_s^2
 
-    Here sigma^2 and sigma_g^2 refer to whole vectors (d sigma^2 for noise per element).
+    Here, sigma^2 and sigma_g^2 refer to whole vectors, and are therefore d times the variance of an element.
     """
     factor = _factor(sigma, workers, 1)
     eta = np.asarray(rates, np.float64)
@@ -201,7 +202,7 @@ def own_weight(p: float, workers: int) -> float:
         E[1 / (1 + Bin(N - 1, 1 - p))] = (1 - p^N) / (N (1 - p))
 
     All weights sum to 1, so the mean is unbiased for gradients with the same expectation. If the gradients differ and
-    are considered fixed, the mean is biased towards the owner's gradient, which has this weight instead of 1/N.
+    are considered fixed, the mean is biased toward the owner's gradient, which has this weight instead of 1/N.
     """
     _check_loss(p)
     return (1 - p**workers) / (workers * (1 - p))
@@ -215,13 +216,14 @@ def _check_loss(p: float) -> None:
 
 
 def expected_iteration_time(mu: float, sigma: float, micro_batches: int, workers: int, serial: float = 0.0) -> float:
-    """Returns the mean seconds of an iteration without a threshold: equation (7), after Bailey et al. (2014).
+    """Returns the mean duration of an iteration without a threshold, in seconds: equation (7), after Bailey et al.
+    (2014).
 
         E[T] + Tc ~ sqrt(M) sigma ((1 - g) Phi^-1(1 - 1/N) + g Phi^-1(1 - 1/(e N))) + M mu + Tc
 
     with the Euler-Mascheroni constant g: the mean of the largest of N normal variables. The term added to M mu is 7.9 %
-    too small for two workers, and too large by 0.8 % for three, 2.5 % for eight and 0.7 % for 200. One worker takes M
-    mu + Tc.
+    too small for two workers, and too large by 0.8 % for three, 2.5 % for eight and 0.7 % for 200. For one worker, the
+    result is M mu + Tc.
 
     Example:
         >>> round(expected_iteration_time(0.45, 0.2, 12, 200), 2)
@@ -285,14 +287,15 @@ def expected_speedup(
         iteration_time = predicted
     elif not serial < iteration_time < math.inf:
         raise ValueError(
-            f"iteration_time={iteration_time}: expected the time of a whole iteration, more than serial={serial}"
+            f"iteration_time={iteration_time}: expected the time of a whole iteration, longer than serial={serial}"
         )
     share = expected_completed(mu, sigma, micro_batches, threshold) / micro_batches
     return share * iteration_time / min(threshold + serial, iteration_time)
 
 
 def analytic_threshold(mu: float, sigma: float, micro_batches: int, serial: float) -> float:
-    """Returns the threshold in seconds for many workers, from the mean and the variance of the latency (appendix C.2).
+    """Returns the optimal threshold, in seconds, for a large number of workers, from the mean and the variance of the
+    latency (appendix C.2).
 
         tau* = argmax_tau (1/(tau + Tc)) sum_{m=1..M} Phi((tau - m mu)/sqrt(m sigma²)),  tau > M mu/2
 
@@ -309,12 +312,13 @@ def analytic_threshold(mu: float, sigma: float, micro_batches: int, serial: floa
     mean, spread = micro_batches * mu, math.sqrt(micro_batches) * sigma
     if sigma == 0:
         return math.nextafter(mean, math.inf)
-    # Beyond nine standard deviations nothing is dropped in double precision. If sigma is small, the sum is a staircase
+    # Beyond nine standard deviations, nothing is dropped in double precision. If sigma is small, the sum is a staircase
     # with the optimum at its last step, which may be between two points of the first grid.
     lowest, highest = math.nextafter(mean / 2, math.inf), mean + 9 * spread
     last_step = np.linspace(max(lowest, mean - 9 * spread), highest, 512)
     grid = np.sort(np.concatenate([np.linspace(lowest, highest, 2048), last_step]))
-    # Near its maximum the function is constant to rounding over a relative 1e-8: use five grids, each 32 times finer.
+    # Near its maximum, the function is constant up to rounding over a relative width of 1e-8, so use five grids, each
+    # 32 times finer than the previous one.
     for _ in range(6):
         best = int(np.argmax([_expected_completed(mu, sigma, micro_batches, tau) / (tau + serial) for tau in grid]))
         threshold = float(grid[best])

@@ -1,4 +1,4 @@
-"""Workloads of the studies and their training: a transformer on text, a convolutional network on images, a linear
+"""Workloads of the studies and their training: a transformer on text, a convolutional network on images, and a linear
 model.
 
 A convolution is the matrix product of 3x3 patches and a kernel. If the convolution is mapped over workers with
@@ -7,7 +7,7 @@ convolution, which is several times slower on a CPU. There is no batch normaliza
 through gradients, so the workers' mean gradient is the gradient of the whole batch, and the state of a replica consists
 only of its parameters.
 
-Letters of shapes:
+Letters in shapes:
 
     B  images        C  channels        F  features
     H, W  height and width              K  classes
@@ -75,7 +75,7 @@ class Task:
 
 
 class ConvNet(nnx.Module):
-    """Two convolutions, each followed by ReLU and a pooling that halves height and width, and two dense layers; in
+    """Two convolutions, each followed by ReLU and by pooling that halves height and width, and two dense layers, all in
     float32."""
 
     def __init__(self, shape: tuple[int, int, int], classes: int, rngs: nnx.Rngs) -> None:
@@ -113,7 +113,7 @@ def convnet_logits(params: dict[str, Any], images_BHWC: Float[Array, "B H W C"])
 
 
 def image_loss(params: dict[str, Any], batch: Any) -> Float[Array, ""]:
-    """Returns the mean cross entropy of a batch, (images, labels), in nats."""
+    """Returns the mean cross entropy of a batch `(images, labels)`, in nats."""
     images_BHWC, labels_B = batch
     log_probabilities_BK = jax.nn.log_softmax(convnet_logits(params, images_BHWC))
     return -jnp.mean(jnp.take_along_axis(log_probabilities_BK, labels_B[:, None], axis=-1))
@@ -128,7 +128,7 @@ def accuracy(params: dict[str, Any], images_BHWC: Any, labels_B: Any) -> Float32
 
 
 def convnet(images: Images) -> Task:
-    """Returns the convolutional network with SGD and momentum; large images are halved."""
+    """Returns the convolutional network with SGD and momentum; large images are reduced to half their size."""
     images = halved(images)
     test = images.test_images[:SAMPLES], images.test_labels[:SAMPLES]
     return Task(
@@ -145,7 +145,7 @@ def convnet(images: Images) -> Task:
 
 
 def halved(images: Images) -> Images:
-    """Returns images that are averaged over two by two pixels if they are large, and cropped to sizes that can be
+    """Returns the images, averaged over blocks of two by two pixels if they are large, and cropped to sizes that can be
     halved twice; for example, 28 pixels become 12."""
     if images.shape[0] <= LARGEST:
         return images
