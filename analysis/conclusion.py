@@ -1,4 +1,4 @@
-"""Verdict, tables and report of a record, which are written next to the record; and the index of a folder of
+"""The verdict, tables and report of a record, which are written into the record's folder, and the index of a folder of
 records."""
 
 import datetime

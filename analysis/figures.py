@@ -192,7 +192,7 @@ def flags_over_time(steps: Sequence[StepRow]) -> Figure | LeftOut:
             found = [site for name, site in row.sites.items() if name.startswith(f"{way}/")]
             flagged, of = (sum(getattr(site, name) or 0 for site in found) for name in ("flagged", "checked"))
             shares.append(flagged / of if of else 0.0)
-    caption = "Forward, recomputed and backward matrix products, over all ranks. Steps without a flag have no point."
+    caption = "Forward, recomputed and backward matrix products of all ranks. Steps without a flag have no point."
     return over_steps(title, caption, "flagged / checked rows", steps, lines, "y")
 
 
@@ -208,14 +208,14 @@ def aggregation(steps: Sequence[StepRow]) -> Iterator[Figure | LeftOut]:
         yield over_steps("Period of synchronization", caption, "steps", steps, {"H": period})
     if (least := per_method(steps, "completed", min)) is not None:
         lines = {"least": least, "most": per_method(steps, "completed") or []}
-        caption = "Micro-batches of the slowest and the fastest rank."
+        caption = "Numbers of micro-batches that the slowest and the fastest rank completed."
         yield over_steps("Completed micro-batches", caption, "micro-batches", steps, lines)
     if (drift := per_method(steps, "pair_drift")) is not None:
         with np.errstate(divide="ignore", invalid="ignore"):
             lines = {"measured": (np.asarray(drift) / np.asarray(per_method(steps, "move") or np.nan)).tolist()}
         rate = float(np.nanmean(per_method(steps, "parameter_loss") or np.nan))
         lines["random walk"] = [pair_drift(rate)] * len(steps) if 0 <= rate < 1 else []
-        caption = "In units of an owner's squared mean update; the theory assumes the mean loss rate."
+        caption = "The unit is an owner's squared mean update; the theory assumes the mean loss rate."
         yield over_steps("Drift between copies", caption, "drift / move²", steps, lines)
     if (differed := per_method(steps, "differed")) is not None:
         lines = {"found": list(itertools.accumulate(float(each > 0) for each in differed))}

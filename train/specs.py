@@ -100,8 +100,8 @@ class Checks:
     """Settings for the checksums that check the matrix products of a run; see `sdc.abft`."""
 
     mode: Annotated[Mode, Flag("abft_mode")] = "detect"
-    """Flag wrong rows (detect), flag rows and locate the wrong elements (locate), or flag and replace wrong rows
-    (correct)."""
+    """Flag wrong rows (detect), flag wrong rows and locate their wrong elements (locate), or flag and replace wrong
+    rows (correct)."""
     scheme: Annotated[SchemeName, Flag("abft_scheme", Literal["two-tier", "blocks", "deterministic", "paper"])] = (
         "two-tier"
     )
@@ -111,8 +111,8 @@ class Checks:
     profile: Annotated[str | PathLike[str] | None, Flag("abft_profile", Path)] = None
     """Profile that sdc abft calibrate wrote on this kind of device (default: assumptions about the platform)."""
     least_coverage: Annotated[float, Within(0, 1)] = 0.9
-    """Minimum share of the matrix products' arithmetic that must be checked for a verdict of clean. An opaque kernel of
-    unknown cost counts as all of the arithmetic."""
+    """Minimum share of the matrix products' arithmetic that must be checked for a verdict of clean. If the step calls
+    an opaque kernel of unknown cost, the share is 0."""
 
     def check(self) -> None:
         Settings(self.mode, self.scheme)
@@ -488,8 +488,8 @@ class Twins(CheckedJob):
     compare: Compare = "gated"
     """Exchange tensors only if their digests differ (gated), or always."""
     exchange: Exchange = "probe"
-    """Exchange digests at every probe, once per microstep (step) or once per step (call); step and call repeat the
-    computation if a digest differs."""
+    """Exchange digests at every probe (probe), once per microstep (step) or once per step (call); step and call repeat
+    the computation if a digest differs."""
     placement: Literal["mesh", "vmap"] = "mesh"
     """Give each twin of a rank its own device (mesh), or put all twins of a rank on one device (vmap)."""
     require_processes: Count = 1
@@ -569,7 +569,7 @@ class Tracing(Job):
     """Selector of the recorded values: everything, probes, primitive("dot_general") & direction("bwd"), boundary(1)
     and others."""
     against: Annotated[str | PathLike[str] | None, Flag(type=Path)] = None
-    """Recorded trace to compare with at every step; the run stops at the first difference."""
+    """Recorded trace with which every step is compared; the run stops at the first difference."""
     simulate: Annotated[str | None, Flag("fault")] = None
     """Simulated fault, such as bitflip,bits=30,step=3,site=fwd/attn,iteration=0+2,element=7,model=1; or none, for a
     golden trace of the same program."""

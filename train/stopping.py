@@ -46,7 +46,7 @@ class Stop:
         self._timer: threading.Timer | None = None
 
     def among(self, several: bool) -> None:
-        """Sets whether the run has peers that must agree on the last step."""
+        """Sets whether the run has several processes, which must agree on the last step."""
         self._several = several
 
     def ask(self, why: str) -> None:

@@ -56,7 +56,7 @@ class OptimizerConfig:
     beta2: float = 0.99  # decay rate of the gradient's mean square
     epsilon: float = 1e-8  # added to the root of the mean square
     weight_decay: float = 0.01  # decoupled, and applied only to matrices
-    clip: float = 1.0  # largest global norm of the gradient
+    clip: float = 1.0  # maximum global norm, to which larger gradients are scaled down
 
 
 @dataclasses.dataclass(frozen=True)

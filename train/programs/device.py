@@ -106,7 +106,7 @@ def described_batch(config: TrainConfig, placement: Placement) -> jax.ShapeDtype
 
 
 def place_batch(tokens: Int[np.ndarray, "microsteps batch length"], placement: Placement) -> Array:
-    """Places a global batch on the mesh; every process has the whole batch and places its part."""
+    """Places a global batch on the mesh; every process has the whole batch and places its own part."""
     sharding = NamedSharding(placement.mesh, BATCH_SPEC)
     return jax.make_array_from_callback(tokens.shape, sharding, lambda index: tokens[index])
 
@@ -214,7 +214,7 @@ _digest, _digest_of_each = jax.jit(tree_digest), jax.jit(jax.vmap(tree_digest))
 
 
 def scalar_row(metrics: Any) -> dict[str, Any]:
-    """Returns the scalars of a step, one number per twin, as in a line of `steps.jsonl`."""
+    """Returns the scalars of a step, with one number per twin, as in a line of `steps.jsonl`."""
     return {
         "loss": np.atleast_1d(metrics.loss),
         "gradient_norm": np.atleast_1d(metrics.gradient_norm),

@@ -103,7 +103,7 @@ def scatter_width(gradient: Tree, specs: Tree) -> Tree:
 
 
 def global_norm(shards: Tree, specs: Tree, *, axes: tuple[str, ...] = (DATA,)) -> Float[Array, ""]:
-    """Returns the Euclidean norm over all leaves and ranks; leaves replicated over model ranks count once."""
+    """Returns the Euclidean norm over all leaves and ranks; leaves replicated over model ranks are counted once."""
     squares = jax.tree.map(lambda leaf: jnp.sum(jnp.square(leaf)), shards)
     zero = jnp.zeros((), jnp.float32)
     sharded = jax.tree.map(lambda square, spec: square if MODEL in spec else zero, squares, specs)

@@ -259,7 +259,7 @@ SAMPLED = 100  # number of iterations whose sampled latencies determine a simula
 def make_replicas(
     config: TrainConfig, aggregation: Aggregation, placement: Placement, *, seed: int, steps: int
 ) -> Replicas:
-    """Returns the step of a configuration with aggregation methods, for a mesh.
+    """Returns the step of a configuration with aggregation methods, for a given placement.
 
     Args:
         config: the configuration.
@@ -418,7 +418,7 @@ class _Clock:
         self.settings = replicas.aggregation.dropcompute
         threshold = self.settings.threshold
         self.measuring = isinstance(threshold, str)
-        # The model's collectives need their axis even if it has one rank.
+        # The model's collectives need their axis, even if that axis has only one rank.
         here = Mesh(np.asarray(jax.local_devices()[:1]), (MODEL,))
         work = jax.shard_map(replicas.work, mesh=here, in_specs=P(), out_specs=P(), check_vma=False)
         self.watch = Stopwatch(work, math.inf if isinstance(threshold, str) else threshold)

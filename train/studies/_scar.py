@@ -348,7 +348,7 @@ Found: TypeAlias = Perturbed | dict[str, Perturbed] | Overhead | Criterion | Fai
 
 
 class Case(NamedTuple):
-    """A save policy, combined with a kind of lost blocks."""
+    """A save policy, and the kind of blocks that a failure takes."""
 
     policy: Policy  # selection of blocks
     fraction: float  # fraction of the bytes that a save writes

@@ -265,8 +265,8 @@ class Found(NamedTuple):
 
     found: Int[Array, "judges n"]  # detected errors by judge and magnitude
     made: Int[Array, "n"]  # injected errors by magnitude
-    bits_found: Int[Array, "judges bits"]  # detected bit flips by judge and number of the bit
-    bits_made: Int[Array, "bits"]  # injected bit flips by number of the bit
+    bits_found: Int[Array, "judges bits"]  # detected bit flips by judge and bit position
+    bits_made: Int[Array, "bits"]  # injected bit flips by bit position
 
 
 def errors_found(

@@ -1,4 +1,4 @@
-"""Specifications of the studies, checked before JAX is imported. `run` and `parts` import the experiments."""
+"""Specifications of the studies, which are checked before JAX is imported. `run` and `parts` import the experiments."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _check_steps(steps: int, least: int, why: str = "") -> None:
     if steps < least:
         raise SettingError("steps", steps, f"expected at least {least}{why}")
     if steps > MOST:
-        raise SettingError("steps", steps, f"expected at most {MOST:,}, since the measurements of each step are kept")
+        raise SettingError("steps", steps, f"expected at most {MOST:,}, since all measurements are kept in memory")
 
 
 def check_measurement(steps: int, dtypes: Sequence[str]) -> None:
@@ -372,7 +372,7 @@ class ScarStudy:
         if self.starts < 5:
             raise SettingError("starts", self.starts, "expected at least 5; fewer do not suffice for an interval")
         if self.trials > MOST_TRIALS:
-            problem = f"expected at most {MOST_TRIALS:,}, since the outcome of each trial is kept"
+            problem = f"expected at most {MOST_TRIALS:,}, since the outcomes of all trials are kept in memory"
             raise SettingError("trials", self.trials, problem)
         if self.trials < self.starts or self.trials % self.starts:
             raise SettingError("trials", self.trials, f"expected a multiple of {self.starts}, the number of starts")
