@@ -11,8 +11,8 @@ LARGEST_SEED = 2**31 - 2  # for every random generator; the seed plus one is als
 
 
 class Flag(NamedTuple):
-    """A description of how a command line reads a field of a spec whose name and type do not suffice; used in
-    `Annotated`.
+    """Instructions for reading a field of a spec from a command line, where the field's name and type are not enough;
+    used in `Annotated`.
 
     Example:
         >>> import dataclasses
@@ -23,11 +23,11 @@ class Flag(NamedTuple):
         ...     faults: Annotated[tuple[str, ...], Flag("fault", repeated=True)] = ()
     """
 
-    name: str | None = None  # of the flag, if it differs from the field's
-    type: Any = None  # the type as which its words are parsed, if the field also takes objects
+    name: str | None = None  # name of the flag, if it differs from the field's name
+    type: Any = None  # type as which the flag's value is parsed, if the field also accepts objects
     repeated: bool = False  # whether the flag is repeated for each value
     argument: bool = False  # whether the field is a required positional argument
-    without: str = ""  # for an optional spec: the error if its flags are given but the spec is not
+    without: str = ""  # for an optional spec: error message if its flags are given but it is not
 
 
 class Within(NamedTuple):
@@ -48,7 +48,7 @@ class Within(NamedTuple):
 
 
 class SettingError(ValueError):
-    """An invalid setting; the message, one line, says what was given, what was expected and how to fix it.
+    """An error for an invalid setting; its one-line message states what was given, what was expected and how to fix it.
 
     The library itself has no flags. Callers that offer settings as flags, form fields or spreadsheet columns replace
     `setting` with their own name for the parameter.
@@ -76,8 +76,8 @@ WORDS = {str: "a string", int: "a whole number", bool: "True or False", NoneType
 def check_fields(settings: Any) -> None:
     """Checks at run time that every field of a dataclass has the annotated type.
 
-    Types may be classes, `Literal`, unions of types, and sequences of one type. A bool does not count as a number, and
-    a string does not count as a sequence of strings. Numbers must lie in the range of their `Within`.
+    A type may be a class, a `Literal`, a union of types, or a sequence of one type. A bool does not count as a number,
+    and a string does not count as a sequence of strings. Numbers must lie in the range of their `Within`.
 
     Raises:
         SettingError: a field has the wrong type, or its value lies outside the range.

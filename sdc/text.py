@@ -1,4 +1,4 @@
-"""The grammar of all objects that are written as one line of text: faults, kinds, latencies, methods, simulations.
+"""The grammar of all objects that can be written as one line of text: faults, kinds, latencies, methods, simulations.
 
     terms    = term { "+" term }                     in languages that allow several terms; a letter must follow the +
     term     = head  |  a call with keywords, as in Python   bitflip(bits=30, rate=1e-4, site="fwd/attn")
@@ -11,7 +11,7 @@ shell. In the shorthand, commas and `+` separate parts only outside brackets and
 matter. A head denotes a *form*: a class whose fields are the settings, with their types. A selector is an expression,
 written as in Python (`expression`), and can be the value of a setting. docs/languages.md explains the grammar to users.
 
-This module does not import JAX, so a mistyped line is rejected immediately.
+This module does not import JAX, which loads slowly, so a mistyped line is rejected immediately.
 """
 
 import ast
@@ -27,13 +27,13 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-# The largest depth of an expression; each operator in a chain counts as one level. Functions that walk through an
-# expression recurse to its depth, and Python allows a thousand nested calls, including those of the caller.
+# The largest depth of an expression; each operator in a chain counts as one level. Functions that process an expression
+# recurse to its depth, and Python allows only a thousand nested calls, including those of the caller.
 DEEPEST = 100
 
 
 class Form(NamedTuple):
-    """The class that a head constructs, and its settings."""
+    """The class that a head constructs, and the settings of this class."""
 
     make: Callable[..., Any]  # the class
     types: Mapping[str, Any]  # type of each setting, or a function that parses it; None for a word without a value
@@ -58,8 +58,8 @@ class Term(NamedTuple):
 
 
 def form(cls: type, /, *, read: Mapping[str, Any] = NOTHING, **fixed: Any) -> Form:
-    """Returns the form of a dataclass; `read` has parsers for fields whose types do not suffice, and the head sets
-    `fixed`."""
+    """Returns the form of a dataclass. `read` contains a parser for each field that cannot be parsed by its type alone,
+    and `fixed` contains the fields that the head itself sets."""
     hints = typing.get_type_hints(cls)
     fields = [field for field in dataclasses.fields(cls) if field.name not in fixed]
     none = dataclasses.MISSING
@@ -169,7 +169,7 @@ def _argument(node: ast.expr, source: str) -> str:
             return f"({ast.unparse(node)})"
         case ast.Constant(None | bytes()):
             raise ValueError(
-                f"{ast.unparse(node)} is not a valid value; give a number, a string or a tuple, or omit it"
+                f"{ast.unparse(node)} is not a valid value; give a number, a string or a tuple, or omit the setting"
             )
         case ast.BinOp(op=ast.Add()):  # several numbers in the shorthand, but a sum in Python
             raise ValueError(f"{ast.unparse(node)} is a sum; write several values as a tuple, as in (30, 31)")
@@ -188,8 +188,8 @@ def _call(head: str, settings: Sequence[str]) -> str:
 def read_value(kind: Any, text: str) -> Any:
     """Parses a value of a declared type; raises a ValueError that says what was expected.
 
-    A type is `int`, `float`, `bool`, `str`, a `Literal`, a tuple of numbers of any length, a union of these (the first
-    that fits), a `Rest`, or a function that takes the text.
+    The type is `int`, `float`, `bool`, `str`, a `Literal`, a tuple of any number of numbers, a union of these (the
+    first member that fits is used), a `Rest`, or a function that parses the text.
     """
     if isinstance(kind, Rest):
         return kind.read(text[1:-1] if text.startswith("(") else text)
@@ -236,9 +236,9 @@ def read_value(kind: Any, text: str) -> Any:
 
 
 def split(text: str, separator: Literal[",", "+"]) -> list[str]:
-    """Splits a text at commas, or at the `+` between terms, but not inside brackets or quotes.
+    """Splits text at commas, or at the `+` between terms, but not inside brackets or quotes.
 
-    A quote character opens a quoted text only inside brackets or at the start of a value.
+    A quotation mark begins quoted text only inside brackets or at the start of a value.
     """
     cuts, depth, quote, escaped, before = list[int](), 0, "", False, ""
     for at, character in enumerate(text):
@@ -256,7 +256,8 @@ def split(text: str, separator: Literal[",", "+"]) -> list[str]:
 
 
 def write_term(value: Any, forms: Mapping[str, Form], more: Mapping[str, Any] = NOTHING) -> str:
-    """Returns the call that constructs a value, with the first matching head, the non-default settings, and `more`."""
+    """Returns the call that constructs a value: the first matching head, with all non-default settings and those in
+    `more`."""
     for head, (make, kinds, _, fixed) in forms.items():
         # Values are compared by `repr`: nan equals nan, and -0.0 differs from 0.0.
         if make is type(value) and all(repr(getattr(value, name)) == repr(given) for name, given in fixed.items()):
@@ -267,7 +268,7 @@ def write_term(value: Any, forms: Mapping[str, Form], more: Mapping[str, Any] = 
                 if typing.get_origin(kinds[key]) is tuple and len(x) == 1:
                     (given[key],) = x
             return _call(head, [f"{key}={write_value(x)}" for key, x in {**given, **more}.items()])
-    own = type(value)  # a user's class has no head and is written by its name
+    own = type(value)  # a user's class has no head; its own name is used instead
     return write_term(value, {own.__name__: form(own)}, more)
 
 
@@ -288,7 +289,8 @@ def expression(
     calls: Mapping[str, Callable[..., T]],
     example: str,
 ) -> T:
-    """Parses words, and calls with literals, that are combined by `&`, `|` and `~`; errors quote `example`."""
+    """Parses an expression that combines words, and calls with literal arguments, by `&`, `|` and `~`; error messages
+    quote `example`."""
 
     def build(node: ast.expr) -> Any:
         match node:
@@ -319,7 +321,7 @@ _TOO_DEEP = f"it is nested deeper than {DEEPEST} levels (each operator in a chai
 
 
 def _tree(text: str, deepest: int = DEEPEST) -> ast.expr:
-    """Parses a text as a Python expression; raises ValueError if it is nested too deeply."""
+    """Parses text as a Python expression; raises ValueError if the expression is nested too deeply."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (RecursionError, MemoryError):  # raised by Python's parser

@@ -1,5 +1,5 @@
-"""The reference workload, a Llama-style decoder on real text, and its runs. The package neither parses flags nor
-prints."""
+"""The reference workload, a Llama-style decoder that is trained on real text, and its runs. The package neither parses
+flags nor prints."""
 
 from typing import TYPE_CHECKING
 

@@ -55,8 +55,8 @@ class TrainingSteps(BurninWorkload):
         computes them."""
         config = self.config
         state = abstract_state(config)
-        # Scaling by a power of two does not round. This power is the nearest to the standard deviation of the decoder's
-        # initial weights.
+        # Scaling by a power of two causes no rounding. This power is the one nearest to the standard deviation of the
+        # decoder's initial weights.
         scale = np.float32(2.0 ** round(math.log2(config.model.width**-0.5)))
         params = [
             make_floats("normal", leaf.shape, "float32", self.seed + number) * scale

@@ -75,8 +75,8 @@ class Checkpoints:
         Args:
             folder: parent of one folder per checkpoint; may be on `gs://`.
             every: number of steps between checkpoints.
-            keep: number of checkpoints to keep, at least 1, in addition to protected ones and the newest restored one;
-                older checkpoints are deleted once a new checkpoint is complete.
+            keep: number of checkpoints to keep, at least 1, in addition to the protected ones and the newest one that
+                has been restored; older checkpoints are deleted once a new checkpoint is complete.
 
         Raises:
             SettingError: `every` or `keep` is below 1, or Orbax cannot write to this kind of folder.
@@ -203,7 +203,7 @@ class Checkpoints:
                 with the checkpoint.
 
         Returns:
-            The bit-identical state, and the position of the data iterator.
+            The state, bit for bit as it was saved, and the position of the data iterator.
 
         Raises:
             CheckpointError: the checkpoint does not exist, is damaged, or differs in structure from `abstract`.
@@ -222,7 +222,7 @@ class Checkpoints:
             The state, the position of the data iterator, and the step of the checkpoint.
 
         Raises:
-            CheckpointError: there is no undamaged checkpoint, or it differs in structure from `abstract`.
+            CheckpointError: there is no undamaged checkpoint, or the newest one differs in structure from `abstract`.
             SettingError: `only` matches nothing in the state.
         """
         steps = self._common_steps()
@@ -238,7 +238,7 @@ class Checkpoints:
         raise CheckpointError(f"{'; '.join(problems)}; start a new run")
 
     def _common_steps(self) -> list[int]:
-        """Returns the steps of process 0, since processes may see different lists on shared storage."""
+        """Returns the steps that process 0 sees, since processes may see different lists on shared storage."""
         return [int(step) for step in json.loads(everyone(json.dumps(self.steps))[0])]
 
     def _restored(self, abstract: State, step: int, only: Only | None) -> tuple[State, dict[str, Any]]:
@@ -272,7 +272,7 @@ class Checkpoints:
             with self._reader() as orbax:
                 orbax.protect(step, protected)
         except CertificateError as error:
-            raise CheckpointError(f"{error}; protect it again") from error
+            raise CheckpointError(f"{error}; protect the checkpoint again") from error
 
     def _opened(self, **options: Any) -> Certified:
         try:
@@ -324,7 +324,7 @@ class Unsaved(Checkpoints):
 
 
 class _Newest:
-    """Orbax's preservation policy for a run: keeps the newest checkpoints of its current course.
+    """Orbax's preservation policy for a run: it keeps the newest checkpoints of the run's current course.
 
     Checkpoints of steps after the one being saved belong to an abandoned course. They are not kept, since a restarted
     run would resume from them.
@@ -352,5 +352,5 @@ def _chosen(abstract: Any, only: Only | None) -> Any:
     chosen = jax.tree.map(lambda name: bool(hit(name)), names)
     if not any(jax.tree.leaves(chosen)):
         some = ", ".join(jax.tree.leaves(names)[:8])
-        raise SettingError("only", only, f"matches no array of the state, which has {some}")
+        raise SettingError("only", only, f"matches no array of the state, whose arrays include {some}")
     return chosen

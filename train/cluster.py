@@ -86,7 +86,7 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
         if len(set(counts.values())) > 1:
             raise Incomparable(
                 f"processes have different numbers of devices ({dict(sorted(counts.items()))}); give all "
-                "processes equally many"
+                "processes the same number"
             )
         yield
         multihost_utils.sync_global_devices("end")
@@ -120,7 +120,7 @@ def unreachable() -> str:
 
 
 def _initialize(peers: Peers, patience: int, gave_up: Callable[[], None]) -> int:
-    """Starts JAX's runtime if peers or the environment define a cluster; returns the number of processes."""
+    """Starts JAX's runtime if `peers` or the environment defines a cluster; returns the number of processes."""
     while not peers.known():
         time.sleep(BEAT)
     # A runtime that supports a callback calls it instead of aborting the process with a stack trace.
@@ -162,7 +162,7 @@ class Watch:
             threading.Thread(target=target, daemon=True, name=f"watch{target.__name__}").start()
 
     def end(self, word: str) -> None:
-        """Stops monitoring and announces the regular end of this process."""
+        """Stops monitoring and announces how this process ends (`DONE` or `FAILED`)."""
         self._ended.set()
         try:
             self._client.key_value_set(f"{SIGNS}/{distributed.global_state.process_id}", word, allow_overwrite=True)
@@ -170,7 +170,7 @@ class Watch:
             return  # process 0 is gone, so no process reads the store
 
     def end_early(self) -> None:
-        """Announces to the other processes that this process ends early, and gives them time to read the
+        """Announces to the other processes that this process is ending early, and gives them time to read the
         announcement."""
         self.end(FAILED)
         self.wait_for_the_others(GRACE + 2 * BEAT)
@@ -247,7 +247,7 @@ class Incomparable(RuntimeError):
 
 
 def as_read(manifest: Mapping[str, Any]) -> Any:
-    """Returns a manifest as it would be read from its file, where infinity is a string."""
+    """Returns a manifest as it would be read from its file, in which infinity is a string."""
     return json.loads(json.dumps(to_json(manifest), default=str))
 
 

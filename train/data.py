@@ -1,9 +1,10 @@
 """Training text: documents, tokens, chunks in a fixed order, and batches whose position can be saved.
 
 Twins on two hosts must train on the same text. The order of documents therefore depends only on the file names, and
-bytes are decoded without translating line ends; the digest of the data set covers the text itself. As in the SDC study
-(appendix B.1), the text is tokenized, joined and cut into chunks of the sequence length, which are shuffled once with a
-fixed seed. Every epoch has the same order, so the batch of a step depends only on the data set and the step number.
+bytes are decoded without converting line endings; the digest of the data set covers the text itself. As in the SDC
+study (appendix B.1), the text is tokenized, joined and cut into chunks of the sequence length, which are shuffled once
+with a fixed seed. Every epoch has the same order, so the batch of a step depends only on the data set and the step
+number.
 """
 
 import dataclasses
@@ -237,7 +238,7 @@ class ByteTokenizer:
 
 
 class HuggingFaceTokenizer:
-    """A wrapper of `tokenizers.Tokenizer`. A text may contain the name of the end-of-text token, which is encoded as
+    """A wrapper around `tokenizers.Tokenizer`. Text may contain the name of the end-of-text token, which is encoded as
     that token, so separators in files are kept."""
 
     def __init__(self, tokenizer: Any, source: Path) -> None:

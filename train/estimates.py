@@ -27,15 +27,16 @@ class Compiled:
     config: str | None = None
     """Model configuration of the reference workload: tiny, bench, smollm2_135m, llama3_8b_16l or llama3_8b."""
     step: str | None = None
-    """Your own step: MODULE:FUNCTION, a function that returns (step, *arguments); arguments may be shapes. A parameter
-    `devices` of the function receives the devices of the target (of each twin, if there are twins), so that the
-    function can make a mesh."""
+    """Your own step: MODULE:FUNCTION, a function that returns (step, *arguments); arguments may be shapes. If the
+    function has a parameter `devices`, it receives the devices of the target (of each twin, if there are twins) and can
+    make a mesh."""
     dtype: DType | None = None
     """Data type of activations and compute parameters (default: that of the configuration)."""
     where: str | None = None
-    """Selector of sites (default: probes; every matrix product for abft, those of the backward pass for inject)."""
+    """Selector of sites (default: probes; for abft, all matrix products; for inject, matrix products of the backward
+    pass)."""
     sync: Load = "compute"
-    """Synchronization between the twins of a configuration inside a step."""
+    """Synchronization between the twins inside a step (only with a model configuration)."""
     compare: Compare = "gated"
     """Exchange tensors only if their digests differ (gated), or always."""
     exchange: Exchange = "probe"
@@ -140,7 +141,7 @@ def _imported(name: str, devices: Sequence[Any]) -> tuple[Callable[..., Any], Se
         function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         here = not isinstance(error, ModuleNotFoundError) or error.name == module
-        remedy = "give MODULE:FUNCTION with a module that Python can import here" if here else f"it needs {error.name}"
+        remedy = "give MODULE:FUNCTION with a module on Python's path" if here else f"it needs {error.name}"
         raise SettingError("step", name, f"cannot be imported ({error}): {remedy}") from error
     if not callable(function):
         raise SettingError("step", name, "is not a function; give one that returns (step, *arguments)")

@@ -6,9 +6,9 @@ bit for bit. A suspect's errors are therefore counted where they arise and never
 (arXiv:2502.12340, section 3.2) call this procedure "computation synchronization".
 
 In most steps, all twins agree. Optimistic lock-step (`exchange="step"` or `"call"`) therefore runs a (micro)step
-without communication between twins and keeps the digest of each probe; after the last probe, all digests are exchanged
-at once. If no digest differs, this single exchange replaces the exchanges at all probes, each of which would wait for
-the slowest host. Otherwise, the (micro)step is repeated from its start with a gated comparison at every probe, and the
+without communication between twins and keeps the digest of each probe; after the last probe, a single exchange compares
+all digests. If no digest differs, this exchange replaces the exchanges at all probes, each of which would wait for the
+slowest host. Otherwise, the (micro)step is repeated from its start with a gated comparison at every probe, and the
 results of the repetition are used. A fault that does not recur leaves no mismatch in the repetition; the first digest
 that differed, in program order, then locates the error, but the size of the error stays unknown.
 
@@ -40,8 +40,10 @@ class Agreement(NamedTuple):
     """The result of comparing the digests of all twins.
 
     Attributes:
-        reference: index of the reference: twin 0 of two twins; a twin in the largest agreeing group of three or more.
-        undecided: 1 if at most half of three or more twins agree, and the reference is therefore a guess; else 0.
+        reference: index of the reference: 0 if there are two twins; if there are three or more, that of a twin in the
+            largest group that agrees.
+        undecided: 1 if there are three or more twins of which at most half agree, so that the reference is a guess;
+            otherwise 0.
         differs: whether any twin differs from its reference anywhere on the mesh; equal on all devices.
     """
 
@@ -64,11 +66,11 @@ def agreement(leaves: list[Shaped[Array, "..."]], axis_name: str) -> Agreement:
 
 
 def anywhere(differs: Bool[Array, ""], axis_name: str) -> Bool[Array, ""]:
-    """Returns whether `differs` is true on any device, since a branch with a collective must be taken on all devices or
-    on none.
+    """Returns whether `differs` is true on any device. The answer is the same on all devices, because a branch with a
+    collective must be taken on all of them or on none.
 
-    The reduction omits the twin axis, because each twin has the digests of all twins and the network along this axis
-    may be slow.
+    The reduction omits the twin axis, because each twin already has the digests of all twins, and the network along
+    this axis may be slow.
     """
     others = other_axes(differs, axis_name)
     return lax.pmax(program.varying(differs.astype(jnp.int32), others), others) > 0 if others else differs
@@ -131,7 +133,7 @@ def measure(
 
 
 def nothing_found(leaves: list[Shaped[Array, "..."]], axis_name: str, reference: Int32[Array, ""]) -> Difference:
-    """Returns what `measure` would return for twins that all agree."""
+    """Returns the difference that `measure` would return if all twins agreed."""
     elements = jnp.uint32(sum(leaf.size for leaf in leaves))
     return no_difference(jnp.where(jnp.arange(lax.axis_size(axis_name)) != reference, elements, jnp.uint32(0)))
 
@@ -144,7 +146,7 @@ def squared_distance(
     Args:
         leaves: local shards of the arrays.
         axis_name: the twin axis.
-        replicas: for each array, the number of one twin's devices that hold the same shard.
+        replicas: for each array, the number of devices of one twin that hold the same shard.
         reference: index of the reference.
     """
     others = tuple(axis for axis in program.bound_axes() if axis != axis_name)
@@ -172,7 +174,7 @@ def axis_place(axis_name: str) -> Int32[Array, ""]:
 
 
 def exchanged(mine: UInt[Array, "*shape"], axis_name: str) -> UInt[Array, "twins *shape"]:
-    """Returns the values of all twins, one row each, typed by `shard_map` as equal on all devices."""
+    """Returns the values of all twins, one row per twin; `shard_map` types the result as equal on all devices."""
     row = jnp.arange(lax.axis_size(axis_name)) == axis_place(axis_name)
     rows = jnp.where(lax.expand_dims(row, range(1, mine.ndim + 1)), mine[None], jnp.zeros_like(mine)[None])
     return lax.psum(rows, axis_name)
@@ -197,8 +199,8 @@ def lockstep(
 
     Args:
         step: the step of one twin, which does not refer to the other twins.
-        axis_name: the twin axis. The reference is twin 0 of two twins, or a twin in the largest agreeing group of three
-            or more.
+        axis_name: the twin axis. If there are two twins, the reference is twin 0; if there are three or more, the
+            reference is a twin in the largest group that agrees.
         where: selects the sites to compare and repair; by default, every probe.
         compare: `"gated"` moves tensors only if digests differ; `"always"` moves and compares tensors every time.
         exchange: `"probe"` exchanges digests at every site. `"step"` exchanges the digests of all sites once per
@@ -227,7 +229,7 @@ def lockstep(
     if exchange not in get_args(Exchange):
         raise ValueError(f"exchange={exchange!r} is unknown; expected 'probe', 'step' or 'call'")
     if exchange != "probe" and compare == "always":
-        raise ValueError("compare='always' requires exchange='probe'; give that, or compare='gated'")
+        raise ValueError("compare='always' requires exchange='probe'; give exchange='probe' or compare='gated'")
     rule = _Lockstep(axis_name, compare)
     around = None if exchange == "probe" else _Optimistic(axis_name, rule, whole=exchange == "call")
     twins = program.rewrite(step, where, rule, required=True, around=around)
@@ -369,7 +371,8 @@ def _watched(outs: program.Values, axis_name: str) -> tuple[program.Values, _See
 
 @functools.partial(program.traced_once, static_argnums=1)
 def _compared(digests: program.Values, axis_name: str) -> tuple[program.Values, Any]:
-    """Compares a single digest of all digests along the twin axis, 8 bytes regardless of the number of sites."""
+    """Compares one digest of all digests along the twin axis; each twin sends 8 bytes, regardless of the number of
+    sites."""
     mine = jnp.concatenate(digests)
     whole = exchanged(tree_digest(mine), axis_name)
     return digests, (mine, anywhere(jnp.any(whole != whole[:1]), axis_name))

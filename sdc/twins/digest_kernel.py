@@ -1,4 +1,4 @@
-"""The digest as a kernel for TPUs, which reads the tensor once and writes only sums.
+"""A kernel that computes the digest on TPUs; it reads the tensor once and writes only sums.
 
 XLA compiles the digest into one fusion, which also reads the tensor once. According to the compiled instructions, the
 kernel takes 43,000 cycles for 16 Mi bfloat16 elements on a v5p, and the fusion takes 51,000; the compiler's own

@@ -58,7 +58,7 @@ def digest(
         offset: index of the shard's first element in the whole tensor, one number per dimension.
 
     Returns:
-        Two 32-bit words. The sums, modulo 2**32, of the words of all shards are the words of the whole tensor.
+        Two 32-bit words. Adding the words of all shards, modulo 2**32, gives the words of the whole tensor.
     """
     if shape is None and offset is None and compiled_for().platform == "tpu":
         from . import digest_kernel  # needed on TPUs only
@@ -75,7 +75,7 @@ def digest(
 def row_digests(
     x: Shaped[Array, "rows *rest"], *, shape: Sequence[int], offset: Sequence[int | Int[Array, ""]]
 ) -> UInt32[Array, "rows 2"]:
-    """Computes the contribution of each row (along the first axis) to a tensor's digest, the sum of these
+    """Computes the contribution of each row (along the first axis) to a tensor's digest, which is the sum of these
     contributions."""
     parts = _mixed(x, shape, offset)
     if not parts[0].size:
@@ -85,7 +85,7 @@ def row_digests(
 
 
 def _inner(words: UInt32[Array, "*words"]) -> int:
-    """Returns the first of the trailing axes of the inner sum, a short loop that CPUs can vectorize."""
+    """Returns the first of the trailing axes that form the inner sum, which is a short loop that CPUs can vectorize."""
     axis = words.ndim - 1
     while axis > 1 and math.prod(words.shape[axis:]) < ROW:
         axis -= 1

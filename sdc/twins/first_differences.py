@@ -5,10 +5,11 @@ of a loop in sequence (from the last to the first for a backward loop). Program 
 digested value before the first difference is wrong. If every operation is selected, the first difference is therefore
 the operation that computed a different result from the same inputs.
 
-Bisection identifies the first operation that differs without digesting every operation. Each round digests the few
-values that leave the scopes at one depth. An error inside a scope becomes visible outside the scope only through these
-values, so the first value that differs identifies the faulty scope; the next round digests values inside that scope.
-Each round is a different program, which both sides must run, so a fault that does not recur cannot be narrowed down.
+Bisection identifies the first operation that differs, but need not digest every operation. Each round digests the few
+values that leave the scopes at a given depth. An error inside a scope becomes visible outside the scope only through
+these values, so the first value that differs identifies the faulty scope; the next round digests values inside that
+scope. Each round is a different program, which both sides must run, so a fault that does not recur cannot be narrowed
+down.
 """
 
 import dataclasses
@@ -47,7 +48,8 @@ class FirstDifference:
     before: tuple[tuple[Site, Iteration], ...] = ()
 
     def describe(self, step: int) -> DifferencePlace:
-        """Returns the place of the difference in the form that records use, for traces that first differ in `step`."""
+        """Returns the place of the difference in the form that records use; `step` is the first step in which the
+        traces differ."""
         place = msgspec.structs.asdict(describe_place(self.site, self.iteration))
         return DifferencePlace(**place, step=step, devices=list(self.devices), outputs=list(self.outputs))
 
@@ -79,7 +81,7 @@ def first_difference(a: Reports, b: Reports, *, nearest: int = 5) -> FirstDiffer
     Args:
         a: digests of one run, as `fingerprint` returns them.
         b: digests of another run of the same program.
-        nearest: number of values before the difference to list.
+        nearest: number of preceding values to list in `before`.
 
     Returns:
         The first difference, or None if the fingerprints agree. The iterations of a `while` loop share one digest, so
@@ -153,15 +155,15 @@ def _axes(site: Site, ndim: int) -> tuple[str, ...]:
 
 
 def place_of(site: Site, iteration: Iteration) -> tuple[int, ...]:
-    """Returns a sort key for the order of evaluation; iterations of a `while` loop share one digest and hence one
-    key."""
+    """Returns a key that sorts operations into the order of evaluation; iterations of a `while` loop share one digest
+    and hence one key."""
     indices = iter(iteration)
     number = {"scan": lambda: next(indices), "reversed": lambda: -next(indices), "while": lambda: 0}
     return tuple(part if isinstance(part, int) else number[part]() for part in site.order)
 
 
 def _before(reports: Reports, place: tuple[int, ...], nearest: int) -> tuple[int, tuple[tuple[Site, Iteration], ...]]:
-    """Returns the number of digests before a place, and the places of the last of these digests."""
+    """Returns the number of digests before a place, and the places of the last `nearest` of them."""
     count = 0
     places: list[tuple[tuple[int, ...], Site, Iteration]] = []
     for site, value in zip(reports.sites, reports.values(), strict=True):
@@ -196,7 +198,7 @@ class Bisection(NamedTuple):
 
     Attributes:
         first: the first difference in the last round that had one; None if no round had one.
-        exact: whether every operation that could be the first difference was digested.
+        exact: whether every operation that could be the first to differ was digested.
         rounds: all rounds, in order.
     """
 

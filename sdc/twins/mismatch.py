@@ -43,7 +43,7 @@ class Difference(NamedTuple):
 def difference(reference: Shaped[Array, "*shape"], suspect: Shaped[Array, "*shape"]) -> Difference:
     """Compares two tensors of equal shape and dtype, bit for bit and, where it is defined, by relative difference."""
     differs = as_bits(reference) != as_bits(suspect)
-    differs = jnp.any(differs, axis=tuple(range(reference.ndim, differs.ndim)))  # over key data, complex parts
+    differs = jnp.any(differs, axis=tuple(range(reference.ndim, differs.ndim)))  # over a key's words or complex parts
     ref, sus = _as_numbers(reference), _as_numbers(suspect)
     finite = jnp.isfinite(ref) & jnp.isfinite(sus)
     zero = ref == 0
@@ -65,7 +65,7 @@ def difference(reference: Shaped[Array, "*shape"], suspect: Shaped[Array, "*shap
 
 
 def no_difference(checked: UInt32[Array, "*rows"]) -> Difference:
-    """Returns the result of `difference` for this number of elements if all bits are equal."""
+    """Returns the result of `difference` for `checked` elements whose bits are all equal."""
     counts, sums = jnp.zeros(checked.shape, jnp.uint32), jnp.zeros(checked.shape, jnp.float32)
     return Difference(checked, counts, counts, counts, sums, sums)
 
@@ -121,7 +121,7 @@ def mismatch_frequency(mismatched: Any, checked: Any) -> float:
 
     Args:
         mismatched: number of a submodule's mismatched elements in a microstep, one entry per rank.
-        checked: number of elements compared, one entry per rank (TP * MBS * L * H over all ranks).
+        checked: number of elements compared, one entry per rank (the sum over all ranks is TP * MBS * L * H).
 
     Returns:
         The share of elements that are mismatched; NaN if nothing was checked.

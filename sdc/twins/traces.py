@@ -45,8 +45,8 @@ class Trace:
         manifest: contents of `manifest.json`.
         sites: the sites, in program order.
         shapes: shape of each site's digests.
-        lines: encoded digests by step.
-        ended: whether the run that wrote it ended.
+        lines: encoded digests of each step.
+        ended: whether the run that wrote the trace has ended.
     """
 
     path: epath.Path
@@ -92,12 +92,13 @@ class TraceWriter:
 
         Args:
             path: folder, which must not contain a run unless `at` is given.
-            manifest: description of the run. Two traces can be compared only if their `program` (the program's
-                fingerprint) is equal, as well as their `environment`, `data`, `seed`, `config` and `mesh`, if given.
+            manifest: description of the run. Two traces can be compared only if they have the same `program` (the
+                program's fingerprint) and, where given, the same `environment`, `data`, `seed`, `config` and `mesh`.
             at: step at which to resume the trace in that folder; later steps are dropped.
 
         Raises:
-            RecordError: the folder contains a run, contains none although `at` is given, or cannot be written.
+            RecordError: the folder contains a run although `at` is not given, contains none although `at` is given, or
+                cannot be written.
             ValueError: the manifest has no `program`.
         """
         if not manifest.get("program"):
@@ -127,7 +128,8 @@ class TraceWriter:
 
 
 def sites_table(digests: Reports) -> dict[str, Any]:
-    """Returns the contents of `sites.json`, which `Record.file` writes, from digests or from the shapes of digests."""
+    """Computes the contents of `sites.json` from digests, or from the shapes of digests; `Record.file` writes the
+    file."""
     rows = [
         {
             **{name: value for name, value in vars(site).items() if name not in ("outputs", "inputs", "products")},
@@ -160,13 +162,13 @@ def read_trace(path: AnyPath) -> Trace:
     run = read_record(path, "trace")
     if run.summary is not None and run.summary.get("steps") != len(run.lines):
         raise RecordError(
-            f"{run.path} has {len(run.lines)} steps, but its summary has {run.summary.get('steps')}; "
+            f"{run.path} has {len(run.lines)} steps, but its summary states {run.summary.get('steps')}; "
             "trace that run again"
         )
     if SITES not in names(run.path):
         what = f"lacks {SITES}; trace that run again" if run.lines else "contains no steps yet; wait for the first step"
         raise RecordError(f"{run.path} {what}")
-    known = {row["step"] for row in run.lines}  # a crash can leave the digests of a step that has no row yet
+    known = {row["step"] for row in run.lines}  # a crash can leave behind digests of a step without a row
     lines = {line["step"]: line for line in run.details if line["step"] in known}
     if missing := sorted(known - lines.keys()):
         raise RecordError(f"{run.path / TRACE} lacks step {missing[0]}, although {STEPS} has it; trace that run again")
@@ -194,7 +196,7 @@ def _read_site(row: Mapping[str, Any]) -> Site:
 
 
 def check_comparable(a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
-    """Checks whether the manifests of two traces permit a comparison of the traces.
+    """Checks that the manifests of two traces permit a comparison of the traces.
 
     Raises:
         NotComparable: the manifests differ in a field that must be equal.

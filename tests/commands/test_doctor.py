@@ -28,7 +28,8 @@ def test_two_hosts_by_file(environ: dict[str, str], tmp_path: Path, capsys: pyte
     environ["XLA_FLAGS"] = "--xla_allow_excess_precision=false"
     assert run(["doctor", "--against", str(file)]) == 1
     out = capsys.readouterr().out
-    assert "roundings: caused by no --xla_allow_excess_precision there, --xla_allow_excess_precision=false here" in out
+    said = "no --xla_allow_excess_precision on the other host, --xla_allow_excess_precision=false on this host"
+    assert f"roundings: caused by {said}" in out
     assert "NOT FIT  bits differ: bits of both hosts" in out
     advice = out[out.index("to make bits comparable, set") :]
     assert "  unset XLA_FLAGS\n" in advice

@@ -43,7 +43,7 @@ def test_a_gpu_as_the_commands_set_it_up_is_none() -> None:
 def test_threads_that_follow_the_host_are_told() -> None:
     check = looked("cpu", {})["size of the thread pool"]
     assert (check.outcome, check.lines) == ("information", ["export NPROC=2"])
-    assert "of which this process may use 2 (affinity), with the CPU time of 1.5 processors" in check.sentence
+    assert "of which this process may use 2 (affinity), limited to the CPU time of 1.5 processors" in check.sentence
     assert looked("cpu", {"NPROC": "4"})["size of the thread pool"].outcome == "ok"
     assert looked("cpu", {}, 4)["size of the thread pool"].lines == ["export NPROC=4"]
 

@@ -1,4 +1,4 @@
-"""Checks of whether an environment is suitable for bitwise comparison, by repeating operations in other processes, with
+"""Checks whether an environment is suitable for bitwise comparison, by repeating operations in other processes, with
 other caches and in other device orders.
 
 diagnosis        all checks, explanations of differences, comparison with another host, and the verdict

@@ -41,9 +41,9 @@ class Examination:
     prepared: bool = False
     """Examine the environment as the commands of sdc set it up (GPU flags, NPROC) instead of as it is."""
     against: Path | None = None
-    """Output of sdc doctor --json on another host, to compare operation by operation."""
+    """Output of sdc doctor --json from another host, to be compared with this host operation by operation."""
     seconds: Annotated[float, Within(0, 86_400, above=True)] = 300.0
-    """Time limit in seconds; checks that are incomplete at that time are reported as such."""
+    """Time limit in seconds; checks that are unfinished when it expires are reported as such."""
 
     def check(self) -> Examined | None:
         """Checks every setting that can be checked without a device, and reads the other host's file."""
@@ -101,7 +101,8 @@ def examine(
 
 
 def decide(checks: Sequence[Check]) -> tuple[Verdict, str]:
-    """Returns the verdict and its reason. The order of precedence is differences, failed checks, risks, equal bits."""
+    """Returns the verdict and its reason. Differences take precedence over failed checks, failed checks over risks, and
+    risks over equal bits."""
 
     def named(outcome: str) -> str:
         return ", ".join(check.name for check in checks if check.outcome == outcome)
@@ -113,12 +114,12 @@ def decide(checks: Sequence[Check]) -> tuple[Verdict, str]:
     if risks := named("risk"):
         return (
             Verdict.INCONCLUSIVE,
-            f"no bit differed here, but bits may differ on another host or in another run because of {risks}",
+            f"no bit differed on this host, but bits may differ on another host or in another run (risks: {risks})",
         )
     if not any(check.kind == "run" and check.outcome == "ok" for check in checks):
         return Verdict.INCONCLUSIVE, "nothing was compared"
     equal = named("information")
-    return Verdict.CLEAN, "no bit differed" + (f"; keep equal between hosts: {equal}" if equal else "")
+    return Verdict.CLEAN, "no bit differed" + (f"; keep these equal on all hosts: {equal}" if equal else "")
 
 
 def examine_runs(lab: Laboratory, machine: HostPart) -> tuple[list[Check], Answer | None]:
@@ -140,7 +141,7 @@ def examine_runs(lab: Laboratory, machine: HostPart) -> tuple[list[Check], Answe
             lambda: lab.ask("second process, without a cache", {}),
             lambda: lab.ask("third process, warm cache", {}, cache=folder),
         ]
-        if scene.platform == "cpu":  # other devices allow one process at a time
+        if scene.platform == "cpu":  # other devices allow only one process at a time
             lab.workers = 2
             if small:
                 jobs.append(lambda: lab.ask(f"with {THREADS}={threads}", {THREADS: str(threads)}, only=small))
@@ -180,10 +181,10 @@ def examine_runs(lab: Laboratory, machine: HostPart) -> tuple[list[Check], Answe
         sentence, causes = f"{said}do not use it. {FAULTY}", ["the persistent compilation cache"]
         checks.append(Check(CACHE, "run", "differs", sentence, stale, causes, mend))
     else:
-        said = f"an empty and a warm cache gave the same bits ({warm.hits} programs read)"
+        said = f"the bits were the same with an empty and with a warm cache ({warm.hits} programs read)"
         checks.append(Check(CACHE, "run", "ok", said))
     if several := [row.devices for row in ran.values() if row.permuted is not None]:
-        said = f"{len(several)} operations on {max(several)} devices gave the same bits in reverse order"
+        said = f"{len(several)} operations gave the same bits with the {max(several)} devices in reverse order"
         checks.append(judged(ORDER, turned, said))
     else:
         checks.append(Check(ORDER, "run", "not applicable", "there is only one device; --devices 2 simulates two"))
@@ -247,7 +248,7 @@ Holding: TypeAlias = Callable[[frozenset[str]], frozenset[str]]
 
 
 def minimal(names: Sequence[str], holds: Callable[[frozenset[str]], bool]) -> list[str]:
-    """Returns a minimal subset of settings for which a property holds: no setting can be omitted.
+    """Returns a minimal subset of settings for which a property holds: none of its settings can be omitted.
 
     The property must hold for the full set, and is assumed to be monotonic. The method is the bisection of U. Junker,
     *QuickXplain: Preferred explanations and relaxations for over-constrained problems*, AAAI 2004.
@@ -271,7 +272,8 @@ def minimal(names: Sequence[str], holds: Callable[[frozenset[str]], bool]) -> li
 
 
 def explanations(names: Sequence[str], operations: Sequence[str], holding: Holding) -> dict[str, list[str]]:
-    """Returns, for each operation whose difference some of the settings explain, a minimal set of such settings."""
+    """Returns, for each operation whose difference can be explained by settings, a minimal set of settings that
+    explains it."""
     ask = functools.cache(holding)
     alone = [[name] for name in names] if len(names) <= FEW else []
     found: dict[str, list[str]] = {}
@@ -289,7 +291,7 @@ def explanations(names: Sequence[str], operations: Sequence[str], holding: Holdi
 def narrow_down(
     lab: Laboratory, scene: Scene, names: Sequence[str]
 ) -> Callable[[Sequence[str]], tuple[str, list[str], list[str]]]:
-    """Reruns operations that differed, two processes at a time, with settings that may make them deterministic.
+    """Reruns operations that differed, in two processes at a time, with settings that may make them deterministic.
 
     The returned function takes operations and returns sentences about them, the settings that matter, and shell lines
     that change these settings.
@@ -341,7 +343,7 @@ def narrow_down(
     return explain
 
 
-WORDS = ("here", "there")
+WORDS = ("this host has", "the other has")
 # Properties that no setting can change
 FIXED = ("python", "packages", "platform_version", "device_kind", "machine", "processor", "features")
 
@@ -349,7 +351,7 @@ FIXED = ("python", "packages", "platform_version", "device_kind", "machine", "pr
 def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machine: HostPart) -> list[Check]:
     """Compares the measurements of this host with the doctor's results from another host."""
     if first is None:
-        said = "no operation could be run here"
+        said = "no operation could be run on this host"
         return [Check(name, "host", "could not be run", said) for name in (ENVIRONMENTS, BITS)]
     here = Scene(lab.environ, first.environment, machine)
     there = Scene(other.settings, other.environment, other.machine)
@@ -370,7 +372,7 @@ def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machin
     operations = [name for name in different(first, other) if name in comparable]
     aside = f" ({', '.join(alone)}: not compared, because the numbers of devices differ)" if alone else ""
     if not operations:
-        said = f"{len(comparable)} operations gave the same bits on {other.host.name}{aside}"
+        said = f"{len(comparable)} operations gave the same bits as on {other.host.name}{aside}"
         return [environments, Check(BITS, "host", "ok", said)]
 
     # Settings of the other host that differ from those of this host and can be tried here.
@@ -395,7 +397,7 @@ def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machin
 
         return explanations(names, operations, equal_with)
 
-    whole = f"{', '.join(operations)} gave different bits on {other.host.name}{aside}"
+    whole = f"{', '.join(operations)}: the bits differ from those on {other.host.name}{aside}"
     check = Check(BITS, "host", "differs", whole, operations)
     try:
         # The training step takes longest, so it is rerun only with settings that affect other operations.
@@ -410,7 +412,8 @@ def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machin
     for settings in {tuple(each): None for each in reasons.values()}:
         names = [name for name in operations if tuple(reasons.get(name, ())) == settings]
         cause = " and ".join(
-            f"{shown(name, adopt[name])} there, {shown(name, own.get(name))} here" for name in settings
+            f"{shown(name, adopt[name])} on the other host, {shown(name, own.get(name))} on this host"
+            for name in settings
         )
         check.sentence += f". {', '.join(names)}: caused by {cause}"
         causes |= dict.fromkeys(settings)

@@ -31,7 +31,7 @@ LAST = 300  # maximum number of characters quoted from a child's last output
 
 
 class ChildFailed(RuntimeError):
-    """A child process gave no answer. `unknown` lists the flags that its XLA rejected."""
+    """A child process gave no answer. `unknown` lists the flags that XLA rejected in that process."""
 
     def __init__(self, reason: str, unknown: Sequence[str] = ()) -> None:
         super().__init__(reason)
@@ -97,8 +97,8 @@ def unknown_flags(words: str) -> tuple[str, ...]:
 
 
 def _last_words(said: Any) -> str:
-    """Returns the last informative line of an output. A runtime that crashes prints the reason above the stack
-    addresses."""
+    """Returns the last informative line of an output. This need not be the last line, because a runtime that crashes
+    prints the reason above the stack addresses."""
     size = said.seek(0, os.SEEK_END)
     said.seek(max(0, size - 20_000))
     lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
@@ -137,8 +137,8 @@ class Laboratory:
         only: Sequence[str] | None = None,
         cache: str | None = None,
     ) -> Answer:
-        """Measures in a separate process, and returns its answer; `cache` is a folder that keeps every compiled
-        program."""
+        """Takes measurements in a separate process, and returns the answer of this process; `cache` is a folder that
+        keeps every compiled program."""
         asked = dict(changes)
         compiling = UNCACHED if cache is None else {**CACHED, "JAX_COMPILATION_CACHE_DIR": cache}
         while True:
@@ -157,7 +157,7 @@ class Laboratory:
                 asked = {name: value for name, value in asked.items() if name not in unknown}
 
     def together(self, jobs: Sequence[Callable[[], Answer]]) -> list[Answer | ChildFailed]:
-        """Runs several jobs, concurrently as far as devices allow, and returns the answer or failure of each."""
+        """Runs several jobs, concurrently if the devices allow it, and returns the answer or failure of each."""
 
         def run(job: Callable[[], Answer]) -> Answer | ChildFailed:
             try:

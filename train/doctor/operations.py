@@ -24,7 +24,7 @@ AXIS = "devices"
 
 
 class Built(NamedTuple):
-    """A jittable function of arrays, and the placement of its arguments."""
+    """A jittable function of arrays, and its arguments, placed on devices."""
 
     fn: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -72,8 +72,8 @@ SMALL = TrainConfig(
 
 
 def training(config: TrainConfig) -> Operation:
-    """Returns an operation that runs a few steps of the reference workload from its initial state, data-parallel over
-    the largest number of devices that divides it evenly."""
+    """Returns an operation that runs a few steps of the reference workload from its initial state. The steps are
+    data-parallel over the largest number of ranks that divides the devices, the batch and the width evenly."""
 
     def build(devices: Sequence[jax.Device]) -> Built:
         ranks = math.gcd(len(devices), config.batch_size, config.model.width)
@@ -150,8 +150,8 @@ def _attention(q: Any, k: Any, v: Any) -> Any:
 
 
 def _convolution(x: Any, w: Any) -> Any:
-    """Computes a convolution and the gradient of its weights, for which libraries have the most algorithms to choose
-    from."""
+    """Computes a convolution and the gradient of its weights; no other operation gives libraries as many algorithms to
+    choose from."""
 
     def convolve(w: Any) -> Any:
         return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))

@@ -1,4 +1,4 @@
-"""The output of `sdc doctor --json`, as types. Reading and checking it does not import JAX."""
+"""The output of `sdc doctor --json`, as types. Reading and checking this output does not import JAX."""
 
 import os
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class HostPart(Fields, kw_only=True):
     cores: Annotated[int, about("logical processors")]
     allowed: Annotated[int, about("logical processors that this process may use (affinity)")]
     quota: Annotated[
-        float | None, about("number of processors whose time the control group may use; `null`: no limit")
+        float | None, about("limit of the control group on processor time, in processors; `null`: no limit")
     ] = None
     features: Annotated[
         list[str], about("features of the processor that compiled programs may use, as the kernel names them")
@@ -60,7 +60,8 @@ class Check(Fields):
 
     name: Annotated[str, about("name of the check")]
     kind: Annotated[
-        Literal["run", "environment", "host"], about("whether programs were run, settings inspected or hosts compared")
+        Literal["run", "environment", "host"],
+        about("what the check did: run programs, inspect settings or compare hosts"),
     ]
     outcome: Annotated[
         Outcome,
@@ -115,7 +116,10 @@ def read_examined(path: AnyPath) -> Examined:
     """Reads the doctor's results from another host."""
     read = DOCTOR.read(path)
     if not any(each.digests for each in read.operations) or read.environment is None:
-        raise RecordError(f"{os.fspath(path)} has no digests, because no operation could be run there; {DOCTOR.remedy}")
+        raise RecordError(
+            f"{os.fspath(path)} contains no digests: sdc doctor could run no operation on the host that wrote it; "
+            f"{DOCTOR.remedy}"
+        )
     return read
 
 
@@ -125,7 +129,7 @@ def by_name(answer: Answer | Examined) -> dict[str, Measured]:
 
 
 def different(one: Answer, other: Answer | Examined) -> list[str]:
-    """Returns the operations that ran in both processes and whose first runs differ."""
+    """Returns the operations that ran in both processes and whose first runs gave different digests."""
     here, there = by_name(one), by_name(other)
     return [name for name in here if name in there and here[name].digests[0] != there[name].digests[0]]
 

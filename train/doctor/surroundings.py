@@ -30,8 +30,8 @@ def _read(path: str) -> str | None:
 
 
 def describe_host(read: Callable[[str], str | None] = _read) -> HostPart:
-    """Describes the host's processors. The time limit of the control group is read from version 2 or version 1 of the
-    control-group interface."""
+    """Describes the host's processors. The control group's limit on processor time is read from version 2 or version 1
+    of the control-group interface."""
     found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", read(CPUINFO) or "", re.MULTILINE)
     times = (read(QUOTAS[0]) or "").split()
     if len(times) != 2 or not all(map(str.isdecimal, times)):
@@ -186,7 +186,9 @@ def look(scene: Scene) -> Iterator[Check]:
         if platform != "gpu":
             yield check(name, "not applicable", "there is no GPU")
         elif lacking:
-            sentence = f"{what}; the sdc commands set the flags that prevent this, but your own program must set them"
+            sentence = (
+                f"{what}; the sdc commands set the flags that prevent this, but your own program must set them itself"
+            )
             yield check(name, "risk", sentence, lacking, lines(environ, lacking))
         else:
             yield check(name, "ok", f"{' and '.join(flags)} {'is' if len(flags) == 1 else 'are'} set")
@@ -202,14 +204,14 @@ def look(scene: Scene) -> Iterator[Check]:
     else:
         lacking = {key: value for key, value in SET_FOR_SEVERAL_GPUS.items() if key not in given}
         sentence = (
-            "NCCL chooses algorithm, protocol and rings by topology and size, so hosts with different wiring add "
-            "in a different order"
+            "NCCL chooses its algorithm, protocol and rings by topology and message size, so hosts with different "
+            "wiring add numbers in different orders"
             if lacking
             else "NCCL's algorithm and protocol are set, but its rings still depend on the topology"
         )
         yield check("NCCL", _noted(lacking), sentence, lacking, lines(environ, lacking))
         set_so = [shown(name, given[name]) for name in SCHEDULED if name in given]
-        said = "XLA's defaults apply, which depend on the version of XLA"
+        said = "the defaults of XLA apply, and they depend on its version"
         said = f"{', '.join(set_so)}: keep these equal on all hosts" if set_so else said
         yield check("asynchronous collectives", _noted(set_so), said, set_so)
 
@@ -223,7 +225,7 @@ def look(scene: Scene) -> Iterator[Check]:
         if machine.allowed != machine.cores:
             why += f", of which this process may use {machine.allowed} (affinity)"
         if machine.quota is not None and machine.quota < machine.allowed:
-            why += f", with the CPU time of {machine.quota:g} processors (control group, which XLA ignores)"
+            why += f", limited to the CPU time of {machine.quota:g} processors (by a control group, which XLA ignores)"
         sentence = (
             f"{THREADS} is not set, so the host determines the number of threads: {scene.pool} for {why}. The number "
             f"may differ on other hosts or with other affinity masks; the sdc commands set {THREADS} themselves"
@@ -239,7 +241,7 @@ def look(scene: Scene) -> Iterator[Check]:
         said = (
             f"{said} (not the default); keep these options equal on all hosts"
             if options
-            else "all options that change results have their defaults"
+            else "all options that change results have their default values"
         )
         yield check("options of JAX", _noted(options), said, options)
         packages = environment.packages
@@ -259,7 +261,7 @@ def look(scene: Scene) -> Iterator[Check]:
     yield check("other settings", _noted(others), said, others)
     cache, place = "shared compilation cache", environ.get(CACHE)
     if place:
-        said = f"{CACHE}={place}: programs compiled on another kind of host may be used here. Give each kind of host"
+        said = f"{CACHE}={place}: programs compiled on another kind of host may be used. Give each kind of host"
         yield check(cache, "information", f"{said} its own folder", [CACHE], [f'export {CACHE}="{place}/KIND-OF-HOST"'])
     else:
         yield check(cache, "ok", f"{CACHE} is not set, so no program compiled elsewhere is used")

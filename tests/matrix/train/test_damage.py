@@ -228,7 +228,7 @@ def test_a_part_is_read_and_the_rest_stays(sound: Path, tmp_path: Path) -> None:
     other = jax.tree.map(jnp.zeros_like, nested)
     restored, _ = checkpoints.restore(other, only=["params/layer"])
     assert_bitwise(restored, {"params": {"layer": small(), "layers": other["params"]["layers"]}})
-    with pytest.raises(SettingError, match=r"only=weigh: matches no array of the state, which has params/layer/step, "):
+    with pytest.raises(SettingError, match="only=weigh: matches no array of the state, whose arrays include params/"):
         checkpoints.restore(nested, only="weigh")
 
 

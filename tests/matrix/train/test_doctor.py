@@ -89,16 +89,17 @@ def test_of_two_hosts_the_deciding_settings_are_named(elsewhere: Examined) -> No
     assert check.operations == ["product", "sum", "roundings", "types"]
     assert set(check.causes) == {*settings_of({"XLA_FLAGS": OTHER}), "NPROC", "JAX_ENABLE_X64"}
     for said in (
-        "product: caused by NPROC=8 there, NPROC=2 here",
-        "sum: caused by --xla_cpu_enable_fast_math=true there, no --xla_cpu_enable_fast_math here",
-        "roundings: caused by --xla_allow_excess_precision=false there",
-        "types: caused by no JAX_ENABLE_X64 there, JAX_ENABLE_X64=1 here",
+        "product: caused by NPROC=8 on the other host, NPROC=2 on this host",
+        "sum: caused by --xla_cpu_enable_fast_math=true on the other host, no --xla_cpu_enable_fast_math on this",
+        "roundings: caused by --xla_allow_excess_precision=false on the other host",
+        "types: caused by no JAX_ENABLE_X64 on the other host, JAX_ENABLE_X64=1 on this host",
     ):
         assert said in check.sentence
     flags, threads, option = sorted(check.lines, key=len, reverse=True)
     assert set(flags.partition("=")[2].strip('"').split()) == set(OTHER.split())
     assert {threads, option} == {"export NPROC=8", "unset JAX_ENABLE_X64"}
-    assert "options.jax_enable_x64: here True, there False" in checks["environments of both hosts"].sentence
+    said = "options.jax_enable_x64: this host has True, the other has False"
+    assert said in checks["environments of both hosts"].sentence
 
 
 def test_what_no_setting_explains_is_left_open(elsewhere: Examined) -> None:
@@ -121,7 +122,8 @@ def test_what_no_setting_explains_is_left_open(elsewhere: Examined) -> None:
     answer.environment.packages["jaxlib"] = "0.11.0"
     check = compared(answer, elsewhere, environ)["bits of both hosts"]
     assert (
-        "the hosts differ in properties that no setting changes: packages.jaxlib: here 0.11.0, there" in check.sentence
+        "the hosts differ in properties that no setting changes: packages.jaxlib: this host has 0.11.0, "
+        in check.sentence
     )
     assert "faulty" not in check.sentence
 
