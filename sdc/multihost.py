@@ -1,4 +1,4 @@
-"""Messages between the processes of a run, through which all processes agree on the same branch.
+"""Messages between the processes of a run, through which all processes agree on which branch to take.
 
 Messages go through the key-value store of JAX's distributed runtime, not through a collective on the devices, so that a
 process that diverges from its peers can be identified and every wait has a timeout.
@@ -29,7 +29,7 @@ class Unreachable(RuntimeError):
 
 
 def everyone(text: str, *, at: str = "") -> list[str]:
-    """Exchanges strings between all processes, each of which must call this function; returns them by process.
+    """Exchanges strings between all processes, each of which must call this function; returns them in process order.
 
     Raises `Unreachable` if a peer does not answer within `LIMIT` seconds.
     """

@@ -122,24 +122,26 @@ LAST = 10**15  # the largest number that a line can have; no run reaches it
 class Counts(Fields, kw_only=True):
     """Elements compared outside sites."""
 
-    checked: Annotated[Number, about("elements compared with the reference (the reference itself does not count)")] = (
+    checked: Annotated[
+        Number, about("number of elements compared with the reference, not counting the reference itself")
+    ] = None
+    mismatched: Annotated[Number, about("number of elements with at least one bit that differs from the reference")] = (
         None
     )
-    mismatched: Annotated[Number, about("elements with at least one bit that differs from the reference")] = None
 
 
 class SiteCounts(Counts, kw_only=True):
     """Counts of a site's elements, summed over twins, ranks, microsteps and layers."""
 
     zero_reference: Annotated[
-        Number, about("mismatched elements that are zero on the reference and finite on the suspect")
+        Number, about("number of mismatched elements that are zero on the reference and finite on the suspect")
     ] = None
     nonfinite: Annotated[
-        Number, about("mismatched elements that are NaN or infinite on the reference or the suspect")
+        Number, about("number of mismatched elements that are NaN or infinite on the reference or the suspect")
     ] = None
     undecided: Annotated[
         Number,
-        about("ranks on which three or more twins had no majority, so the reference was a guess"),
+        about("number of ranks on which three or more twins had no majority, so the reference was a guess"),
     ] = None
     unrepeated: Annotated[
         Number,
@@ -148,7 +150,7 @@ class SiteCounts(Counts, kw_only=True):
             "mismatch; absent if digests are exchanged at each probe"
         ),
     ] = None
-    injected: Annotated[Number, about("elements that a simulated fault changed: the ground truth")] = None
+    injected: Annotated[Number, about("number of elements that a simulated fault changed: the ground truth")] = None
     frequency: Annotated[
         Number,
         about("mismatch frequency by equation (2), also averaged over microsteps; `null` if nothing was checked"),
@@ -164,11 +166,11 @@ class RankRow(Fields, kw_only=True):
     twin: Annotated[Number, about("number of the twin")] = None
     data: Annotated[Number, about("rank of the device on the mesh axis `data`")] = None
     model: Annotated[Number, about("rank of the device on the mesh axis `model`")] = None
-    mismatched: Annotated[Number, about("elements with at least one bit that differs")] = None
+    mismatched: Annotated[Number, about("number of elements with at least one bit that differs")] = None
     unrepeated: Annotated[
         Number,
         about(
-            "how often the device's digest was the first to differ, without a difference in the repetition; "
+            "how often the device's digest was the first to differ although the repetition found no mismatch; "
             "absent if never"
         ),
     ] = None
@@ -181,9 +183,9 @@ class RankRow(Fields, kw_only=True):
 class TwinCounts(Counts, kw_only=True):
     """Results of comparing the twins' whole state or gradient after a step."""
 
-    undecided: Annotated[
-        Number, about("ranks on which three or more twins had no majority; absent if there are none")
-    ] = None
+    undecided: Annotated[Number, about("number of ranks on which three or more twins had no majority; absent if 0")] = (
+        None
+    )
     ranks: Annotated[
         list[RankRow],
         about("`twin`, `data`, `model` and `mismatched` of each device that differs; absent if there are none"),
@@ -215,9 +217,9 @@ class DifferencePlace(OperationPlace, kw_only=True):
 class OperationCounts(OperationPlace, kw_only=True):
     """Field `operations` of a step, for twins that digest each operation: counts and the first difference."""
 
-    checked: Annotated[Number, about("digests compared")] = None
-    mismatched: Annotated[Number, about("digests that differ; absent if none differs")] = None
-    agreeing: Annotated[Number, about("digests before the first difference")] = None
+    checked: Annotated[Number, about("number of digests compared")] = None
+    mismatched: Annotated[Number, about("number of digests that differ; absent if 0")] = None
+    agreeing: Annotated[Number, about("number of digests before the first difference")] = None
     undecided: Annotated[bool | None, about("whether three or more twins had no majority")] = None
     ranks: Annotated[
         list[dict[str, int]],
@@ -228,12 +230,12 @@ class OperationCounts(OperationPlace, kw_only=True):
 class ProductCounts(Fields, kw_only=True):
     """Counts of the rows of checked matrix products."""
 
-    checked: Annotated[Number, about("rows checked")] = None
-    examined: Annotated[Number, about("rows that the first tier passed on to the second")] = None
-    flagged: Annotated[Number, about("rows flagged")] = None
-    confirmed: Annotated[Number, about("flagged rows that were correct when recomputed")] = None
-    corrected: Annotated[Number, about("rows corrected")] = None
-    nonfinite: Annotated[Number, about("rows that are not finite")] = None
+    checked: Annotated[Number, about("number of rows checked")] = None
+    examined: Annotated[Number, about("number of rows that the first tier passed on to the second")] = None
+    flagged: Annotated[Number, about("number of rows flagged")] = None
+    confirmed: Annotated[Number, about("number of flagged rows that were correct when recomputed")] = None
+    corrected: Annotated[Number, about("number of rows corrected")] = None
+    nonfinite: Annotated[Number, about("number of rows that are not finite")] = None
     margin: Annotated[Number, about("largest margin in the last tier")] = None
     first_margin: Annotated[Number, about("largest margin in the first tier")] = None
 
@@ -256,9 +258,9 @@ class FlagRow(Fields, kw_only=True):
     model: Annotated[Number, about("tensor-parallel rank")] = None
     microstep: Annotated[Number, about("number of the microstep")] = None
     layer: Annotated[Number, about("number of the layer")] = None
-    flagged: Annotated[Number, about("rows flagged")] = None
-    confirmed: Annotated[Number, about("flagged rows that were correct when recomputed")] = None
-    corrected: Annotated[Number, about("rows corrected")] = None
+    flagged: Annotated[Number, about("number of rows flagged")] = None
+    confirmed: Annotated[Number, about("number of flagged rows that were correct when recomputed")] = None
+    corrected: Annotated[Number, about("number of rows corrected")] = None
     margin: Annotated[Number, about("largest margin")] = None
     wrong: Annotated[Number, about("number of wrong elements that were located")] = None
     elements: Annotated[list[int] | None, about("flat indices of the first wrong elements")] = None
@@ -285,7 +287,7 @@ class LossCost(Fields, kw_only=True):
     """The cost of losing part of the state."""
 
     fraction: Annotated[Number, about("share of the state that is lost")] = None
-    steps: Annotated[Number, about("steps that the loss costs if only the lost part is restored")] = None
+    steps: Annotated[Number, about("number of steps that the loss costs if only the lost part is restored")] = None
     bound: Annotated[Number, about("bound on `steps` by theorem 3.2; `null` if unknown")] = None
     perturbation: Annotated[Number, about("expected L2 norm of the change in the parameters")] = None
 
@@ -301,13 +303,13 @@ class SaveTimings(Fields, kw_only=True):
 class OutlookRow(Fields, kw_only=True):
     """Field `outlook` of a step: the predicted cost of losing part of the state."""
 
-    step: Annotated[Number, about("steps done")] = None
-    every: Annotated[Number, about("steps since the previous save")] = None
+    step: Annotated[Number, about("number of steps done")] = None
+    every: Annotated[Number, about("number of steps since the previous save")] = None
     c: Annotated[Number, about("factor by which the movement shrinks per step; `null` if unknown")] = None
     interval: Annotated[list[Number] | None, about("95 % interval of `c`")] = None
     distance: Annotated[Number, about("distance to the optimum, computed from `c`")] = None
     losses: Annotated[list[LossCost], about("cost of losing each fraction of the state")] = []
-    rollback: Annotated[Number, about("steps that a rollback of the whole state loses on average")] = None
+    rollback: Annotated[Number, about("mean number of steps that are lost if the whole state is rolled back")] = None
     bytes: Annotated[Number, about("total size of the blocks in bytes")] = None
     speeds: Annotated[
         list[Number], about("squared movement per step of each of 32 parts of the state, the fastest part first")
@@ -329,17 +331,17 @@ class RecoveryRow(Fields, kw_only=True):
 
     simulated: Annotated[bool | None, about("whether the loss was simulated")] = None
     policy: Annotated[str | None, about("`partial` or `full`")] = None
-    lost: Annotated[Number, about("blocks lost")] = None
+    lost: Annotated[Number, about("number of blocks lost")] = None
     blocks: Annotated[Number, about("total number of blocks")] = None
-    bytes: Annotated[Number, about("bytes lost")] = None
-    read: Annotated[Number, about("bytes read")] = None
+    bytes: Annotated[Number, about("number of bytes lost")] = None
+    read: Annotated[Number, about("number of bytes read")] = None
     behind: Annotated[Number, about("number of steps by which the oldest restored block is out of date")] = None
-    initial: Annotated[Number, about("blocks that were never saved")] = None
-    older: Annotated[Number, about("blocks whose newest version was damaged")] = None
+    initial: Annotated[Number, about("number of blocks that were never saved")] = None
+    older: Annotated[Number, about("number of blocks whose newest version was damaged")] = None
     perturbation: Annotated[Number, about("L2 norm of the change in the parameters")] = None
     predicted: Annotated[LossCost | None, about("predicted cost: `steps` and `bound`")] = None
     step: Annotated[Number, about("the step from which a restarted run resumes")] = None
-    steps_lost: Annotated[Number, about("steps that are repeated")] = None
+    steps_lost: Annotated[Number, about("number of steps that are repeated")] = None
     processes: Annotated[
         list[dict[str, Source]] | None,
         about(
@@ -494,7 +496,7 @@ class InjectionRow(Fields, kw_only=True):
     old: Annotated[list[str] | None, about("bits of `elements` before the fault, in hexadecimal")] = None
     new: Annotated[list[str] | None, about("bits of `elements` after the fault, in hexadecimal")] = None
     outcome: Annotated[str | None, about("effect on training; see [campaign](campaign.md)")] = None
-    followed: Annotated[Number, about("steps run after the struck one to observe the effect")] = None
+    followed: Annotated[Number, about("number of steps run after the struck one to observe the effect")] = None
     peak_excess: Annotated[Number, about("largest (loss − clean loss) / clean loss")] = None
     last_excess: Annotated[Number, about("(loss − clean loss) / clean loss at the last observed step")] = None
     detected: Annotated[
@@ -533,17 +535,17 @@ class PartRow(Fields, kw_only=True):
 
 
 class Perturbed(Fields, kw_only=True):
-    """Costs of perturbing a training run, and bounds: field `found` of the experiments `quadratic` and `resets`."""
+    """Costs of perturbing a run, and bounds on them: field `found` of the experiments `quadratic` and `resets`."""
 
     c: Annotated[float, about("factor by which errors shrink per iteration")]
     distance: Annotated[float, about("distance to the optimum at the start")]
-    iterations: Annotated[float, about("iterations to convergence without a perturbation")]
-    kappa: Annotated[float, about("upper bound of `iterations`")]
+    iterations: Annotated[float, about("number of iterations to convergence without a perturbation")]
+    kappa: Annotated[float, about("upper bound on `iterations`")]
     after: Annotated[list[int], about("iterations after which training was perturbed")]
     sizes: Annotated[list[float], about("sizes of the perturbations")]
     bounds: Annotated[list[float], about("bounds of theorem 3.2")]
-    costs: Annotated[list[float | None], about("additional iterations; `null` if training did not converge")]
-    beyond: Annotated[list[float | None], about("iterations beyond `kappa`")]
+    costs: Annotated[list[float | None], about("number of additional iterations; `null` if training did not converge")]
+    beyond: Annotated[list[float | None], about("number of iterations beyond `kappa`")]
 
 
 class RecoveringRun(Fields, kw_only=True):
@@ -552,7 +554,7 @@ class RecoveringRun(Fields, kw_only=True):
     losses: Annotated[list[float], about("loss after each iteration")]
     step_seconds: Annotated[float, about("median time of an iteration")]
     save_seconds: Annotated[float, about("median time of a checkpoint save")]
-    saved_every: Annotated[int, about("iterations between saves")]
+    saved_every: Annotated[int, about("number of iterations between saves")]
     fraction: Annotated[float, about("share of the bytes that a save writes")]
     bytes: Annotated[int, about("total size of the blocks in bytes")]
 
@@ -571,10 +573,10 @@ class Overhead(Fields, kw_only=True):
 
 
 class Criterion(Fields, kw_only=True):
-    """Criteria of convergence: field `found` of the experiment `criterion`."""
+    """Convergence criteria: field `found` of the experiment `criterion`."""
 
     criteria: Annotated[list[float], about("losses at which training counts as converged")]
-    iterations: Annotated[int, about("iterations until the last criterion is met")]
+    iterations: Annotated[int, about("number of iterations until the last criterion is met")]
     interval: Annotated[
         int, about("number of iterations in which the partial saves together write the whole state once")
     ]
@@ -587,7 +589,8 @@ class LossCosts(Fields, kw_only=True):
     """Costs of losing parts of the state."""
 
     costs: Annotated[
-        list[float | None], about("additional iterations that each loss costs; `null` if training did not converge")
+        list[float | None],
+        about("number of additional iterations that each loss costs; `null` if training did not converge"),
     ]
     sizes: Annotated[list[float], about("sizes of the perturbations")]
 
@@ -606,7 +609,7 @@ class FailureCase(LossCosts, kw_only=True, omit_defaults=True):
 class Failures(Fields, kw_only=True):
     """Costs of failures during training: field `found` of the experiment `failures`."""
 
-    iterations: Annotated[list[float], about("iterations until each criterion is met without a failure")]
+    iterations: Annotated[list[float], about("number of iterations until each criterion is met without a failure")]
     after: Annotated[list[int], about("iterations after which failures occur")]
     cases: Annotated[list[FailureCase], about("save policies and kinds of losses")]
     full: Annotated[LossCosts, about("costs if the whole state is restored")]
@@ -662,7 +665,7 @@ class Device(Fields, kw_only=True):
     process: Annotated[int | None, about("index of the process that the device belongs to, from 0")] = None
     host: Annotated[str | None, about("host name")] = None
     machine: Annotated[str | None, about("hash of the machine's identity, as in `host` of the manifest")] = None
-    id: Annotated[int | None, about("JAX's number of the device, which is unique across all processes")] = None
+    id: Annotated[int | None, about("JAX's number for the device, which is unique across all processes")] = None
     kind: Annotated[str | None, about("model of the device")] = None
     rank: Annotated[
         dict[str, int] | None,
@@ -714,7 +717,7 @@ class Manifest(Header, kw_only=True, tag="jax-sdc record"):
     config: Annotated[
         Any, about("the configuration: `name`, `model`, `optimizer`, `sequence_length`, `batch_size`, `microsteps`")
     ] = None
-    steps: Annotated[int | None, about("planned steps")] = None
+    steps: Annotated[int | None, about("number of planned steps")] = None
     seed: Annotated[int | None, about("seed for the parameters, the data order and the simulated faults")] = None
     mesh: Annotated[
         dict[str, int] | None,
@@ -833,9 +836,9 @@ class CampaignManifest(Manifest, kw_only=True):
 
     where: Annotated[str | None, about("selector of the values that are struck")] = None
     faults: Annotated[list[str], about("kinds of faults")] = []
-    injections: Annotated[int | None, about("planned injections")] = None
-    follow: Annotated[int | None, about("steps run after the struck one to observe the effect")] = None
-    batch: Annotated[int | None, about("injections that run concurrently")] = None
+    injections: Annotated[int | None, about("number of planned injections")] = None
+    follow: Annotated[int | None, about("number of steps run after the struck one to observe the effect")] = None
+    batch: Annotated[int | None, about("number of injections that run concurrently")] = None
     sites: Annotated[int | None, about("number of sites that can be struck")] = None
     devices: Annotated[list[Device], about("the devices of the run, and their hardware; see below")] = []
     thresholds: Annotated[dict[str, Number], about("thresholds of the outcomes and of the detectors")] = {}
@@ -890,7 +893,7 @@ class Ending(Header, kw_only=True, tag="jax-sdc record summary"):
 
     verdict: Annotated[
         Verdict | None,
-        about("`clean`, `corrupt`, `inconclusive`; `null` if nothing was compared, checked or shadowed"),
+        about("`clean`, `corrupt` or `inconclusive`; `null` if nothing was compared, checked or shadowed"),
     ] = None
     reason: Annotated[str | None, about("reason for the verdict, in words")] = None
     simulated: Annotated[bool | None, about("whether faults were injected")] = None
@@ -913,8 +916,8 @@ class LayerTotals(Fields, kw_only=True):
 
     frequency: Annotated[list[Number], about("mismatch frequency by equation (1), over all steps")]
     severity: Annotated[list[Number], about("mismatch severity by equation (3), maximum over all steps")]
-    mismatched: Annotated[list[int], about("mismatched elements")]
-    injected: Annotated[list[int], about("injected elements")]
+    mismatched: Annotated[list[int], about("number of mismatched elements in each layer")]
+    injected: Annotated[list[int], about("number of injected elements in each layer")]
 
 
 class FlaggedPlace(Fields, kw_only=True):
@@ -925,8 +928,8 @@ class FlaggedPlace(Fields, kw_only=True):
     twin: Annotated[Number, about("number of the twin")] = None
     data: Annotated[Number, about("data-parallel rank")] = None
     model: Annotated[Number, about("tensor-parallel rank")] = None
-    flagged: Annotated[int, about("rows flagged")] = 0
-    confirmed: Annotated[int, about("flagged rows that were correct when recomputed")] = 0
+    flagged: Annotated[int, about("number of rows flagged")] = 0
+    confirmed: Annotated[int, about("number of flagged rows that were correct when recomputed")] = 0
 
 
 class ProductTotals(CheckedProducts, kw_only=True):
@@ -1039,10 +1042,10 @@ class DetectorTotals(Fields, kw_only=True):
 class CampaignSummary(Ending, kw_only=True):
     """`summary.json` of a campaign."""
 
-    planned: Annotated[int | None, about("planned injections")] = None
-    done: Annotated[int | None, about("injections in the record")] = None
+    planned: Annotated[int | None, about("number of planned injections")] = None
+    done: Annotated[int | None, about("number of injections in the record")] = None
     complete: Annotated[bool | None, about("whether all planned injections are done")] = None
-    reached: Annotated[int | None, about("injections whose step executed the struck operation")] = None
+    reached: Annotated[int | None, about("number of injections whose step executed the struck operation")] = None
     outcomes: Annotated[
         dict[str, Share], about("for each outcome: `count`, `of`, `share`, and the 95 % interval from `low` to `high`")
     ] = {}
@@ -1060,7 +1063,7 @@ class CampaignSummary(Ending, kw_only=True):
         about("for each detector, the share of the injections that it detected and the number of steps to detection"),
     ] = {}
     harmful_missed: Annotated[
-        int | None, about("harmful injections missed by all detectors that need no recorded trace")
+        int | None, about("number of harmful injections missed by all detectors that need no recorded trace")
     ] = None
     visible: Annotated[Share | None, about("share of the injections whose loss changed visibly")] = None
     steps_to_visible: Annotated[Number, about("median number of steps until the loss changed visibly")] = None
@@ -1076,8 +1079,8 @@ class StudySummary(Ending, kw_only=True):
 class SchemeCounts(Fields, kw_only=True):
     """False alarms and detections of a checksum scheme."""
 
-    checked: Annotated[int, about("rows checked in healthy training")]
-    flagged: Annotated[int, about("rows flagged in healthy training")]
+    checked: Annotated[int, about("number of rows checked in healthy training")]
+    flagged: Annotated[int, about("number of rows flagged in healthy training")]
     made: Annotated[list[int], about("number of injected errors by magnitude")]
     found: Annotated[list[int], about("number of detected errors by magnitude")]
     bits_made: Annotated[list[int], about("number of injected flips by bit")]
@@ -1114,11 +1117,11 @@ class Collective(Fields):
     kind: Annotated[str, about("kind of collective")]
     axes: Annotated[str | None, about("mesh axes, joined by `,`; empty if the groups match no set of axes")]
     crosses: Annotated[
-        str | None, about("the boundary that the collective crosses: `slices` or `hosts`; empty for neither")
+        str | None, about("the boundary that the collective crosses: `slices` or `hosts`; empty if neither")
     ]
     blocking: Annotated[bool, about("whether the collective is a single operation, with which nothing can overlap")]
     count: Annotated[int, about("number of executions")]
-    sent: Annotated[float, about("total bytes that a device sends")]
+    sent: Annotated[float, about("total number of bytes that a device sends")]
     seconds: Annotated[float, about("time to send these bytes at the stated bandwidth")]
     hidden: Annotated[
         float,
@@ -1141,8 +1144,8 @@ class Estimate(Fields, kw_only=True):
     kernel_cycles: Annotated[
         int,
         about(
-            "TPU: cycles of custom kernels, computed from their instructions; a matrix product counts as at "
-            "least the cycles of the compiler's own product"
+            "TPU: cycles of custom kernels, computed from their instructions; a matrix product counts at "
+            "least as many cycles as the compiler's own product"
         ),
     ] = 0
     kernel_instructions: Annotated[int, about("TPU: cycles of custom kernels, from their instructions alone")] = 0
@@ -1168,7 +1171,7 @@ class Estimate(Fields, kw_only=True):
     ] = 0
     capacity: Annotated[int, about("bytes of the device's memory")] = 0
     code: Annotated[int, about("bytes of the program itself")] = 0
-    compile_seconds: Annotated[float, about("time to compile, without lowering")] = 0.0
+    compile_seconds: Annotated[float, about("compilation time, excluding lowering")] = 0.0
 
     @property
     def cost(self) -> float:

@@ -1,8 +1,8 @@
 """A strike: one fault as data, so that one compiled program serves every fault.
 
-`inject` compiles given faults, with their rates, into a step. Here, by contrast, the site, the iteration, the device,
-the elements and the change of these elements are arrays, so a campaign of thousands of faults compiles only once. Each
-site that can be struck is followed by a conditional, which costs nothing if its branch is not taken.
+`inject` compiles given faults, with their rates, into a step. In a strike, by contrast, the site, the iteration, the
+device, the elements and the change of these elements are arrays, so a campaign of thousands of faults compiles only
+once. Each site that can be struck is followed by a conditional, which costs nothing if its branch is not taken.
 """
 
 import functools
@@ -137,7 +137,7 @@ def strike_on(
         if indices.size > 1:
             raise ValueError(
                 f"elements {indices.tolist()} of {site.name}: the pattern of {fault} starts at one element; "
-                "give only this one"
+                "give only its index"
             )
         start: Any = indices.astype(np.int32)  # with NumPy indices, positions are NumPy arrays as well
         covered = np.asarray(fault.pattern.positions(start, struck.shape))[0]
@@ -148,13 +148,13 @@ def strike_on(
     if len(iteration) not in (0, site.loops) or len(iteration) > LOOPS:
         raise ValueError(
             f"iteration {tuple(iteration)} of {site.name}: the number of enclosing loops is {site.loops}; "
-            "give one index for each loop, outermost first, or none for all iterations"
+            "give one index for each loop, outermost first, or omit iteration to strike all iterations"
         )
     for index, trips in zip(iteration, site.trips, strict=False):
         if index < 0 or (trips and index >= trips):
             raise ValueError(
                 f"iteration {tuple(iteration)} of {site.name}: the loops have {site.trips} iterations (0 if unknown); "
-                "give indices of at least 0, and smaller than these numbers"
+                "each index must be at least 0 and less than the number of iterations of its loop"
             )
     for axis, index in (device or {}).items():
         if index < 0 or index >= dict(site.mesh).get(axis, math.inf):

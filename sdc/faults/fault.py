@@ -45,7 +45,7 @@ class One:
                 raise ValueError(f"{'run' if name == 'length' else name}={size}: expected at least 1")
 
     def setting(self) -> dict[str, Any]:
-        """Returns the pattern's setting in a fault's text: its name, with its sizes, or with True if there are none."""
+        """Returns the pattern as a setting of a fault's text: its name and its sizes, or True if it has no sizes."""
         sizes = dataclasses.astuple(self)
         return {type(self).__name__.lower(): sizes[0] if len(sizes) == 1 else sizes or True}
 
@@ -106,7 +106,7 @@ class Stride(One):
 
 @dataclasses.dataclass(frozen=True)
 class Tile(One):
-    """A rectangle in the last two axes, clipped at their edges. A vector is treated as one row.
+    """A rectangle along the last two axes, clipped at the edges of the tensor. A vector is treated as one row.
 
     Attributes:
         rows: number of rows, along the second-to-last axis.
@@ -160,12 +160,12 @@ Pattern: TypeAlias = One | Run | Stride | Tile | Row | Whole
 def _numbers(text: str, example: str, counts: tuple[int, ...]) -> list[int]:
     numbers = re.split("[x+]", text)
     if len(numbers) not in counts or not all(number.strip().isdecimal() for number in numbers):
-        raise ValueError(f"expected {' or '.join(map(str, counts))} numbers, as in {example}")
+        raise ValueError(f"expected {' or '.join(map(str, counts))} number{'s' * (counts != (1,))}, as in {example}")
     return [int(number) for number in numbers]
 
 
 def _stride(text: str) -> Stride:
-    count, step, *align = _numbers(text, "stride=(4, 32), 4x32 in the shorthand", (2, 3))
+    count, step, *align = _numbers(text, "stride=(4, 32), or 4x32 in the shorthand", (2, 3))
     return Stride(count, step, *(align or [step]))
 
 
@@ -173,7 +173,7 @@ def _stride(text: str) -> Stride:
 PATTERNS: Mapping[str, Any] = {
     "run": lambda text: Run(*_numbers(text, "run=8", (1,))),
     "stride": _stride,
-    "tile": lambda text: Tile(*_numbers(text, "tile=(4, 32), 4x32 in the shorthand", (2,))),
+    "tile": lambda text: Tile(*_numbers(text, "tile=(4, 32), or 4x32 in the shorthand", (2,))),
     "row": None,
     "whole": None,
 }
@@ -248,12 +248,12 @@ class When:
         return (count + self.burst * bursts) / max(steps, 1)
 
     def largest(self) -> float:
-        """Returns the largest possible factor on the rate; the bound is strict, since gamma draws are clipped."""
+        """Returns the largest possible factor on the rate; this bound always holds, because gamma draws are clipped."""
         return (1.0 + self.burst) / self.spike * (self._largest_gamma if self.gamma is not None else 1.0)
 
     @functools.cached_property
     def _largest_gamma(self) -> float:
-        """Limit to which draws are clipped; the gamma distribution exceeds it with a probability below 1e-12.
+        """Limit at which gamma draws are clipped; a draw exceeds it with a probability below 1e-12.
 
         Chernoff's bound: P(X > c) <= (c e^(1 - c))^shape for a gamma variable of mean 1.
         """
@@ -281,15 +281,15 @@ class Fault:
     """A fault of simulated hardware: how elements change, where, when and how often.
 
     `inject` applies a fault to a step repeatedly, at its rate; `strike_on` and `campaign` apply the fault once, at a
-    place that does not depend on the rate. The `repr` of a fault is its text, which `parse_fault` reads (`as_fault` if
-    the fault has no rate).
+    place that does not depend on the rate. The `repr` of a fault is its text, which `parse_fault` can read, or
+    `as_fault` if the fault has no rate.
 
     Attributes:
         what: the kind, which defines how a struck element changes.
         rate: probability that a hit starts at an element in one evaluation of the site, as one number or one per layer;
             None for a fault that strikes once.
-        site: a selector of sites or its text, or a shell-style pattern of the names of probes, such as `fwd/attn` or
-            `bwd/*`.
+        site: a selector of sites, the text of a selector, or a shell-style pattern that matches names of probes, such
+            as `fwd/attn` or `bwd/*`.
         layer: the only iteration of the innermost loop in which the fault strikes; None for all iterations.
         at: indices, along mesh axes, of the only device that is struck, such as `{"twin": 1, "model": 0}`.
         when: how the rate changes over time.
@@ -371,7 +371,7 @@ class Fault:
         if self.what.by % size == 0:
             raise ValueError(
                 f"a rotation by {self.what.by} leaves {size} element{'s' * (size > 1)} in place; choose another "
-                f"pattern, as in Run({abs(self.what.by) + 1}) or run={abs(self.what.by) + 1}"
+                f"pattern, such as Run({abs(self.what.by) + 1}) or run={abs(self.what.by) + 1}"
             )
 
     def largest_rate(self) -> float:
@@ -381,7 +381,7 @@ class Fault:
 
 
 def _described(part: FaultKind | Pattern) -> str:
-    """Returns the name, the attributes that differ from their defaults, and always the bits."""
+    """Returns the name of a kind or pattern, its bits, and its other attributes that differ from their defaults."""
     words = [type(part).__name__.lower()]
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
@@ -419,7 +419,7 @@ def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
 
     Args:
         text: the line.
-        at: the device if the line does not specify one.
+        at: index of the device along those mesh axes that the line does not specify.
 
     Raises:
         ValueError: the line cannot be parsed.
@@ -449,9 +449,9 @@ def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
 
 
 def as_fault(fault: Fault | FaultKind | str) -> Fault:
-    """Converts a kind, or a text `KIND(key=value, ..., PATTERN)`, to a fault without a rate; returns a fault unchanged.
+    """Converts a kind or its text, `KIND(key=value, ..., PATTERN)`, to a fault without a rate; a fault is unchanged.
 
-    `docs/faults.md` has the tables of kinds and patterns.
+    `docs/faults.md` lists all kinds and patterns.
 
     Raises:
         ValueError: the argument has another type, or the text cannot be parsed.

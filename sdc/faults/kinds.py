@@ -2,7 +2,7 @@
 
 Every kind produces a `Change`: arithmetic, bit masks and a rotation, given as arrays; `apply` applies a change to
 elements. Because a change is data, one compiled program can serve every fault of a campaign (`strike`). Each kind is
-defined by its changes, and both `inject`, which simulates faults at a given rate, and campaigns use this definition.
+defined by its changes; `inject`, which simulates faults at a given rate, and campaigns both use this definition.
 
 The table at the beginning of docs/faults.md lists measurements on real hardware, each with its source and the kind that
 models it.
@@ -30,7 +30,7 @@ FIELDS: tuple[Field, ...] = get_args(Field)
 
 
 class Change(NamedTuple):
-    """A change of elements; the fields are broadcast to the shape of the elements.
+    """A change to elements; its fields are broadcast to the shape of the elements.
 
     First, elements are rotated: in a group of n elements struck together, element k takes the value of element
     (k + turn) mod n. Then y = x * factor + addend is computed in float32 and rounded to the type of x. Finally, the
@@ -82,7 +82,7 @@ def _mask(given: UInt32[ArrayLike, "*n 2"], dtype: Any) -> Shaped[Array, "*n"]:
 
 
 def field_bits(dtype: Any, field: Field | None = None) -> tuple[int, ...]:
-    """Returns the bit positions of a field of a number, where 0 is the least significant; all if the field is None."""
+    """Returns the bit positions in a field, or in the whole number for None, where 0 is the least significant bit."""
     width = jax.dtypes.itemsize_bits(jnp.dtype(dtype))
     if field is None:
         return tuple(range(width))
@@ -97,7 +97,7 @@ def field_bits(dtype: Any, field: Field | None = None) -> tuple[int, ...]:
         fields = {"mantissa": range(width)}
     if not fields.get(field):
         others = " or ".join(name for name, positions in fields.items() if positions)
-        raise ValueError(f"{jnp.dtype(dtype).name} has no {field}; choose {others}, or give positions of bits")
+        raise ValueError(f"{jnp.dtype(dtype).name} has no {field}; choose {others}, or give bit positions")
     return tuple(fields[field])
 
 
@@ -132,7 +132,7 @@ def held_bits(value: float, dtype: Any) -> int:
 
 
 def by_layer(value: float | tuple[float, ...], layer: Int[Array, ""]) -> Float32[Array, ""]:
-    """Returns the value for a layer: the only number, if there is one; else the layer's, or 0 beyond the last."""
+    """Returns the value for a layer: its entry (0 beyond the last entry), or the only entry if there is just one."""
     values = jnp.atleast_1d(jnp.asarray(value, jnp.float32))
     if values.size == 1:
         return values[0]
@@ -153,11 +153,11 @@ class FaultKind(abc.ABC):
         """Draws the changes of elements with the given shape and dtype."""
 
     def draw(self, key: PRNGKeyArray) -> Float32[ArrayLike, ""]:
-        """Draws the number u for a step and a layer, shared by all elements that the fault strikes there."""
+        """Draws the number u for a step and a layer, shared by all elements struck in that step and layer."""
         return np.float32(1)
 
     def on(self, u: Float32[ArrayLike, ""], layer: Int[Array, ""]) -> FaultKind:
-        """Returns the kind for a step and layer with the draw u."""
+        """Returns the kind that applies in a step and layer in which u was drawn."""
         return self
 
     def share(self, u: Float32[ArrayLike, ""]) -> Float32[ArrayLike, ""]:
@@ -180,7 +180,7 @@ class FaultKind(abc.ABC):
         return self.settled(x, change, apply(x, change, count=count))
 
     def settled(self, x: Shaped[Array, "*n"], change: Change, changed: Shaped[Array, "*n"]) -> Shaped[Array, "*n"]:
-        """Returns the changed elements; kinds whose change depends on the numbers themselves adjust them."""
+        """Returns the changed elements; kinds whose change depends on the numbers themselves override this method."""
         return changed
 
 
@@ -222,12 +222,12 @@ class BitFlip(FaultKind):
     """Inverts bits of the element.
 
     A single inverted bit is the classical model of a particle strike. On a data-center GPU with stuck-at faults in its
-    gates, fewer than 40 % of the events with flipped bits had a single flip (arXiv:2605.04213). Therefore, also use a
-    `count` of 2 or more, or `Mixed`.
+    gates, fewer than 40 % of the events with flipped bits had a single flip (arXiv:2605.04213). Therefore, also test
+    with a `count` of 2 or more, or with `Mixed`.
 
     Attributes:
         bits: positions of the bits to draw from, where 0 is the least significant; all bits of the type if empty.
-        field: the field whose bits to draw from, instead of `bits`.
+        field: the field to draw bits from, as an alternative to `bits`.
         count: number of distinct bits to invert in the element.
     """
 
@@ -415,7 +415,7 @@ class Tailed(Relative):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Gaussian(FaultKind):
-    """Adds noise from N(0, sigma^2) to the element; a control for training's tolerance, not a measured fault."""
+    """Adds noise from N(0, sigma^2) to the element: a control for how much training tolerates, not a measured fault."""
 
     sigma: float
 
@@ -447,11 +447,11 @@ class Mixed(FaultKind):
     Tung et al. (arXiv:2605.04213) distinguish these outcomes. Bits are drawn with probabilities that fall linearly from
     the lowest to the highest. A flip keeps a finite number finite: if inverting the drawn bits would give NaN or an
     infinity, the bits one position lower are inverted instead (the lowest position wraps around to the sign). The
-    method `change` does not depend on the number and applies the flip as drawn.
+    method `change`, which does not see the number, returns the flip as drawn.
 
     Attributes:
         zero: share of the elements that become zero.
-        special: share of the elements that become NaN or an infinity; each of these values that the type has is equally
+        special: share of the elements that become NaN or an infinity; all of these values that the type has are equally
             likely.
         flips: among the other elements, the share with one inverted bit, the share with two, and so on.
     """
@@ -469,11 +469,11 @@ class Mixed(FaultKind):
             if not 0 <= share <= 1:
                 raise ValueError(f"{name}={share:g}: expected a share of the elements, between 0 and 1")
         if not isinstance(self.flips, Sequence) or not self.flips or not all(0 <= share <= 1 for share in self.flips):
-            raise ValueError(f"flips={self.flips}: expected shares of one bit, two bits, ..., as in (0.4, 0.6)")
-        if abs(sum(self.flips) - 1) > 1e-6:  # tolerance for decimal fractions
             raise ValueError(
-                f"flips={self.flips}: the shares of one bit, two bits, ... sum to {sum(self.flips):g}; expected 1"
+                f"flips={self.flips}: expected the shares of one, two, ... inverted bits, as in (0.4, 0.6)"
             )
+        if abs(sum(self.flips) - 1) > 1e-6:  # tolerance for decimal fractions
+            raise ValueError(f"flips={self.flips}: these shares sum to {sum(self.flips):g}; they must sum to 1")
 
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
         width, most = len(field_bits(dtype)), len(self.flips)
@@ -525,7 +525,9 @@ class Mixed(FaultKind):
             except ValueError:
                 continue
         if self.special and not found:
-            raise ValueError(f"special={self.special:g}: {jnp.dtype(dtype).name} has no nan and no inf; omit special")
+            raise ValueError(
+                f"special={self.special:g}: {jnp.dtype(dtype).name} has neither NaN nor an infinity; omit special"
+            )
         return found
 
 

@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from jaxtyping import Float64
 
 SUBMODULES = ("fwd/attn", "fwd/ffn", "bwd/attn", "bwd/ffn")
-"""Submodules that the study compared: outputs of attention and feed-forward network, and gradients of their inputs."""
+"""Submodules that the study compared.
+
+They are the outputs of attention and of the feed-forward network (`fwd`), and the gradients of their inputs (`bwd`).
+"""
 NODES = tuple(f"node{number}" for number in range(1, 16))
 
-# The smallest frequency in tables 6 and 7. The next larger ones are multiples of it, so it is that of one element per
-# run.
+# The smallest frequency in tables 6 and 7. The next larger ones are multiples of it, so it corresponds to one element
+# per run.
 ONE_ELEMENT = 2.39e-14
 # Number of elements of a submodule's output in a microstep, over all devices of a node. A run has 1/ONE_ELEMENT
 # elements: 2.5 million times 2^24 (the tokens of a sequence times the width). With 32 times 2^24 elements in each of 16
@@ -50,12 +53,12 @@ class Layers:
 
     @property
     def counts(self) -> Float64[np.ndarray, "layers"]:
-        """Number of mismatched elements in the whole run, computed from the frequency, for each layer."""
+        """Number of mismatched elements of each layer in the whole run, computed from the frequency."""
         return self.frequency / ONE_ELEMENT
 
 
 def published(name: str) -> dict[str, Published]:
-    """Returns tables 1 and 2 for a node, by site.
+    """Returns the figures of tables 1 and 2 for a node, by site.
 
     Args:
         name: `node1` to `node15`; a suffix, as in `node11:uniform`, is ignored.
@@ -70,7 +73,7 @@ def published(name: str) -> dict[str, Published]:
 
 
 def published_layers(name: str) -> dict[str, Layers]:
-    """Returns tables 6 to 9 for a node, by site, omitting sites without a mismatch.
+    """Returns the figures of tables 6 to 9 for a node, by site, omitting sites without a mismatch.
 
     Raises:
         ValueError: there is no such node.
@@ -94,7 +97,7 @@ def published_noise(name: str) -> float:
 
 
 def published_disagreement(name: str) -> dict[str, float]:
-    """Returns the share of test predictions that differ after fine-tuning on a node and on a healthy node (table 5).
+    """Returns the share of test predictions that differ between fine-tuning on a node and on a healthy node (table 5).
 
     Raises:
         ValueError: there is no such node.

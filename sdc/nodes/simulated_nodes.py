@@ -76,8 +76,8 @@ class SuspectName:
         low, high = rate_interval(self.name)
         where = "inside" if low <= self.times <= high else "outside"
         return (
-            f"the rates of {self.name} are multiplied by {self.times:g}, a factor {where} the 95 % interval of its "
-            f"published counts, {low:.3g} to {high:.3g} times"
+            f"the rates of {self.name} are multiplied by {self.times:g}, a factor {where} the 95 % interval of "
+            f"factors that its published counts allow, {low:.3g} to {high:.3g}"
         )
 
 
@@ -232,7 +232,7 @@ def rate_interval(name: str) -> tuple[float, float]:
     """Returns the 95 % interval of factors on a node's rates that are compatible with the node's published counts.
 
     The interval is the exact interval of a Poisson mean, given the number of bursts or, if smaller, the number of
-    elements.
+    mismatched elements.
     """
     from scipy.special import gammainccinv, gammaincinv
 
@@ -286,8 +286,8 @@ def smallest_draws(
     """Returns quantiles of the smallest draw u among a run's steps with hits: 100 equally likely values per layer.
 
     A step has a hit with probability 1 - exp(-hits (1 + few) u^few), where `hits` is the expected number of hits per
-    step. If q(x) is the probability that a step has a hit and u < x, then the probability that no step of the run has
-    both is (1 - q(x))^steps, or about exp(-steps q(x)).
+    step. If q(x) is the probability that a step has a hit and u < x, then the probability that this is true of no step
+    of the run is (1 - q(x))^steps, or about exp(-steps q(x)).
 
     The values lie in (0, 1] and are conditional on at least one step of the run having a hit.
     """
@@ -296,7 +296,7 @@ def smallest_draws(
     seen = -np.expm1(-hits[:, None] * (1 + few) * middle**few)
     below = np.cumsum(seen * np.diff(edges), axis=1) * steps
     quantiles = (np.arange(100) + 0.5) / 100
-    # The waiting time is exponential, conditional on ending before the last step.
+    # The waiting time is exponentially distributed, conditional on ending before the last step.
     waiting = -np.log1p(quantiles * np.expm1(-below[:, -1:]))
     return np.asarray([np.interp(wait, row, edges[1:]) for wait, row in zip(waiting, below, strict=True)])
 
@@ -310,13 +310,14 @@ def least_severity(
     tail: float,
     few: float,
 ) -> float:
-    """Returns the `severity` for which the largest severities of a `Tailed` in a run match the observed ones, by layer.
+    """Returns the `severity` of a `Tailed` whose largest severities in a run match the observed ones, given by layer.
 
-    Layers are treated as equal except for their numbers of hits; logarithms are averaged. The worst step is assumed to
-    be the step with the smallest draw; this assumption holds if the tail is heavy or there are many hits.
+    Layers are treated as equal except for their numbers of hits; the logarithms of severities are averaged over layers.
+    The worst step is assumed to be the step with the smallest draw; this assumption holds if the tail is heavy or there
+    are many hits.
 
     `largest` is zero for layers without hits. A step has one cell for each device and microstep, `cells` in total; the
-    severity of the step is the largest mean of its cells.
+    severity of the step is the largest mean of a cell.
     """
     known = (largest > 0) & (hits > 0)
     hits = hits[known]
@@ -326,7 +327,7 @@ def least_severity(
 
 
 def largest_mean(hits: Float64[np.ndarray, "*n"], cells: int) -> Float64[np.ndarray, "*n"]:
-    """Approximates the largest mean of the cells if `hits` changes, uniform in (0, 2], are spread over them.
+    """Approximates the largest mean of a cell if `hits` changes, each uniform in (0, 2], are spread over the cells.
 
     With one hit per cell, the largest of n changes is 2 n / (n + 1) on average. With many hits per cell, the means of
     the cells are normal, with variance 1/3 divided by the number of hits in a cell.

@@ -1,7 +1,7 @@
 """Arguments and results of a step: arrays, static values, and objects that the step changes in place.
 
 Arrays become inputs of the step's program. Other leaves of the arguments are passed to the step unchanged: Python
-numbers, texts, functions, and static arguments of an outer `jax.jit`. A step can change modules, optimizers, metrics
+numbers, strings, functions, and static arguments of an outer `jax.jit`. A step can change modules, optimizers, metrics
 and random streams of Flax NNX in place: the arrays of these objects are inputs and outputs of the program, and the
 caller's objects are updated afterwards, as with `nnx.jit`.
 
@@ -135,7 +135,7 @@ class _Changing(_Call):
             if not isinstance(leaf, jax.ShapeDtypeStruct) and not isinstance(jax.typeof(leaf), core.ShapedArray):
                 name = _in_object(self.arguments.object_paths, path)
                 raise ValueError(
-                    f"argument {name} is a variable that holds a reference, so changes by the step would be lost; "
+                    f"argument {name} is a variable that holds a reference, so the step's changes would be lost; "
                     "create the module without nnx.var_defaults(ref=True)"
                 )
 
@@ -203,7 +203,7 @@ def _in_object(paths: Sequence[Path], path: Path) -> str:
 def functional(
     step: Callable[[Any, Any], tuple[Any, Any]], state: Any, batch: Any
 ) -> tuple[Callable[[Any, Any], tuple[Any, Any]], Any, Callable[[Any], Any]]:
-    """Converts a step `(state, batch) -> (state, metrics)` with any kind of state to one whose state is arrays."""
+    """Converts a step `(state, batch) -> (state, metrics)` with any state to one whose state is a tree of arrays."""
     nnx = sys.modules["flax.nnx"] if holds_objects(state) else None
     changed = _changed_numbers(step, state, batch) if nnx is None else frozenset()
 

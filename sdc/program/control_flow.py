@@ -27,9 +27,9 @@ def rarely(predicate: Bool[Array, ""], change: Callable[..., Tree], carried: Tre
 
     The conditional is a loop of at most one iteration. Values carried through a loop stay in place, whereas a
     `lax.cond` has a separate buffer for its result and copies unchanged values into it. If `change` uses arrays other
-    than its arguments, XLA may hoist computations on these arrays out of the loop, and the computations then always
-    run. If `change` contains collectives, the predicate must be the same on all devices. The results of `change` may
-    vary only over mesh axes over which `carried` or an operand varies.
+    than its arguments, XLA may hoist computations on these arrays out of the loop; these computations then always run.
+    If `change` contains collectives, the predicate must be the same on all devices. The results of `change` may vary
+    only over mesh axes over which `carried` or an operand varies.
     """
     carried, predicate = varying((carried, predicate), like=operands)
 
@@ -70,7 +70,7 @@ def traced_here(function: Callable[..., Any], *args: Any) -> tuple[Callable[...,
 
 
 def while_any(check: Callable[..., Any], work: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns condition and body of a loop under `vmap`, which runs until all rows have ended and keeps ended rows."""
+    """Returns the condition and body of a loop under `vmap`, which runs until all rows end and keeps ended rows."""
 
     def check_any(index: Any, carry: Values) -> tuple[Any, dict[str, Report]]:
         go_on, reports = check(index, carry)
@@ -121,7 +121,7 @@ def _mesh(x: Any) -> Any:
 
 
 def moved(tree: Any, mesh: Any) -> Any:
-    """Moves arrays to a mesh of the same devices with other axis types, not sharded over explicit axes.
+    """Moves arrays to a mesh of the same devices with other axis types, leaving them unsharded over explicit axes.
 
     Arrays without a mesh are unchanged.
     """

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax._src import core
 from jax.extend.core import primitives
 
-# Primitives that move, create or reinterpret data have no arithmetic.
+# Primitives that move, create or reinterpret data perform no arithmetic.
 FREE = frozenset({
     "argument", "result", "probe", "checked_product", "broadcast_in_dim", "reshape", "transpose", "squeeze",
     "expand_dims",

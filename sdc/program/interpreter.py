@@ -414,7 +414,7 @@ def _while(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, in
         check, work = while_any(check, work)
 
     def checked_work(index: Any, carry: Values) -> tuple[Any, Values, dict[str, Report]]:
-        """Evaluates the condition, which has reports too, inside the body; an additional last iteration is idle."""
+        """Evaluates the condition, which has reports too, inside the body; an idle iteration ends the loop."""
         go_on, checked = check(index, carry)
         idle = zeros(worked_shapes)
         with jax.named_scope(Tags.HIDDEN):

@@ -13,7 +13,7 @@ core: Any = Lazy("jax._src.core")
 
 
 def bound_axes() -> dict[str, int]:
-    """Returns names and sizes of the axes of `shard_map`, `pmap` and `vmap` over which collectives can run here."""
+    """Returns the names and sizes of the mapped axes (`shard_map`, `pmap`, `vmap`) over which collectives can run."""
     return {str(name): size for name, size in core.get_axis_env().axis_sizes.items()}
 
 

@@ -1,7 +1,7 @@
 """Determines which equations of a program are sites, and which sites are selected: the first half of `rewrite`.
 
-A matrix product whose transpose alone is used becomes a site in its transposed form. JAX computes the gradient of a
-product with respect to the second factor as a product, followed by a transposition. XLA writes this product in the
+A matrix product of which only the transpose is used becomes a site in its transposed form. JAX computes the gradient of
+a product with respect to the second factor as a product, followed by a transposition. XLA writes this product in the
 layout in which it is used, so the transposition costs nothing; but if a tool reads the product itself, the
 transposition copies the tensor. For TPUs and GPUs, the factors are therefore swapped first, so that the tool reads the
 transposed product. The axes of such a site have the order of the gradient's axes.
@@ -131,7 +131,7 @@ class Survey:
     work: int = 0  # floating-point operations of a step
 
     def number(self, name: str) -> str:
-        """Returns the unique name of a new site. All sites are numbered, so names do not depend on the selection."""
+        """Returns the unique name of a new site. Every site is numbered, so names are independent of the selection."""
         self.seen[name] += 1
         return name if self.seen[name] == 1 else f"{name}#{self.seen[name]}"
 

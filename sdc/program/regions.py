@@ -27,7 +27,7 @@ class Region(NamedTuple):
     """A part of a program that holds all selected sites."""
 
     sites: tuple[Site, ...]  # sites in the region, in program order
-    outside: int  # number of leading axes in `Site.dims` that stem from enclosing control flow; its reports lack them
+    outside: int  # number of leading axes in `Site.dims` from enclosing control flow; the region's reports lack them
     # A function that evaluates the region with a rule, given the indices of the enclosing loops and the input arrays
     run: Callable[[Rule, Any, Values], tuple[Values, dict[str, Report]]]
 

@@ -18,7 +18,8 @@ Selectors combine with `&`, `|` and `~`:
 
     primitive("dot_general") & direction("bwd") & scope("*attn*") & iteration(3)
 
-The text of a selector (`as_selector`) is such an expression. Every function that takes a selector accepts its text.
+The text of a selector (`as_selector`) is such an expression. Every function that takes a selector also accepts the text
+of one.
 """
 
 from __future__ import annotations
@@ -62,15 +63,16 @@ class Site:
 
     Attributes:
         name: the key of the site's report, unique in a step: `direction/probe` for a probe, `direction/scope/primitive`
-            for any other operation, `arg/path` and `out/path` for the step's own arrays. The name of a second such site
-            ends in `#2`.
+            for any other operation, `arg/path` and `out/path` for the step's own arrays. A second site with the same
+            name gets the suffix `#2`.
         primitive: name of the JAX primitive; `argument` or `result` for the step's own arrays.
         direction: the pass to which the site belongs; see `sdc.program.selectors`.
         probe: the name given to `probe`, or None.
         scope: the name stack (`jax.named_scope` and transformations), outermost first.
         source: `file:line (function)` in the user's code, or an empty string.
         dims: names of the leading axes that control flow adds to a report, outermost first: a mesh axis, or `scan`.
-        trips: number of iterations of each enclosing loop, outermost first; 0 for a `while`, whose number is unknown.
+        trips: number of iterations of each enclosing loop, outermost first; 0 for a `while`, whose number of iterations
+            is unknown.
         mesh: names and sizes of the enclosing mesh axes.
         outputs: shapes and dtypes of the values, on one device and for one iteration.
         inputs: shapes and dtypes of the factors and other inputs of a matrix product; empty for other operations.
@@ -207,7 +209,7 @@ class Selector:
 
     @staticmethod
     def is_text(text: str) -> bool:
-        """Returns whether a text is a selector rather than a pattern of names such as `fwd/attn` or `*`."""
+        """Returns whether a string is a selector rather than a pattern of names such as `fwd/attn` or `*`."""
         match = re.match(r"[\s~(]*(\w+)\s*(.?)", text)
         return match is not None and (match[2] == "(" or (match[1] in _WORDS and match[2] in ("", "&", "|", ")")))
 
@@ -253,7 +255,7 @@ def _combined(operator: Literal["&", "|"], left: Selector, right: Where) -> Sele
 
 
 def as_selector(where: Where) -> Selector:
-    """Converts a text or a predicate of sites to a selector; a selector is returned unchanged.
+    """Converts a string or a predicate of sites to a selector; a selector is returned unchanged.
 
     Raises:
         SettingError: the argument is none of these.
@@ -327,7 +329,7 @@ def source(*patterns: str) -> Selector:
 
 
 def argument(*patterns: str) -> Selector:
-    """Selects arrays given to the step, by their path: `argument("0/params/*")` selects some of the first argument."""
+    """Selects arrays given to the step, by their path: `argument("0/params/*")` selects parts of the first argument."""
     return _matches("argument", lambda site: site.path if site.direction == "arg" else None, patterns)
 
 
@@ -365,7 +367,7 @@ def iteration(*numbers: int, loop: int = -1) -> Selector:
     """Selects iterations of a loop: by default, of the innermost loop, which runs over the layers of a scanned model.
 
     Args:
-        numbers: the numbers of the iterations, from 0.
+        numbers: the numbers of the iterations, counted from 0.
         loop: number of the enclosing loop, where 0 is the outermost and -1 the innermost.
     """
     if not numbers or not all(isinstance(number, int) and number >= 0 for number in numbers):

@@ -28,7 +28,8 @@ GPU_FLAGS = (
     "--xla_gpu_autotune_level=0",
 )
 THREADS = "NPROC"  # the environment variable from which XLA takes the size of its thread pool on a CPU
-# Maximum number of simulated devices of a process. Each has its own threads; a process that cannot create more aborts.
+# Maximum number of simulated devices in a process. Each device has its own threads; a process that cannot create more
+# threads aborts.
 MOST_DEVICES = 1024
 PACKAGES = ("jax-sdc", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 OPTIONS = (
@@ -96,7 +97,7 @@ def check_deterministic(environment: Mapping[str, Any]) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Returns the environment of this process; results are comparable bit for bit if environments are equal.
+    """Returns the environment of this process; results are comparable bit for bit if their environments are equal.
 
     Returns:
         Versions, devices, flags and options, as JSON. Calling this function starts the devices.
@@ -127,7 +128,7 @@ def environment() -> dict[str, Any]:
 
 
 def program_fingerprint(lowered: "jax.stages.Lowered") -> str:
-    """Returns the SHA-256 of a lowered program's StableHLO text, 64 hexadecimal digits; equal for equal programs.
+    """Returns the SHA-256 of a lowered program's StableHLO text, as 64 hexadecimal digits, equal for equal programs.
 
     Args:
         lowered: the lowered program, as `jax.jit(step).lower(...)` returns it.
@@ -139,7 +140,7 @@ class EnvironmentDifference(NamedTuple):
     """One difference between descriptions.
 
     Attributes:
-        key: the key that differs, with dots between the levels of the descriptions.
+        key: the key whose values differ, with dots between the levels of the descriptions.
         values: the value of this key in each description, or `"nothing"` if the key is missing.
     """
 

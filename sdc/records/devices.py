@@ -121,7 +121,7 @@ def version_in(text: str | None, pattern: str) -> str | None:
 
 
 def serials_of_nvidia(printed: str) -> dict[str, str]:
-    """Returns serial numbers by bus address, from the lines `BUS, SERIAL` of nvidia-smi; ignores texts in brackets."""
+    """Returns serial numbers by bus address, from the lines `BUS, SERIAL` of nvidia-smi; ignores text in brackets."""
     rows = (line.partition(",") for line in printed.splitlines())
     return {pci_address(bus): serial.strip() for bus, _, serial in rows if re.fullmatch(r"\w+", serial.strip())}
 
@@ -185,7 +185,7 @@ def _of_nvidia(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[s
 
 
 def _asked_of_cuda(library: Any, ordinal: int) -> tuple[str | None, str | None]:
-    """Returns bus address and UUID for JAX's device number, which counts the devices in CUDA_VISIBLE_DEVICES.
+    """Returns the bus address and UUID for JAX's device number, which counts the devices in CUDA_VISIBLE_DEVICES.
 
     The UUID identifies the whole GPU, which can be replaced, even if only a part of the GPU is used (MIG).
     """

@@ -25,7 +25,7 @@ import msgspec
 from ..schema import Header, package_version
 from .storage import AnyPath, RecordError as RecordError, read_bytes, reason, write_bytes
 
-FIELD = "checksum"  # reserved name of the field, which is the last one of an object
+FIELD = "checksum"  # reserved name of the checksum's field, which is the last field of an object
 DEEPEST = 100  # maximum nesting of lists and objects. Records need seven levels.
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 ODD = tuple(f'"{word}"'.encode() for word in NON_FINITE)
@@ -50,13 +50,13 @@ def is_sound(text: bytes) -> bool:
 
 
 def parse_json(text: str | bytes, decode: Callable[[Any], Any] = json.loads) -> Any:
-    """Parses a JSON text; raises ValueError if the text is not JSON or is nested deeper than `DEEPEST`."""
+    """Parses JSON text; raises ValueError if the text is not JSON or is nested deeper than `DEEPEST`."""
     too_deep = ValueError(f"it is nested deeper than {DEEPEST} levels")
     try:
         value = decode(text)
     except RecursionError:
         raise too_deep from None
-    # A fast upper bound on the nesting depth, which for lines of a record is at most `DEEPEST`.
+    # A fast upper bound on the nesting depth; for lines of a record, this bound is at most `DEEPEST`.
     most = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
     level = [value] if most > DEEPEST else []
     for _ in range(DEEPEST):
@@ -155,7 +155,7 @@ def _object(content: bytes, place: str, remedy: str) -> dict[str, Any]:
 
 
 def misfit(value: Any, type: type) -> str | None:
-    """Returns which field of a JSON value does not match its `msgspec.Struct`, with the reason; None if all match."""
+    """Returns why a JSON value does not match its `msgspec.Struct`, naming the field; None if the value matches."""
     try:
         msgspec.convert(value, type)
     except msgspec.ValidationError as error:
@@ -179,7 +179,7 @@ class Format(Generic[T]):
     noun: str  # noun for such a file, as in "FILE is not a ..."
     remedy: str  # remedy for a file that cannot be used
     source: str = ""  # remedy for a missing file (default: `remedy`)
-    names: tuple[str, ...] = ()  # names of such a file in a folder given instead of the file
+    names: tuple[str, ...] = ()  # names that `read` looks for if it is given a folder
     sealed: bool = True  # whether a file must have a checksum; an existing checksum is always verified
     contradictions: Callable[[T], Iterable[str]] = lambda _: ()  # descriptions of contradictions in a value
 
@@ -202,7 +202,7 @@ class Format(Generic[T]):
         write_bytes(path, self.encode(value))
 
     def read(self, path: AnyPath) -> T:
-        """Reads a file, or in a folder the file with one of `names`; raises RecordError with a reason of one line."""
+        """Reads a file or, in a folder, a file with one of `names`; raises RecordError with a one-line reason."""
         place = os.fspath(path)
         if self.names and os.path.isdir(place):
             inside = [os.path.join(place, name) for name in self.names]
@@ -235,7 +235,7 @@ class Format(Generic[T]):
     def _certain(self, content: bytes) -> T | None:
         """Decodes unambiguous content directly; returns None if the content needs a detailed check.
 
-        The summary of a fleet reads a thousand files of 3 MB, and checking each value takes several times as long.
+        The summary of a fleet reads a thousand files of 3 MB; checking each value would take several times as long.
         """
         if not self._head.match(content) or not is_sound(content) or any(word in content for word in ODD):
             return None

@@ -15,8 +15,8 @@ from .format import DEEPEST, FIELD, ODD, REMEDY, from_json, misfit, parse_json
 from .storage import AnyPath, RecordError, appends, read_bytes, reason, sync_folder, write_bytes
 
 _LINE = re.compile(rb', "checksum": "([0-9a-f]{8})"\}$')
-REWRITE_SECONDS = 30.0  # minimum seconds between rewrites of an object, which cannot grow; the last one is at the end
-SHARE = 10  # rewrites take at most one part in this many of the time
+REWRITE_SECONDS = 30.0  # minimum seconds between rewrites of an object, which cannot grow; the last rewrite is exempt
+SHARE = 10  # rewrites take at most 1/SHARE of the time
 
 
 def start(path: AnyPath) -> int:
@@ -78,7 +78,7 @@ class Rows(Sequence[dict[str, Any]]):
 
 
 def read_rows(path: AnyPath, type: type, *, whole: bool, key: str, end: tuple[int, str] | None = None) -> Rows:
-    """Reads JSON lines; raises RecordError that names the line and the field if one is damaged or missing."""
+    """Reads JSON lines; raises RecordError, naming the line and the field, if either is damaged or missing."""
     content = read_content(path, whole=whole)
     lines = list(_numbered(path, content, key, type))
     if end is not None and (found := (len(lines), f"{end_of(content, start(path)):08x}")) != tuple(end):
@@ -108,7 +108,7 @@ def read_content(path: AnyPath, *, whole: bool) -> bytes:
 
 
 def _numbered(path: AnyPath, content: bytes, key: str, type: type | None = None) -> Iterator[tuple[bytes, Any]]:
-    """Yields the complete lines of a file, each as bytes without the checksum, and as a `type` or a JSON object.
+    """Yields the complete lines of a file, each as bytes without the checksum and as a `type` (default: a JSON object).
 
     Ignores text after the last newline, which is the remainder of a line that a crash interrupted.
     """

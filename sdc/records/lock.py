@@ -1,4 +1,4 @@
-"""The lock of a file or folder, which allows one writer at a time; the kernel releases a process's locks at its end.
+"""The lock of a file or folder, which allows one writer at a time; when a process ends, the kernel releases its locks.
 
 The lock is a file that identifies its holder. On a file system, `flock` determines the holder. An object store has no
 `flock`; there, the holder is the process that created the file, which succeeds only if the file does not exist. A lock
@@ -22,7 +22,7 @@ from ..schema import Header, about, identify, now
 from .storage import AnyPath, RecordError, appends, create_bytes, endless, read_bytes, remove, write_bytes
 
 LOCK = "lock.json"
-# Seconds after which a lock taken over without the kernel is read again: the last writer holds it.
+# Seconds after which a lock taken over without the kernel is read again: it is held by the process that wrote it last.
 SETTLE = 0.5
 _WITHOUT = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # errors of file systems without `flock`
 
@@ -33,7 +33,7 @@ class Holder(Header, kw_only=True, tag="jax-sdc lock"):
     since: Annotated[str | None, about("when the lock was taken, UTC")] = None
     started: Annotated[str | None, about("when the holder started, in clock ticks since the system booted")] = None
     namespace: Annotated[str | None, about("the PID namespace of the holder")] = None
-    token: Annotated[str, about("a random text, different for each lock")]
+    token: Annotated[str, about("a random string, different for each lock")]
 
     def __str__(self) -> str:
         return f"process {self.host.pid} on host {self.host.name}"

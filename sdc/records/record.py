@@ -1,4 +1,4 @@
-"""Functions that write a record (create or resume, append lines, roll back, finish, close) and that read it.
+"""Functions that write a record (create or resume, append lines, roll back, finish, close) or read one.
 
 Runs, traces, campaigns and studies are all records; `layout.KINDS` lists the files of each kind.
 """
@@ -182,7 +182,7 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
         counts = collections.Counter(getattr(row, kind.number) for row in beside.typed)
         for number, row in zip(numbers, lines.typed, strict=True):
             if counts[number] != (count := row.details or 0):
-                problem = f"has {counts[number]} lines of {kind.number} {number}; expected {count}"
+                problem = f"has {counts[number]} lines for {kind.number} {number}; expected {count}"
                 raise lost(kind.details.name, problem)
     return Contents(folder, kind, manifest, lines, beside, summary, discarded)
 
@@ -459,8 +459,8 @@ class Record:
         """Writes `summary.json`, which marks the record as complete.
 
         Args:
-            summary: verdict and totals. The versions of the schema and of jax-sdc, the host, and the ends of the files
-                of lines are added.
+            summary: verdict and totals. The versions of the schema and of jax-sdc, the host, and the length and last
+                checksum of each file of lines are added.
 
         Raises:
             RecordError: the record has ended or is closed.

@@ -4,7 +4,8 @@ Paths go through `etils.epath`, which supports `gs://` and `s3://`. On a local d
 temporary name and renamed; an object store replaces an object atomically. docs/run-record.md lists the guarantees of
 each kind of storage.
 
-Functions here raise OSError if the storage fails, and RecordError if the client of an object store is not installed.
+The functions of this module raise OSError if the storage fails, and RecordError if the client of an object store is not
+installed.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ def _fresh(path: AnyPath) -> epath.Path:
 
 
 def _filesystem(path: AnyPath) -> Any:
-    """Returns the client of an object store that epath uses."""
+    """Returns the client that epath uses for an object store."""
     import fsspec
 
     scheme = os.fspath(path).partition("://")[0]

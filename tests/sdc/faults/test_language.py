@@ -225,7 +225,7 @@ def test_kinds_and_patterns_from_text() -> None:
         (lambda: as_fault("bitflip,field=head"), "field=head: expected one of sign, exponent, mantissa"),
         (lambda: as_fault("bitflip,rate=1"), "unknown key 'rate'"),
         (lambda: as_fault("bitflip,run=0"), "run=0: expected at least 1"),
-        (lambda: as_fault("bitflip,tile=4"), r"as in tile=\(4, 32\), 4x32 in the shorthand"),
+        (lambda: as_fault("bitflip,tile=4"), r"as in tile=\(4, 32\), or 4x32 in the shorthand"),
         (lambda: parse_fault("nan(rate=1, site=None)"), "None is not a valid value"),
         (lambda: parse_fault("nan(rate=1, site=b'x')"), "b'x' is not a valid value"),
         (lambda: parse_fault("nan(rate=1, model=1.5)"), "model=1.5: expected the index of a device"),
@@ -252,7 +252,7 @@ def test_kinds_and_patterns_from_text() -> None:
         (lambda: Stuck(2.5)(KEY, jnp.ones(2, jnp.int8), LAYER), "int8 cannot hold 2.5"),
         (lambda: Stuck(math.inf)(KEY, jnp.ones(2, jnp.float8_e4m3fn), LAYER), "float8_e4m3fn cannot hold inf"),
         (lambda: Stuck(1e6)(KEY, jnp.ones(2, jnp.float16), LAYER), "float16 cannot hold 1e.06"),
-        (lambda: field_bits("float8_e8m0fnu", "sign"), "choose exponent, or give positions of bits"),
+        (lambda: field_bits("float8_e8m0fnu", "sign"), "choose exponent, or give bit positions"),
     ],
 )
 def test_faults_that_cannot_be(make: Any, message: str) -> None:
