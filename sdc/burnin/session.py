@@ -237,7 +237,9 @@ def go_on(result: BurninResult, earlier: BurninResult) -> None:
     ):
         if before != here and (before or what != "workloads"):  # new workloads may be added
             raise SettingError(
-                "resume", None, f"the {what} were {short(before)}, but are now {short(here)}; pass the same flags"
+                "resume",
+                None,
+                f"the {what} were {short(before)}, but are now {short(here)}; pass the same flags as before",
             )
     result.id, result.created = earlier.id, earlier.created
     result.rounds, result.seconds = earlier.rounds, earlier.seconds

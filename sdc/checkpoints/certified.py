@@ -128,7 +128,7 @@ class Certified:
 
         Args:
             step: step of the checkpoint (default: the newest).
-            abstract_state: shapes, types and shardings to restore into, as for Orbax.
+            abstract_state: shapes, types and shardings of the arrays to restore, as in Orbax.
             checkpointable_name: name of the tree (default: Orbax's name for an unnamed tree).
 
         Raises:
@@ -520,7 +520,7 @@ class Audit:
 
     Attributes:
         step: step of the checkpoint.
-        status: status of the checkpoint; None without a readable certificate.
+        status: status of the checkpoint; None if there is no readable certificate.
         covered: number of certified arrays and values.
         bytes: size of the arrays.
         uncovered: checkpointables that are not in the certificate.

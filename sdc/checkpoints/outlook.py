@@ -318,7 +318,7 @@ class Loss(NamedTuple):
     Attributes:
         fraction: fraction of the blocks, chosen at random, that are lost.
         steps: expected cost of partial recovery, in steps.
-        bound: upper bound by theorem 3.2, in steps; None without evidence of linear convergence.
+        bound: upper bound by theorem 3.2, in steps; None if there is no evidence of linear convergence.
         perturbation: expected L2 norm of the change, sqrt(fraction * sum_b D_b), by theorem 4.2.
     """
 
@@ -333,13 +333,13 @@ class Outlook:
     """The movement of a state according to its running checkpoint, just before a save.
 
     Attributes:
-        step: steps done.
+        step: number of steps done.
         ages: number of steps since the saved version of each block.
         squares: squared distance of each block from its saved version, estimated from the block's speed if unknown.
         speeds: squared movement of each block per step, in its last interval.
         sizes: bytes of each block.
-        convergence: factor per step and distance to the optimum; None without evidence of linear convergence, or after
-            too few saves.
+        convergence: factor by which the error shrinks per step, and distance to the optimum; None if there is no
+            evidence of linear convergence, or after too few saves.
         every: number of steps between saves.
     """
 
@@ -396,8 +396,8 @@ class Outlook:
 
     @staticmethod
     def of_profile(profile: Sequence[float], size: int, step: int) -> "Outlook":
-        """Creates an outlook for `advise` from a record's speeds of equal parts, their total bytes, and the steps
-        done."""
+        """Creates an outlook for `advise` from a record's speeds of parts of equal size, the total bytes of these
+        parts, and the number of steps done."""
         count = len(profile)
         nothing = np.zeros(count, int)
         return Outlook(step, nothing, np.zeros(count), np.asarray(profile, float), [size // count] * count, None, 1)
@@ -433,13 +433,13 @@ class Watch:
         """Returns the outlook at a save.
 
         Args:
-            step: steps done.
+            step: number of steps done.
             steps: step at which each block was last saved, or step of the version to which the block was restored.
             squares: squared distances from these versions; infinite if unknown.
 
         Returns:
-            The outlook, or None if the movement of some block has never been known, if a squared distance is NaN, or if
-            a block was saved after this step.
+            The outlook, or None if the movement of some block was never measured, if a squared distance is NaN, or if a
+            block was saved after this step.
         """
         ages = _ages(step, steps)
         if self._before is not None and step < self._before:  # from here on, the state follows a different path
@@ -483,7 +483,7 @@ class Watch:
             self._done = [*self._done, Intervals(kept, self._begins[kept], spans, lengths)][-KEPT:]
 
     def _convergence(self, step: int) -> Convergence | None:
-        """Fits the convergence to the movements of the fastest blocks between saves, since these blocks were last
+        """Fits the convergence to the movements that the fastest blocks made between saves after they were last
         restored."""
         if not self._done:
             return None
@@ -516,8 +516,8 @@ class Advice(NamedTuple):
     Attributes:
         fraction: fraction of the bytes that each save writes.
         every: number of steps between saves.
-        waste: fraction of time blocked by saves or spent on lost steps; 1 means that no time is left for training,
-            because failures occur, or saves are due, faster than their cost can be recovered.
+        waste: fraction of the time that is blocked by saves or spent on lost steps; 1 means that no time is left for
+            training, because failures occur, or saves are due, faster than their cost can be recovered.
         steps: expected cost of a failure, in steps.
         capped: whether a longer interval would be better, but is ruled out by the length of the run.
     """
@@ -653,8 +653,8 @@ class SaveClock:
         self._held, self._whole, self._bandwidth = (deque[float](maxlen=TIMED) for _ in range(3))
 
     def held(self, fixed: float, copying: float, *, share: float) -> None:
-        """Records how many seconds a save of a share of the bytes blocked its caller: a fixed time, and the time for
-        copying."""
+        """Records for how many seconds a save, which wrote this share of the bytes, blocked its caller: a fixed time,
+        and the time for copying."""
         if share > 0:
             self._held.append(fixed)
             self._whole.append(copying / share)

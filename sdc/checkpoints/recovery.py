@@ -473,7 +473,7 @@ def _part(leaf: jax.Array, name: str, start: int, stop: int) -> Part:
 def _first(
     sources: Sequence[RowSource], leaf: jax.Array, name: str, start: int, stop: int
 ) -> tuple[str, Sequence[Part], int] | None:
-    """Returns the rows from the first source that has all of them, in the shape and type of the array."""
+    """Returns the rows from the first source that has all of them, with the shape and type of the array."""
     bits = jax.eval_shape(rows_of, leaf)
     rows: Box = ((start, stop), *((0, size) for size in bits.shape[1:]))
     for source in sources:

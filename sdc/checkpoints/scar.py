@@ -313,8 +313,8 @@ class RunningCheckpoint:
         return Reader(path_of(folder), partition(initial, moving=moving, by=by, rows=rows), lambda: initial)
 
     def distance(self, state: Any, other: Any) -> float:
-        """Returns the L2 norm of the difference between two states' parameters, which is the perturbation of a
-        recovery."""
+        """Returns the L2 norm of the difference between two states' parameters, which measures the perturbation caused
+        by a recovery."""
         parts = [list(auto(self._moving(named_leaves(one))).values()) for one in (state, other)]
         return float(difference(*parts))
 
@@ -370,8 +370,8 @@ class RunningCheckpoint:
         SEALS.write(self.folder / SEAL, Seal(save=save, step=step, processes=jax.process_count()))
 
     def _agree(self, save: int, part: str, failure: str) -> None:
-        """Waits until all processes have done this part of a save; if one process fails, all choose the same blocks
-        again.
+        """Waits until all processes have done this part of a save; if one process fails, all processes choose the same
+        blocks again.
 
         Raises StoreError with the failure of another process.
         """

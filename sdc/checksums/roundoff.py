@@ -216,7 +216,8 @@ class Profile(Header, tag="jax-sdc abft profile"):
         profile = cls.read(path)
         if lines := profile.departs():
             warnings.warn(
-                f"the profile {path} was measured elsewhere, so its thresholds may not fit: " + "; ".join(lines),
+                f"the profile {path} was measured with other devices or libraries, so its thresholds may not fit: "
+                + "; ".join(lines),
                 stacklevel=2,
             )
         return profile

@@ -276,7 +276,7 @@ def coverage(flags: program.Reports) -> float:
         code.
 
     Raises:
-        ValueError: the argument is not the reports of `sdc.abft`, or the call is inside `jax.jit`.
+        ValueError: the argument does not consist of reports of `sdc.abft`, or the function is called inside `jax.jit`.
     """
     if not isinstance(flags, program.Reports):
         raise ValueError(

@@ -47,7 +47,7 @@ class Chip:
             of its host.
         network: a device's share of the bandwidth of the data-center network, in bytes per second.
         latency: minimum duration of a collective in seconds: within a slice or host, and over the network.
-        host: number of chips of a host along each dimension.
+        host: number of chips in a host along each dimension.
         cores: `megacore` if one device consists of both cores of a chip.
         devices: number of JAX devices per chip.
     """
@@ -90,7 +90,7 @@ class Target:
     Attributes:
         name: name of the target, as given.
         chip: kind of chip.
-        slices: number of TPU slices or GPU hosts, which the data-center network connects.
+        slices: number of TPU slices or GPU hosts, connected by the data-center network.
         shape: number of chips along each dimension of a slice, or number of GPUs in a host.
     """
 

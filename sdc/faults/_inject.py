@@ -1,4 +1,4 @@
-"""Fault injection: a step in which simulated hardware corrupts values, and the ground truth of these changes."""
+"""Fault injection: a step in which simulated hardware faults corrupt values, and the ground truth of these changes."""
 
 import functools
 import math
@@ -107,8 +107,8 @@ def inject(
     Args:
         step: any function that JAX can trace.
         faults: faults, or their text forms (see `parse_fault`); faults that strike the same element are applied in
-            order. A fault strikes all sites with real numbers that its selector chooses (operations, collectives,
-            arguments of the step, probes), or the probes that it names.
+            order. A fault strikes all sites with real numbers that the fault's selector chooses (operations,
+            collectives, arguments of the step, probes), or the probes that it names.
         record: number of changed elements to list for each site.
 
     Returns:

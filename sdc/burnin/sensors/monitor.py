@@ -1,4 +1,4 @@
-"""Monitors temperature, power, clocks and errors of the devices during a burn-in, using all available sources.
+"""Monitors the temperature, power, clocks and errors of devices during a burn-in, using all available sources.
 
 The driver of a failing device may raise an exception or block, but neither may affect the burn-in. Each source is
 therefore read by its own daemon thread, for which the burn-in waits at most a few seconds.
@@ -31,7 +31,7 @@ MOST = 32  # maximum number of distinct errors listed for a device
 
 
 class Monitor:
-    """Context manager that reads the sensors of devices every `every` seconds."""
+    """A context manager that reads the sensors of devices every `every` seconds."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Monitor:
                 )
 
     def courses(self) -> list[Course | None]:
-        """Returns the readings and errors of each device so far, or None for a device that no source knows."""
+        """Returns the readings and errors so far for each device, or None for a device that no source knows."""
         return [self._course(index) for index in range(self._devices)]
 
     def notes(self) -> list[str]:
