@@ -1,14 +1,14 @@
 """Package facades that import names on first use, which delays the import of JAX for as long as possible.
 
-Flags, configurations and texts are checked before anything else happens. Importing JAX alone takes longer than a user
-should have to wait for an error about a mistyped flag, so a package imports nothing eagerly. Its `__init__.py` lists
-its exports as ordinary imports below `if TYPE_CHECKING:`, where type checkers and readers find them, and `facade` reads
-that list.
+Flags, configurations and text forms are checked before anything else happens. Importing JAX alone takes longer than a
+user should have to wait for an error about a mistyped flag, so a package imports nothing eagerly. Its `__init__.py`
+lists its exports as ordinary imports below `if TYPE_CHECKING:`, where type checkers and readers find them, and `facade`
+reads that list.
 
-Classes that are parsed from texts or configurations (kinds of faults, latencies, selectors) hold both settings and
-computations. The modules that define such classes import `jax`, `jnp`, `lax` and `np` from this module. Each of the
-four is loaded when one of its attributes is first looked up, which no check of a setting does. The modules import array
-types below `if TYPE_CHECKING:`.
+Classes that are parsed from text or configurations (kinds of faults, latencies, selectors) hold both settings and
+computations. The modules that define such classes import `jax`, `jnp`, `lax` and `np` from this module. Each of these
+four objects imports its module when one of its attributes is first looked up; checks of settings look up none. The
+modules with such classes import array types below `if TYPE_CHECKING:`.
 """
 
 import ast
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Lazy", "epath", "facade", "jax", "jnp", "lax", "np"]
 
 
-# The extra of the distribution that installs each optional module.
+# The extra that installs each optional module.
 EXTRAS = {
     "jinja2": "report", "markupsafe": "report", "matplotlib": "report", "grain": "text", "tokenizers": "text",
     "prometheus_client": "metrics", "sklearn": "study",

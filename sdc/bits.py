@@ -54,7 +54,7 @@ def element_words(x: Shaped[Array, "*shape"]) -> tuple[UInt32[Array, "*words"], 
     """Returns the 32-bit words of each element, in arrays shaped as `x`, or as its key data if `x` holds PRNG keys.
 
     An element of up to 32 bits becomes one zero-extended word. An element of 64 bits becomes two words, of which the
-    lower half comes first. For a complex number, the words of the real part precede those of the imaginary part. The
+    lower one comes first. For a complex number, the words of the real part precede those of the imaginary part. The
     function neither moves elements nor adds an axis of size two: either operation would copy the tensor on a TPU, which
     stores the last two axes of an array in tiles of 8 by 128.
     """

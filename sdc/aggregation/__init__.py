@@ -8,7 +8,7 @@ inside one `jit`.
 - `lossy`: links that lose packets, and ZeRO-2 over them. `channels`: models of packet loss.
 - `spares`: spare ranks that recompute the gradients of others.
 - `trainer`: any method, applied to a model that XLA shards. `methods`: settings and text form of all methods.
-- `assignment`: updates that set parameters. `workers`: the mapped axis.
+- `assignment`: updates that set parameters. `workers`: the mapped axis of the workers, and common checks.
 """
 
 from typing import TYPE_CHECKING

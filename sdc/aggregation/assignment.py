@@ -27,8 +27,8 @@ class Assignment:
     `optax.apply_updates` and any other code that computes `parameter + update` therefore accept it. Other arithmetic
     raises an error: a transform that scales updates belongs inside the wrapped optimizer, not after it.
 
-    An assignment is a pytree, so it passes through `jit` and `vmap`, and `jax.tree.map` is applied to its leaf. The
-    leaf holds the bits of the value in a type for which JAX raises TypeError on arithmetic. Code that replaces an
+    An assignment is a pytree, so `jit` and `vmap` accept it, and `jax.tree.map` applies its function to the leaf. The
+    leaf holds the bits of the value in a type on which JAX rejects arithmetic with a TypeError. Code that replaces an
     assignment with another array, or selects between an assignment and zeros, is not detected.
 
     Attributes:
@@ -108,13 +108,13 @@ def check_update(state: Any, kind: type, params: Tree) -> None:
     if not isinstance(state, kind):
         raise ValueError(
             f"a state of type {type(state).__name__} does not belong to this optimizer; expected the {kind.__name__} "
-            "of its init"
+            "that its init returns"
         )
 
 
 @functools.cache
 def _type(words: int) -> Any:
-    """Returns a key type of `words` 32-bit words; using a key of this type in a random draw raises an error."""
+    """Returns a key type of `words` 32-bit words; drawing random numbers with such a key raises an error."""
 
     def refuse(*_: Any) -> Any:
         raise TypeError("an Assignment is not a random key")

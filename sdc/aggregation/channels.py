@@ -85,8 +85,8 @@ class GilbertElliott(Channel):
             raise ValueError(f"rate={self.rate}: expected a rate between good={self.good} and bad={self.bad}")
         if self.into_bad > 1:
             raise ValueError(
-                f"rate={self.rate} with bursts of {self.burst} packets: the mean stay in the good state would be "
-                "shorter than one packet; give a longer burst"
+                f"rate={self.rate} with bursts of {self.burst} packets: the good state would last less than one packet "
+                "on average; give a longer burst"
             )
 
     @property
@@ -124,11 +124,11 @@ class GilbertElliott(Channel):
 
 @dataclasses.dataclass(frozen=True)
 class BadLink(Channel):
-    """Losses on one bad link, or on all links of one bad worker; other links are better."""
+    """Losses on one bad link, or on all links from or to one worker; all other links have a loss rate of their own."""
 
     rate: float  # probability that a packet is lost on the bad links
-    sender: int | None = None  # only links from this worker are bad; None for all
-    receiver: int | None = None  # only links to this worker are bad; None for all
+    sender: int | None = None  # only links from this worker are bad; None: from any worker
+    receiver: int | None = None  # only links to this worker are bad; None: to any worker
     other: float = 0.0  # probability that a packet is lost on all other links
 
     def __post_init__(self) -> None:
@@ -154,8 +154,8 @@ class BadLink(Channel):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recorded(Channel):
-    """A recorded trace: the losses of a real network, or of an earlier run. Steps beyond the end of the trace start
-    again at its beginning."""
+    """A recorded trace: the losses of a real network, or of an earlier run. After its last step, the trace starts again
+    from the beginning."""
 
     arrived: Bool[np.ndarray, "steps senders receivers packets"]
 
@@ -171,6 +171,6 @@ class Recorded(Channel):
         if self.arrived.shape[1:] != (sent.workers, sent.workers, sent.packets):
             raise ValueError(
                 f"a recorded trace of {self.arrived.shape[1:]} (senders, receivers, packets) does not fit a run of "
-                f"{(sent.workers, sent.workers, sent.packets)}; replay a run with the same workers, model and packets"
+                f"{(sent.workers, sent.workers, sent.packets)}; use the workers, model and packets of the recorded run"
             )
         return jnp.asarray(self.arrived)[sent.step % len(self.arrived), sent.sender], state

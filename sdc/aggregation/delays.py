@@ -24,7 +24,7 @@ _NORMAL = NormalDist()
 
 
 class _Written:
-    """The compute time of a micro-batch, drawn independently for each one, with its mean and variance.
+    """The distribution of the compute time of a micro-batch, with its mean and variance; draws are independent.
 
     Parameters are above 0 unless stated otherwise. The `repr` of a latency is its text form (see `parse_latency`).
     """
@@ -82,7 +82,7 @@ class Normal(_Written):
 
     @property
     def _clipped(self) -> float:
-        """E[W], by which clipping increases the mean, in units of sigma."""
+        """E[W]: the amount by which clipping increases the mean, in units of sigma."""
         ratio = self.mu / self.sigma
         return _NORMAL.pdf(ratio) - ratio * _NORMAL.cdf(-ratio)
 
@@ -135,7 +135,7 @@ class Gamma(_Written):
     """Gamma distribution with scale mean/shape."""
 
     mean: float  # mean of the distribution, above 0
-    shape: float  # shape of the distribution, above 0; 1 is the exponential distribution, larger values vary less
+    shape: float  # shape of the distribution, above 0; 1 is the exponential distribution, and variance falls with it
 
     @property
     def variance(self) -> float:
@@ -216,7 +216,7 @@ LATENCIES: Mapping[str, Form] = {model.__name__.lower(): form(model) for model i
 
 
 def parse_latency(text: str) -> Latency:
-    """Parses a latency, `KIND(key=value, ...)`; see `sdc.text` for the grammar.
+    """Parses a latency of the form `KIND(key=value, ...)`; see `sdc.text` for the grammar.
 
     The kinds are the classes of this module, and the keys are their attributes: `constant(seconds=S)`, `normal(mu=M,
     sigma=S)`, `lognormal(mean=M, std=S)`, `exponential(mean=M)`, `gamma(mean=M, shape=K)`, `bernoulli(base=B, extra=E,

@@ -7,7 +7,7 @@ of two ways, with the same arithmetic:
 - *real* (`Stopwatch`): every process computes on its own devices, and checks its clock between micro-batches
   (algorithm 1);
 - *replayed* (`masked`): the numbers come from simulated latencies (`delays`, `completed_before`) or from the log of a
-  real run, and the program skips the other micro-batches. A replay is deterministic, and can simulate any number of
+  real run, and the program skips the remaining micro-batches. A replay is deterministic, and can simulate any number of
   workers.
 
 Both variants run each micro-batch inside the same conditional and accumulate in the same order, so a real run can be
@@ -34,7 +34,7 @@ from ..program import varying
 from .assignment import Tree, assigns
 from .workers import at_least_float32, check_count, check_probability, count_workers
 
-# `(carry, micro_batch, context) -> carry`: adds one micro-batch to the worker's carry, given a context such as
+# `(carry, micro_batch, context) -> carry`: adds one micro-batch to the worker's carry, given a context such as the
 # parameters.
 Work: TypeAlias = Callable[[Tree, Tree, Tree], Tree]
 Correction: TypeAlias = Literal["none", "rate", "count"]
@@ -88,7 +88,7 @@ def completed_before(latencies: Float32[Array, "*rows micro_batches"], threshold
 
     Args:
         latencies: duration of each micro-batch in seconds, in order, such as samples from `delays`.
-        threshold: time in seconds at which a worker stops; infinity for all micro-batches."""
+        threshold: time in seconds at which a worker stops; infinity to complete all micro-batches."""
     return jnp.sum(jnp.cumsum(latencies, axis=-1) < threshold, axis=-1, dtype=jnp.int32)
 
 
@@ -118,7 +118,7 @@ def masked(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], 
     counts = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else 0 for leaf in jax.tree.leaves(batches)}
     if len(counts) != 1 or counts == {0}:
         raise ValueError(
-            f"micro-batches with leading axes of {sorted(counts)}: expected one number of at least 1 in every leaf"
+            f"micro-batches with leading axes of {sorted(counts)}: expected the same size, at least 1, in every leaf"
         )
 
     micro_batches = counts.pop()
@@ -138,7 +138,8 @@ def masked(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], 
 def work_if(work: Work, go: Bool[Array, ""], carry: Tree, batch: Tree, context: Tree) -> Tree:
     """Runs the work if `go` is true; the branch keeps the compiler from fusing the work with surrounding code."""
     # A derivative with respect to values that `shard_map` considers equal on all workers is a sum over the workers.
-    # This collective would hang in a branch that not all workers take, and `combine` would sum once more.
+    # The collective that computes this sum would hang in a branch that not all workers take, and `combine` would sum a
+    # second time.
     given = (carry, batch, context)
     widest = varying(go, like=given)
     carry, batch, context = varying(given, like=widest)
@@ -215,8 +216,9 @@ def skip_empty(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
             outermost wrapper: `paft(skip_empty(...), ...)`.
 
     Returns:
-        An optimizer whose `update` takes `empty`, the same on every worker: if it is true, updates are zero and the
-        optimizer's state is unchanged. `update` raises ValueError if the updates of the optimizer are assignments.
+        An optimizer whose `update` takes `empty`, which must be the same on every worker: if it is true, updates are
+        zero and the optimizer's state is unchanged. `update` raises ValueError if the updates of the optimizer are
+        assignments.
     """
     inner = optax.with_extra_args_support(optimizer)
 
@@ -272,7 +274,7 @@ class Stopwatch:
 
     def __post_init__(self) -> None:
         if not self.threshold > 0:
-            raise ValueError(f"threshold={self.threshold}: expected seconds above 0, or infinity")
+            raise ValueError(f"threshold={self.threshold}: expected a number of seconds above 0, or infinity")
 
     @functools.cached_property
     def _run(self) -> Callable[..., Tree]:
@@ -309,7 +311,7 @@ class Stopwatch:
         if completed is not None and completed < 0:
             raise ValueError(f"completed={completed}: expected at least 0 micro-batches")
         if delays is not None and not all(0 <= delay < math.inf for delay in delays):
-            raise ValueError(f"delays={list(delays)}: expected finite seconds of at least 0")
+            raise ValueError(f"delays={list(delays)}: expected finite numbers of seconds, at least 0")
         started = time.perf_counter()
         deadline = started + (self.threshold if completed is None else math.inf)
         ends, flying = [started], list[Any]()
@@ -325,7 +327,9 @@ class Stopwatch:
                 break
             if delays is not None and completed is None:
                 if number >= len(delays):
-                    raise ValueError(f"{len(delays)} delays for at least {number + 1} micro-batches; give one for each")
+                    raise ValueError(
+                        f"{len(delays)} delays for at least {number + 1} micro-batches; give one delay for each"
+                    )
                 while flying:  # an idle worker has nothing in flight
                     land()
                 time.sleep(max(0.0, min(delays[number], deadline - time.perf_counter())))
@@ -343,7 +347,9 @@ class Stopwatch:
             if len(flying) > 1:
                 land()
         if completed is not None and done < completed:
-            raise ValueError(f"{done} micro-batches, but the log has {completed} completed ones; give the same number")
+            raise ValueError(
+                f"only {done} micro-batches, but the log has {completed} completed ones; give at least as many"
+            )
         while flying:
             land()
         latencies = tuple(end - start for start, end in itertools.pairwise(ends))
@@ -417,18 +423,18 @@ class Resampling:
         return self._last.copy()
 
     def drop(self, completed: Sequence[int]) -> None:
-        """Records the number of micro-batches that were completed in the last step.
+        """Records how many micro-batches each worker completed in the last step.
 
         Args:
             completed: number of micro-batches that each worker completed; the samples of dropped micro-batches are
                 repeated.
 
         Raises:
-            ValueError: no step was drawn since the last call, or `completed` does not fit the step.
+            ValueError: no step has been drawn since the last call, or `completed` does not fit the step.
         """
         workers, micro_batches, _ = self.shape
         if self._last is None:
-            raise ValueError("no step was drawn since the last call of drop; call next first")
+            raise ValueError("no step has been drawn since the last call of drop; call next first")
         if len(completed) != workers or not all(0 <= count <= micro_batches for count in completed):
             raise ValueError(f"completed={list(completed)}: expected {workers} numbers from 0 to {micro_batches}")
         for rows, count in zip(self._last, completed, strict=True):

@@ -5,7 +5,7 @@ Weintraub, Banner, Orda, *Distributed Training under Packet Loss* (2025), algori
     forward, backward -> lossy reduce-scatter of gradients -> the owner updates its shard -> lossy all-gather
 
 Parameters are divided into N shards; worker j owns shard j of the optimizer, and every worker has a copy of all
-parameters. Gradients are averaged over the pieces that arrived; parameters that did not arrive stay stale:
+parameters. Gradients are averaged over the pieces that arrived; parameters that did not arrive remain stale:
 
     ghat_j = sum_i s_ij g_i^(j) / sum_i s_ij,    s_ij = 1 if the piece from i to j arrived, s_jj = 1
 
@@ -36,8 +36,8 @@ class Layout:
     """The division of arrays into shards and packets."""
 
     workers: int  # N, number of shards
-    sizes: tuple[int, ...]  # elements of each array
-    packet: int | None  # elements per packet; None: one packet contains a worker's shards of all arrays
+    sizes: tuple[int, ...]  # number of elements of each array
+    packet: int | None  # number of elements per packet; None: one packet contains a worker's shards of all arrays
 
     def __post_init__(self) -> None:
         check_some("packet", self.packet, "elements")
@@ -49,12 +49,12 @@ class Layout:
 
     @property
     def shards(self) -> tuple[int, ...]:
-        """Elements per shard of each array; arrays are padded with zeros at the end if needed."""
+        """Number of elements per shard, for each array; arrays are padded with zeros at the end if needed."""
         return tuple(-(-size // self.workers) for size in self.sizes)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Packets per shard of each array; 1 if one packet contains the shards of all arrays."""
+        """Number of packets per shard, for each array; 1 if one packet contains the shards of all arrays."""
         return tuple(1 if self.packet is None else max(1, -(-shard // self.packet)) for shard in self.shards)
 
     @property
@@ -63,7 +63,8 @@ class Layout:
         return 1 if self.packet is None else sum(self.counts)
 
     def spread(self, packets: Array) -> list[Array]:
-        """Repeats each packet's value for all of its elements, by array: [..., packets] to [..., shard]."""
+        """Repeats each packet's value for all elements of the packet, separately for each array: [..., packets] to
+        [..., shard]."""
 
         def spread(part: Array, shard: int) -> Array:
             length = shard if self.packet is None else min(self.packet, shard)
@@ -112,10 +113,10 @@ def lossy_psum_scatter(
     Args:
         x: this worker's summand for every receiver.
         axis_name: the axis of the workers, bound.
-        arrived: mask of the packets from this worker that arrive at each receiver; packets to itself always arrive. A
-            shard is divided into as many packets as there are columns, of equal length except for the last.
+        arrived: mask of the packets from this worker that arrive at each receiver; a worker's packets to itself always
+            arrive. A shard is divided into as many packets as the mask has columns; all but the last have equal length.
         previous: values to use for packets for which no summand arrived, or only summands of weight 0.
-        weight: w_i of this worker, such as its completed micro-batches (default: 1).
+        weight: w_i of this worker, such as its number of completed micro-batches (default: 1).
 
     Returns:
         This worker's shard of the mean, and the sum of the weights that arrived for each packet of the shard.
@@ -196,9 +197,9 @@ def all_gather(
 
 
 def check_floats(params: Tree) -> None:
-    """Raises ValueError unless all leaves are nonempty floats."""
+    """Raises ValueError unless all leaves are nonempty arrays of floats."""
     if not jax.tree.leaves(params):
-        raise ValueError("there are no parameters to train; expected at least one float")
+        raise ValueError("there are no parameters to train; expected at least one array of floats")
     for path, leaf in jax.tree.leaves_with_path(params):
         name, dtype = jax.tree_util.keystr(path) or "params", jnp.result_type(leaf)
         if not jnp.issubdtype(dtype, jnp.floating) or not jnp.size(leaf):
@@ -213,7 +214,7 @@ def check_gradient(gradient: Tree, params: Tree, axis_name: str) -> None:
     found: Any = jax.tree.structure(gradient)
     expected: Any = jax.tree.structure(params)
     if found != expected:
-        raise ValueError(f"a gradient of structure {found}; expected that of the parameters, {expected}")
+        raise ValueError(f"the gradient has structure {found}; expected that of the parameters, {expected}")
     check_floats(gradient)
     checked = sums_by_itself(axis_name)
     for (path, leaf), model in zip(jax.tree.leaves_with_path(gradient), jax.tree.leaves(params), strict=True):
@@ -226,7 +227,7 @@ def check_gradient(gradient: Tree, params: Tree, axis_name: str) -> None:
             raise ValueError(
                 f"gradient{name} is the same on all workers, since shard_map checks types and has already summed it "
                 f"over {axis_name!r}, so no packet can be lost; give each worker a row of the parameters (in_specs="
-                f"P({axis_name!r})), or pass check_vma=False, and do not average"
+                f"P({axis_name!r})) or pass check_vma=False, and do not average the gradients"
             )
 
 
@@ -245,8 +246,8 @@ def _layout(x: Float[Array, "workers shard"], axis_name: str, arrived: Bool[Arra
     layout = Layout(workers, (x.size,), max(1, -(-x.shape[1] // arrived.shape[1])))
     if layout.packets != arrived.shape[1]:
         raise ValueError(
-            f"{arrived.shape[1]} packets: a shard of {x.shape[1]} elements needs {layout.packets} of {layout.packet}; "
-            "give one column for each packet"
+            f"{arrived.shape[1]} packets: a shard of {x.shape[1]} elements needs only {layout.packets} packets of "
+            f"{layout.packet} elements; give one column for each packet"
         )
     return layout
 
@@ -266,7 +267,7 @@ class LossyReport(NamedTuple):
     """The losses of the last step, and the drift of the copies; the same on every worker."""
 
     gradient_loss: Float32[Array, ""]  # share of the gradient packets between different workers that were lost
-    parameter_loss: Float32[Array, ""]  # the same for parameter packets
+    parameter_loss: Float32[Array, ""]  # the same share of the parameter packets
     # number of packets of which no summand arrived, so that their gradient is that of the previous step
     unreduced: UInt32[Array, ""]
     move: Float32[Array, ""]  # s^2, mean square of the owners' parameter updates
@@ -282,9 +283,9 @@ def recorded(logs: Sequence[LossyLog], params: Tree, *, packet: int | None = Non
     """Returns channels that replay the losses of a run, from the logs of its steps.
 
     Args:
-        logs: the log of each step, from all workers: leaves uint8 [senders, receivers, bytes].
+        logs: the log of each step, from all workers; its leaves are uint8 [senders, receivers, bytes].
         params: the parameters of one worker.
-        packet: the run's argument of `lossy_zero2`.
+        packet: the argument `packet` of `lossy_zero2` in that run.
 
     Returns:
         Channels for `p_grad` and `p_param`. The replay must not use `tighten`; `parity` and `reliable` have no effect.
@@ -307,8 +308,8 @@ def recorded(logs: Sequence[LossyLog], params: Tree, *, packet: int | None = Non
         own = np.einsum("swwp->swp", arrived)
         if packed.shape[3] != -(-packets // 8) or not (own == (np.arange(arrived.shape[-1]) < packets)).all():
             raise ValueError(
-                f"a log of {packed.shape[3]} bytes per link does not fit {packets} packets; replay a run with the same "
-                "model and packet size"
+                f"a log of {packed.shape[3]} bytes per link does not fit {packets} packets; give the model and "
+                "the packet size of the recorded run"
             )
         found.append(Recorded(arrived[..., :packets]))
     return found[0], found[1]
@@ -349,7 +350,7 @@ def measured_losses(
     if copies_of_one > 1:
         # The mean of (a - b)^2 over pairs; the owner's own error is 0 and contributes to neither sum.
         spread = copies_of_one * second - jnp.square(first)
-        # If copies differ by less than rounding, the difference of the sums can be negative.
+        # If copies differ by less than the rounding error, the difference of the sums can be negative.
         drift = 2 * jnp.maximum(jnp.mean(spread), 0) / (copies_of_one * (copies_of_one - 1))
     owner_drift = jnp.mean(second) / copies_of_one
     return LossyReport(gradient / sent, parameter / sent, unreduced, move / size, owner_drift, drift, jnp.float32(0))
@@ -364,7 +365,7 @@ class LossyState(NamedTuple):
     """State of `lossy_zero2`; shards are flat and padded."""
 
     inner: optax.OptState  # state of the optimizer, on this worker's shards
-    step: Int32[Array, ""]  # steps done
+    step: Int32[Array, ""]  # number of steps done
     previous: Tree  # this worker's shards of the last aggregated gradient
     channels: tuple[Any, Any]  # states of this worker's links, for gradients and for parameters
     strongest: Float32[Array, ""]  # largest norm of an aggregated gradient so far
@@ -398,21 +399,22 @@ def lossy_zero2(
         axis_name: the axis of the workers, bound.
         p_grad: probability that a packet of gradients is lost, or a channel.
         p_param: the same for packets of parameters.
-        packet: elements per packet, of one leaf; None for one packet per step and link, as in the paper.
+        packet: number of elements per packet, all from one leaf; None for one packet per step and link, as in the
+            paper.
         seed: seed of all random draws.
         reliable: share of the packets to each receiver that are sent reliably: those with the largest norm of the
             gradient, or of the change of the parameters.
         parity: number of data packets per XOR parity packet. If a group lost one data packet, but not its parity
             packet, the data packet is recovered bit for bit. Traffic grows by a factor of 1 + 1/parity. None for no
             parity.
-        tighten: exponent by which links improve as training converges: loss rates are multiplied by (||ghat|| / the
-            largest ||ghat|| so far)^tighten, where ghat is the aggregated gradient of the previous step, if it is
-            finite. 0 for constant rates.
+        tighten: exponent with which links improve as training converges: loss rates are multiplied by (||ghat|| / the
+            largest ||ghat|| so far)^tighten, where ghat is the aggregated gradient of the previous step; they are
+            unchanged if ghat is not finite. 0 for constant rates.
 
     Returns:
         An optimizer with `LossyState`, whose `update` takes `weight`, the weight of this worker's gradient in the mean,
-        such as its completed micro-batches (default: 1). The updates of this optimizer are assignments: nothing may be
-        chained after it.
+        such as its number of completed micro-batches (default: 1). The updates of this optimizer are assignments:
+        nothing may be chained after it.
 
     Raises:
         ValueError: a probability, the packet size or `parity` is out of range; in `init` and `update`: the axis is not
@@ -423,7 +425,9 @@ def lossy_zero2(
     check_axis("axis_name", axis_name)
     check_probability("reliable", reliable)
     if reliable and packet is None:
-        raise ValueError(f"reliable={reliable}: with one packet per link, all packets are reliable; give packet too")
+        raise ValueError(
+            f"reliable={reliable}: with one packet per link, every packet would be reliable; give packet too"
+        )
     check_some("parity", parity, "packets")
     if not 0 <= tighten < math.inf:
         raise ValueError(f"tighten={tighten}: expected an exponent of at least 0")
@@ -435,8 +439,8 @@ def lossy_zero2(
     channels = [rate if isinstance(rate, Channel) else Independent(rate) for rate in (p_grad, p_param)]
 
     def deliver(channel: Channel, key: Array, state: Any, sent: Sent, squares: Any) -> tuple[Any, Any]:
-        """Draws which packets arrive; returns their mask and the channel's state. `squares` ranks packets to send
-        reliably."""
+        """Draws which packets arrive; returns their mask and the channel's state. `squares` determines which packets
+        are sent reliably."""
         if isinstance(channel, Recorded):  # a log already includes repairs
             return channel.draw(key, state, sent)
         workers, packets = sent.workers, sent.packets
@@ -494,7 +498,7 @@ def lossy_zero2(
             raise ValueError(
                 f"the state has shards of {shards} elements and a log of shape {state.log.gradient.shape}; expected "
                 f"{layout.shards} for {workers} workers with {layout.packets} packets; "
-                "make it with init, for this model, number of workers and packet size"
+                "create the state with init, for this model, number of workers and packet size"
             )
         check_floats(params)
         check_gradient(gradient, params, axis_name)

@@ -60,7 +60,7 @@ def _known(value: Any) -> bool:
 class PaftSync(_Method):
     """`paft_sync`: averages parameters at a fixed period (see `paft_sync`)."""
 
-    period: int = 10  # steps
+    period: int = 10  # number of steps between synchronizations
     sync_state: bool = False  # whether to average the optimizer's state too
 
 
@@ -82,19 +82,19 @@ class DropCompute(_Method):
     # Threshold in seconds; `auto` chooses it by algorithm 2 from sampled latencies or, on a real clock, from the first
     # `measure` steps.
     threshold: float | Literal["auto"] = math.inf
-    # Simulated latencies of micro-batches, such as `lognormal(mean=0.1, std=0.05)`; if neither latencies nor `replay`
-    # are given, every process uses its own clock.
+    # Simulated latencies of micro-batches, such as `lognormal(mean=0.1, std=0.05)`; if neither `latency` nor `replay`
+    # is given, every process uses its own clock.
     latency: Latency | None = None
-    # Number of micro-batches per step of a worker (default: the number of microsteps in the configuration).
+    # Number of micro-batches per worker and step (default: the number of microsteps in the configuration).
     micro_batches: int | None = None
     correction: Literal["none", "rate", "count"] = "none"
-    serial: float = 0.0  # seconds of a step outside of its micro-batches, for `auto` with simulated latencies
+    serial: float = 0.0  # time of a step outside its micro-batches in seconds, for `auto` with simulated latencies
     measure: int = 10  # number of steps without a threshold, for `auto` on a real clock
     replay: str | None = None  # run folder whose decisions are replayed
 
     def __post_init__(self) -> None:
         if not isinstance(self.threshold, str) and not self.threshold > 0:
-            raise ValueError(f"threshold={self.threshold:g}: expected seconds above 0, inf, or auto")
+            raise ValueError(f"threshold={self.threshold:g}: expected a number of seconds above 0, inf, or auto")
 
     @property
     def real(self) -> bool:
@@ -109,7 +109,8 @@ class Lossy(_Method):
     p: float = 0.0  # loss rate of gradients and parameters, unless given separately
     p_grad: float | None = None
     p_param: float | None = None
-    packet: int | None = None  # elements per packet (default: everything that a worker sends to another in a step)
+    # Number of elements per packet (default: everything that a worker sends to another in a step).
+    packet: int | None = None
     burst: float | None = None  # mean length of bursts in packets, for losses in bursts
     sender: int | None = None  # only links from this worker lose packets
     receiver: int | None = None  # only links to this worker lose packets
@@ -212,13 +213,13 @@ class Aggregation:
         return SettingError(
             "aggregate",
             str(self),
-            f"a real clock needs one process of one device for each of the {data} data ranks; "
-            "simulate with latency=..., as in latency=lognormal(mean=0.1, std=0.05)",
+            f"a real clock needs one process with one device for each of the {data} data ranks; "
+            "to simulate latencies instead, give latency=..., as in latency=lognormal(mean=0.1, std=0.05)",
         )
 
     @property
     def simulated(self) -> list[str]:
-        """Describes simulated faults, delays and losses, for the run record."""
+        """Descriptions of the simulated faults, delays and losses, for the run record."""
         found = []
         if self.noise is not None:
             found.append(f"noise on aggregated gradients: {self.noise}")
@@ -249,19 +250,19 @@ def parse_aggregation(text: str) -> Aggregation:
         place = name if name in ("noise", "dropcompute") else "method"
         if place in found:
             raise wrong(
-                f"{name} cannot be combined with {type(found[place]).__name__.lower()}; give one of paft_sync, paft, "
-                "lossy and shadow, and each method once"
+                f"{name} cannot be combined with {type(found[place]).__name__.lower()}; give at most one of "
+                "paft_sync, paft, lossy and shadow, and each method only once"
             )
         found[place] = settings
     aggregation = Aggregation(**found)
     if isinstance(aggregation.method, Shadow) and len(found) > 1:
         raise wrong(
-            "shadow compares replicas that are bitwise equal, and gradients of whole batches; use it alone, and "
-            "simulate faults in the step"
+            "shadow needs replicas that are bitwise equal, and gradients of whole batches; use it alone, and to "
+            "simulate faults, inject them into the step"
         )
     if aggregation.lossy is not None and aggregation.noise is not None:
         raise wrong(
-            "lossy takes the workers' own gradients, before any all-reduce that noise could be added to; combine noise "
-            "with paft or paft_sync"
+            "lossy takes the workers' own gradients, so there is no all-reduce to which noise could be added; combine "
+            "noise with paft or paft_sync"
         )
     return aggregation

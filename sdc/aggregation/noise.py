@@ -22,7 +22,7 @@ SITE = "gradient"  # site name of the gradients: the leaf `a/b` is at `fwd/gradi
 class NoiseState(NamedTuple):
     """State of `gradient_noise`, the same on every worker except for `changed`."""
 
-    step: Int32[Array, ""]  # steps done
+    step: Int32[Array, ""]  # number of steps done
     # number of elements of this worker's gradients that injected faults changed in the last step (the ground truth)
     changed: UInt32[Array, ""]
 
@@ -38,7 +38,7 @@ def gradient_noise(
     faults: Sequence[Fault] = (),
     shard_axes: Sequence[str] = (),
 ) -> optax.GradientTransformation:
-    """Simulates all-reduces that give every worker a different wrong mean. Apply it after the all-reduce.
+    """Simulates all-reduces that give every worker a different wrong mean. Apply the transform after the all-reduce.
 
     After the all-reduce, each worker m has
 
@@ -58,8 +58,8 @@ def gradient_noise(
             standard deviation `burst_sigma`. The first burst is in step `burst_period - 1`, counted from 0.
         burst_sigma: standard deviation of a burst.
         faults: corrupted bits and faulty links, in the language of `sdc.faults`. Gradients are probes named
-            `gradient/...`. A fault for which `at` gives no worker strikes each of `workers`. A link that corrupts one
-            lane is a fault with a `Stride` pattern.
+            `gradient/...`. A fault whose `at` names no worker strikes all of `workers`. A link that corrupts one lane
+            is simulated by a fault with a `Stride` pattern.
         shard_axes: mesh axes over which the gradients of one worker are sharded; their ranks draw independently.
 
     Returns:

@@ -1,9 +1,10 @@
-"""The shadow replica: a spare data-parallel rank recomputes the gradients of other ranks, and digests are compared.
+"""The shadow replica: a spare data-parallel rank recomputes the gradients of other ranks, and their digests are
+compared.
 
 N of N + 1 ranks work, each on its own rows; at every step, the spare rank recomputes the gradients of another rank from
 that rank's rows (proposed in Ma et al. 2025, arXiv:2502.12340, section 7.2). Since parameters are equal on all ranks,
-any difference is corruption. The method occupies 1 / (N + 1) of the machines. At every step, ranks exchange 64-bit
-digests and rows of the batch; they exchange gradients only if digests differ.
+any difference is corruption. The method uses 1 / (N + 1) of the machines. At every step, ranks exchange 64-bit digests
+and rows of the batch; they exchange gradients only if digests differ.
 
 The role of the spare also rotates: over ranks * (ranks - 1) steps, every rank is checked by every other, and every step
 checks two ranks. While a working rank has the role of the spare, a *home spare* (one of the last ranks of the axis, for
@@ -32,15 +33,15 @@ from ..twins import LARGEST, Difference, difference, from_reference, gather_twin
 from .workers import at_least_float32, check_axis, count_workers, sums_by_itself
 
 Tree = TypeVar("Tree")
-RECHECK, WITH_THIRD, LAST = 1, 2, 3  # phases of the follow-up of a difference; 0 is the regular round
+RECHECK, WITH_THIRD, LAST = 1, 2, 3  # phases of the follow-up to a difference; 0 is the regular round
 
 
 class ShadowState(NamedTuple):
     """Roles and counts, the same on every device."""
 
     turn: Int32[Array, ""]  # position in the round, which determines the compared ranks
-    phase: Int32[Array, ""]  # phase of the follow-up of a difference; 0 without one
-    third_differed: Bool[Array, ""]  # whether the watched rank of a follow-up differed from the third one
+    phase: Int32[Array, ""]  # phase of the follow-up to a difference; 0 if there is none
+    third_differed: Bool[Array, ""]  # whether the watched rank of a follow-up differed from the third rank
     checked: UInt32[Array, "ranks ranks"]  # number of comparisons by (watched rank, spare), or by pair of spares
     differed: UInt32[Array, "ranks ranks"]  # number of these comparisons that found a difference
     # number of undecided differences by pair; a difference and its follow-up count once
@@ -52,7 +53,7 @@ class ShadowState(NamedTuple):
 class ShadowReport(NamedTuple):
     """The comparison of one step, the same on every device."""
 
-    watched: Int32[Array, ""]  # the watched rank
+    watched: Int32[Array, ""]  # the rank that was checked
     spares: Int32[Array, "spares"]  # the ranks that computed on the same rows
     differed: Bool[Array, ""]  # whether any two of these ranks differed in any bit
     repeats: Bool[Array, ""]  # whether this step re-checked a difference and differed again
@@ -70,7 +71,7 @@ def init_shadow(ranks: int) -> ShadowState:
         ValueError: there are fewer than three ranks.
     """
     if ranks < 3:
-        raise ValueError(f"ranks={ranks}: expected at least three, two working ranks and one spare")
+        raise ValueError(f"ranks={ranks}: expected at least three: two working ranks and one spare")
     zero, none = jnp.int32(0), jnp.zeros((), jnp.uint32)
     pairs, each = jnp.zeros((ranks, ranks), jnp.uint32), jnp.zeros(ranks, jnp.uint32)
     return ShadowState(zero, zero, jnp.bool_(False), pairs, pairs, pairs, each, none)
@@ -85,15 +86,15 @@ def shadow(
     parameters are sharded over further axes, bind these axes too.
 
     Args:
-        gradient_fn: `(params, batch) -> pytree of floats`, for instance `jax.value_and_grad(loss)`. It uses no
-            collectives over `axis_name`, and is a deterministic function of its arguments (a dropout key belongs in the
-            batch).
+        gradient_fn: `(params, batch) -> pytree of floats`, for instance `jax.value_and_grad(loss)`. It must use no
+            collectives over `axis_name`, and must be a deterministic function of its arguments (a dropout key belongs
+            in the batch).
         axis_name: the data-parallel axis.
         spares: number of spare ranks, which are the last ranks of the axis; their batches are ignored.
 
     Returns:
         A function of `(state, params, batch)` that returns the mean of `gradient_fn` over the working ranks, the state
-        and a `ShadowReport`, all equal on every rank; `params` must be equal too.
+        and a `ShadowReport`, all of which are the same on every rank; `params` must also be the same on every rank.
 
     Raises:
         ValueError: the axis is not bound or too small, the state is for another number of ranks, `gradient_fn` uses
@@ -163,7 +164,7 @@ def _rows(batch: Tree, group: Int32[Array, "group"], ranks: int, spares: int, ax
     """Returns the rows that this rank works on: all ranks of the group work on the rows of one of them (the owner), all
     other ranks on their own.
 
-    Home spares outside the group, one for each other working rank in the group, take over the rows of those ranks.
+    For each working rank in the group other than the owner, a home spare outside the group takes over that rank's rows.
     """
     rank = jnp.arange(ranks, dtype=jnp.int32)
     home = rank >= ranks - spares
@@ -188,8 +189,8 @@ def alone(gradient_fn: Callable[[Any, Any], Tree], axis_name: str) -> Callable[[
         names = params.get("axes", params.get("axis_name"))
         if axis_name in (names if isinstance(names, tuple) else (names,)):
             raise ValueError(
-                f"gradient_fn uses {primitive} over {axis_name!r}, which makes its ranks equal, so no comparison finds "
-                "a difference; return this rank's own values, which are averaged afterwards"
+                f"gradient_fn uses {primitive} over {axis_name!r}, which makes the ranks of this axis equal, so no "
+                "comparison would find a difference; return this rank's own values, which are averaged afterwards"
             )
 
     return substitute(gradient_fn, collectives, look)
@@ -226,15 +227,16 @@ def _book(
 ) -> tuple[ShadowState, Bool[Array, "ranks"]]:
     """Counts comparisons, and identifies the wrong rank if possible.
 
-    Returns the wrong ranks, and the state of the next step; a difference is followed up before the round continues.
+    Returns the state for the next step and the ranks found wrong; a difference is followed up before the round
+    continues.
     """
     ranks, spares, differed = len(state.blamed), len(group) - 1, jnp.any(differs)
     first, second = np.triu_indices(len(group), 1)
     found = differs[first, second]
     open_ = (found & ~majority).astype(jnp.uint32)
     if spares == 1:
-        # If exactly one of the second and the third pair of a follow-up differed, the rank common to it and the first
-        # pair was wrong.
+        # If exactly one of the second and third pairs of a follow-up differed, the rank common to that pair and the
+        # first pair was wrong.
         third, now = state.third_differed, found[0]
         decided = (state.phase == LAST) & (third != now)
         odd = decided & jnp.stack([third, now])
@@ -263,8 +265,8 @@ def _count_ranks(axis_name: str, spares: int, state: ShadowState) -> int:
     ranks = count_workers(axis_name)
     if ranks < spares + 2:
         raise ValueError(
-            f"worker axis {axis_name!r} has size {ranks}; with spares={spares} expected at least {spares + 2}, so that "
-            "two ranks work"
+            f"worker axis {axis_name!r} has size {ranks}; with spares={spares}, it must be at least {spares + 2}, to "
+            "leave two working ranks"
         )
     if state.checked.shape != (ranks, ranks):
         raise ValueError(
@@ -273,8 +275,8 @@ def _count_ranks(axis_name: str, spares: int, state: ShadowState) -> int:
         )
     if sums_by_itself(axis_name):
         raise ValueError(
-            f"shard_map checks types, and so sums gradients over {axis_name!r} automatically, which makes all ranks "
-            "equal; pass check_vma=False to it"
+            f"shard_map checks types, and therefore sums gradients over {axis_name!r} automatically, which makes all "
+            "ranks equal; pass check_vma=False to shard_map"
         )
     return ranks
 
@@ -291,9 +293,9 @@ class ShadowVerdict(NamedTuple):
         suspects: ranks that were wrong.
         undecided: pairs of ranks that differed, neither of which is a suspect; one rank of each pair was wrong.
         comparisons: number of compared pairs of ranks.
-        differences: comparisons that found a difference.
-        repeated: re-checks that found a difference again.
-        shares: share of each rank's comparisons that found a difference; NaN for a rank without comparisons.
+        differences: number of comparisons that found a difference.
+        repeated: number of re-checks that found a difference again.
+        shares: for each rank, the share of its comparisons that found a difference; NaN for a rank without comparisons.
         reason: the reason for the verdict, in one sentence.
     """
 
@@ -308,7 +310,7 @@ class ShadowVerdict(NamedTuple):
 
 
 def judge(state: ShadowState) -> ShadowVerdict:
-    """Determines from a state which ranks were wrong, on the host.
+    """Determines on the host, from a state, which ranks were wrong.
 
     Suspects are the ranks that a follow-up or a majority found wrong, and ranks with significantly many undecided
     differences, because a rank that is wrong only occasionally is usually correct again in the follow-up.
@@ -348,12 +350,12 @@ def judge(state: ShadowState) -> ShadowVerdict:
     if differences:
         verdict = Verdict.CORRUPT
         wrong = [f"rank {rank} was wrong" for rank in named] + [f"rank {a} or rank {b} was wrong" for a, b in pairs]
-        reason = f"{differences} of {comparisons} comparisons differed, {repeated} on a re-check; {', '.join(wrong)}"
+        found_again = f"{repeated} of them in a re-check"
+        reason = f"{differences} of {comparisons} comparisons found a difference, {found_again}; {', '.join(wrong)}"
     elif unseen:
         verdict = Verdict.INCONCLUSIVE
-        reason = (
-            f"no difference in {comparisons} comparisons, but rank {', '.join(map(str, unseen))} was never compared"
-        )
+        never = ", ".join(f"rank {rank}" for rank in unseen)
+        reason = f"no difference in {comparisons} comparisons, which did not include {never}"
     else:
         verdict, reason = Verdict.CLEAN, f"no difference in {comparisons} comparisons, which included every rank"
     found = tuple(shares.tolist())

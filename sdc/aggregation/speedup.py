@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Float64, Int64
 
-# Speedups that differ by less than this are a tie, since equal real numbers differ by rounding.
+# Speedups that differ by less than this count as equal, since rounding makes equal real numbers differ.
 _TIE = 1e-12
 # Approximate initial number of buckets in the search for a threshold, and the number of parts into which each remaining
 # bucket is then split.
@@ -51,7 +51,7 @@ def effective_speedup(
     serial: Float[np.ndarray, " iterations"] | float,
     threshold: float,
 ) -> float:
-    """Returns the effective speedup of measured iterations: the mean over i of equation (6), as in algorithm 2.
+    """Returns the effective speedup of measured iterations: the mean of equation (6) over i, as in algorithm 2.
 
         S_i(tau) = Mdone_i(tau) (T_i + Tc_i) / (M (min(tau, T_i) + Tc_i))
 
@@ -63,7 +63,7 @@ def effective_speedup(
     cumulative, longest, serial = _measured(latencies, serial)
     done = np.count_nonzero(cumulative < threshold, axis=(1, 2))
     values = _equation_6(done, threshold, longest, serial, cumulative[0].size)
-    # One by one, in the order of `select_threshold`.
+    # Summed one by one, in the same order as in `select_threshold`.
     return float(np.cumsum(values)[-1] / len(values))
 
 
@@ -73,7 +73,8 @@ def select_threshold(
     *,
     minimum_completed: float = 0.5,
 ) -> Choice:
-    """Returns the threshold with the largest effective speedup, by algorithm 2 with all thresholds instead of a grid.
+    """Returns the threshold with the largest effective speedup, by algorithm 2 applied to all thresholds instead of a
+    grid.
 
     S(tau) jumps up just above each T_n^(m) and decreases in between, so its maximum is at the first float above some
     T_n^(m), or at infinity. The search is a branch and bound over these thresholds, in increasing order. The speedup of
@@ -88,7 +89,7 @@ def select_threshold(
     have a large speedup but drop most samples, a case that the paper's assumption C.3, tau > M mu/2, excludes.
     """
     if not 0 <= minimum_completed <= 1:
-        raise ValueError(f"minimum_completed={minimum_completed}: expected a share of the micro-batches, 0 to 1")
+        raise ValueError(f"minimum_completed={minimum_completed}: expected a share of the micro-batches, from 0 to 1")
     cumulative, longest, serial = _measured(latencies, serial)
     iterations, workers, micro_batches = cumulative.shape
     rows = np.sort(cumulative.reshape(iterations, -1), axis=1)
@@ -153,7 +154,7 @@ def extra_steps(steps: int, completed: float, micro_batches: int) -> int:
 
 
 def larger_batch(batch: int, completed: float, micro_batches: int) -> int:
-    """Returns the batch size of which `batch` samples remain after drops: batch M/Mdone, rounded up (section 4.5)."""
+    """Returns the batch size of which `batch` samples are not dropped: batch M/Mdone, rounded up (section 4.5)."""
     _check_completed(completed, micro_batches)
     if batch < 1:
         raise ValueError(f"batch={batch}: expected at least one sample")
@@ -163,7 +164,7 @@ def larger_batch(batch: int, completed: float, micro_batches: int) -> int:
 def _cumulative(latencies: Float[np.ndarray, "*batch micro_batches"]) -> Float64[np.ndarray, "*batch micro_batches"]:
     times = np.asarray(latencies, np.float64)
     if times.ndim == 0 or times.size == 0:
-        raise ValueError(f"latencies of shape {times.shape}: expected [..., micro-batches] with at least one of each")
+        raise ValueError(f"latencies of shape {times.shape}: expected [..., micro-batches], without empty axes")
     if not (times.min() >= 0 and times.max() < math.inf):
         where = tuple(int(i) for i in np.argwhere(~((times >= 0) & (times < math.inf)))[0])
         raise ValueError(
@@ -184,7 +185,7 @@ def _measured(
     if np.ndim(latencies) != 3:
         raise ValueError(
             f"latencies of shape {np.shape(latencies)}: expected [iterations, workers, micro-batches]; "
-            "one iteration is latencies[None]"
+            "give one iteration as latencies[None]"
         )
     cumulative = _cumulative(latencies)
     longest = cumulative[:, :, -1].max(axis=1)

@@ -5,10 +5,10 @@ Distributed Training*. Both algorithms wrap any optax optimizer, which runs afte
 updates are assignments (see `assignment`), so replicas are bitwise equal after a synchronization.
 
 The mean is computed by one all-reduce, or by two exchanges that a compiler can overlap with matrix products. On TPUs,
-the compiler always makes an all-reduce blocking, but makes an exchange of parts (`all_to_all`) asynchronous. There,
+the compiler always makes an all-reduce blocking, but makes an exchange of parts (`all_to_all`) asynchronous. On TPUs,
 each worker therefore receives its part of all replicas, averages these parts, and sends the mean to all workers. The
-traffic is that of a ring all-reduce (Patarasu and Yuan, *Bandwidth optimal all-reduce algorithms*, 2009, section 3) in
-the type of the parameters; exchanging partial sums would need a wider type.
+traffic is that of a ring all-reduce (Patarasu and Yuan, *Bandwidth optimal all-reduce algorithms*, 2009, section 3) of
+arrays in the parameters' type; exchanging partial sums would need a wider type.
 """
 
 import functools
@@ -34,7 +34,7 @@ class Divergence(NamedTuple):
     with the square root of the number of steps, by lemma 4.1; `expected` computes it without communication.
     """
 
-    measured: Float32[Array, ""]  # divergence at the last synchronization, just before it; 0 before the first
+    measured: Float32[Array, ""]  # divergence just before the last synchronization; 0 before the first
     gap: Int32[Array, ""]  # number of steps between the last two synchronizations
     age: Int32[Array, ""]  # number of steps since the last synchronization
 
@@ -53,7 +53,7 @@ class PaftSyncState(NamedTuple):
     """State of `paft_sync`."""
 
     inner: optax.OptState  # state of the optimizer
-    step: Int32[Array, ""]  # steps done
+    step: Int32[Array, ""]  # number of steps done
     divergence: Divergence  # distance of this worker's replica from the mean
 
 
@@ -203,8 +203,8 @@ def paft(
             total, count = lax.psum((jnp.where(known, ratio, 0), known.astype(jnp.float32)), axis_name)
             ratio = jnp.round(jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.inf))
             period = jnp.clip(jnp.where(jnp.isnan(ratio), min_period, ratio), min_period, max_period).astype(jnp.int32)
-            # A conditional around a collective must have the same result everywhere, even if a reduction differs in the
-            # last bits.
+            # The condition of a branch that contains a collective must be the same on all ranks, even if a reduction
+            # differs in the last bits.
             period = lax.pmin(period, (axis_name, *replica_axes))
             gap = state.step - 1 - (state.next - state.period)
             found = Divergence(measured, gap, jnp.ones_like(gap))
@@ -227,7 +227,7 @@ def synchronizes(tree: Tree) -> Bool[Array, ""]:
     """
     found = [x for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, PaftState)) if isinstance(x, PaftState)]
     if len(found) != 1:
-        raise ValueError(f"{len(found)} states of paft in the tree; expected exactly one")
+        raise ValueError(f"the tree contains {len(found)} states of paft; expected exactly one")
     return found[0].step == found[0].next + 1
 
 
@@ -273,7 +273,7 @@ def _either(now: bool | Bool[Array, ""], yes: Callable[..., Any], no: Callable[.
     """Runs `yes` or `no`, as the caller or the schedule decides."""
     if isinstance(now, bool):
         return (yes if now else no)(*args)
-    # `shard_map`'s type checker considers an average equal on every worker, but kept values varying.
+    # `shard_map`'s type checker considers an average to be equal on all workers, but kept values to vary.
     types = [jax.eval_shape(branch, *args) for branch in (yes, no)]
 
     def typed(branch: Callable[..., Any]) -> Callable[..., Any]:
@@ -309,7 +309,7 @@ def _check(axis_name: str, axes: Sequence[str], state: Any, kind: type, params: 
     check_update(state, kind, params)
 
 
-WORTH = 1 << 20  # minimum bytes of an array for the use of two exchanges: compilers combine small all-reduces
+WORTH = 1 << 20  # bytes from which an array is averaged by two exchanges: compilers combine small all-reduces
 _OPTIONS: dict[str, dict[str, bool]] = {"tpu": {"xla_tpu_enable_async_all_to_all": True}}
 
 
@@ -350,8 +350,8 @@ def _reduced(leaf: Any, axis_name: str) -> Num[Array, "*shape"]:
 
 
 def _mean(x: Num[Array, "*shape"], axis_name: str) -> Num[Array, "*shape"]:
-    """Averages with one all-reduce in float32 or wider, or with two exchanges that the compiler can overlap, rounding
-    between them."""
+    """Averages with one all-reduce in float32 or wider, or with two exchanges that the compiler can overlap, with
+    rounding between the exchanges."""
     workers, devices, wide = axis_size(axis_name, "worker"), compiled_for(), at_least_float32(x.dtype)
     axis = next((axis for axis, side in enumerate(x.shape) if side and side % workers == 0), None)
     # Whether the workers are devices with links, and no other axis is automatic.

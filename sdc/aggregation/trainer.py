@@ -5,7 +5,8 @@ and `tensor`, with `NamedSharding`s, has no such axis. This module makes only th
 `shard_map`): each rank on the data axis is a worker with a replica of the model and of the optimizer's state. Within a
 worker, XLA shards over the other axes as before.
 
-A `Combining` defines how the workers' gradients become the gradient that each worker passes to its optimizer.
+A `Combining` defines how the workers' gradients are combined into the gradient that each worker passes to its
+optimizer.
 """
 
 import dataclasses
@@ -74,7 +75,7 @@ def _mean(x: Array, axis_name: str) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Mean(Combining):
-    """The mean over all workers: for plain training, and `gradient_noise`, `paft_sync` and `paft`."""
+    """The mean over all workers, for plain training and for `gradient_noise`, `paft_sync` and `paft`."""
 
     def combine(self, gradient: Gradient, axis_name: str, params: Tree, batch: Tree, state: Tree) -> WorkerGradient:
         loss, found = jax.tree.map(lambda x: _mean(x, axis_name), gradient(params, batch))
@@ -83,7 +84,7 @@ class Mean(Combining):
 
 @dataclasses.dataclass(frozen=True)
 class Own(Combining):
-    """Every worker's own gradient: for `lossy_zero2`, which reduces gradients itself."""
+    """Every worker's own gradient, for `lossy_zero2`, which reduces gradients itself."""
 
     def combine(self, gradient: Gradient, axis_name: str, params: Tree, batch: Tree, state: Tree) -> WorkerGradient:
         loss, found = gradient(params, batch)
@@ -192,8 +193,8 @@ class DataParallel(NamedTuple):
     """The functions that train all workers.
 
     Attributes:
-        init: `(params) -> Workers`: all workers start with the same parameters and their sharding.
-        step: `(workers, batch) -> (workers, report)`: jit it, and donate the first argument.
+        init: `(params) -> Workers`: all workers start with the given parameters, sharded as given.
+        step: `(workers, batch) -> (workers, report)`: apply `jax.jit` to it, and donate the first argument.
         place: `(batch) -> batch`: shards the rows of a batch over the workers; the first axis of each leaf holds the
             rows of all workers.
         mesh: the mesh of all arrays, with automatic axes.
@@ -213,14 +214,14 @@ def data_parallel(
     *,
     combining: Combining | None = None,
 ) -> DataParallel:
-    """Returns the functions of data-parallel training by any method of this package, for a model that XLA shards.
+    """Returns the functions for data-parallel training of a model that XLA shards, by any method of this package.
 
     Args:
-        gradient: see `Gradient`; the function receives the rows of one worker, and must not depend on which worker it
-            is.
+        gradient: see `Gradient`; the function receives the rows of one worker, and must not depend on the worker's
+            index.
         optimizer: any optax optimizer, including those of this package (`paft`, `lossy_zero2`, `gradient_noise` in a
             chain) with `axis_name` as their axis.
-        mesh: the mesh; axes of type Explicit count as automatic ones here.
+        mesh: the mesh; axes of type Explicit are treated as automatic here.
         axis_name: the axis of the workers in the mesh.
         combining: way to combine the workers' gradients: `Mean()` (default), `Own()` for `lossy_zero2`, `Dropped(...)`
             for DropCompute, `Shadowed(...)` for spare ranks.
@@ -237,7 +238,7 @@ def data_parallel(
         raise ValueError(f"mesh={mesh!r}: expected a jax.sharding.Mesh, as from jax.make_mesh")
     if axis_name not in mesh.axis_names or mesh.shape[axis_name] < 2:
         raise ValueError(
-            f"axis_name={axis_name!r}: expected an axis with at least two ranks of the mesh {dict(mesh.shape)}"
+            f"axis_name={axis_name!r}: expected an axis of the mesh {dict(mesh.shape)} with at least two ranks"
         )
     size = mesh.shape[axis_name]
     # Explicit axes would require every operation of the methods to state the sharding of its result.
@@ -253,7 +254,7 @@ def data_parallel(
         expected: Any = jax.tree.structure(params)
         if not isinstance(found, tuple) or len(found) != 2 or jax.tree.structure(found[1]) != expected:
             raise ValueError(
-                "gradient must return (loss, gradient), the gradient having the structure of the parameters; give "
+                "gradient must return (loss, gradient), where the gradient has the structure of the parameters; give "
                 "jax.value_and_grad(loss)"
             )
         loss = found[0]
@@ -275,8 +276,8 @@ def data_parallel(
             if not is_array(leaf, numbers=True):
                 raise ValueError(
                     f"params{jax.tree_util.keystr(path)} is {type(leaf).__name__}, not an array; give only the arrays, "
-                    "such as the first of eqx.partition(model, eqx.is_array), and combine the model in the "
-                    "gradient"
+                    "such as the first result of eqx.partition(model, eqx.is_array), and recombine the model in the "
+                    "gradient function"
                 )
             if axis_name in jax.tree.leaves(tuple(_spec(leaf, mesh))):
                 raise ValueError(
@@ -298,7 +299,7 @@ def data_parallel(
             raise ValueError(
                 "lossy_zero2 reduces the workers' gradients itself; give combining=Own()"
                 if lossy
-                else "combining=Own() gives every worker its own gradient, which only lossy_zero2 reduces; omit it"
+                else "combining=Own() gives every worker its own gradient, which only lossy_zero2 reduces; omit it here"
             )
         specs = tuple(P(axis_name, *spec) for spec in _specs(shapes, params, mesh, others))
         placed = jax.tree.unflatten(jax.tree.structure(shapes), [NamedSharding(mesh, spec) for spec in specs])
@@ -308,7 +309,7 @@ def data_parallel(
 
     def step(workers: Workers, batch: Tree) -> tuple[Workers, Any]:
         if not isinstance(workers, Workers):
-            raise ValueError(f"a state of type {type(workers).__name__}; start with init(params)")
+            raise ValueError(f"the state has type {type(workers).__name__}; start with the result of init(params)")
         _check_rows(batch, size, axis_name)
         state = workers.params, workers.optimizer, workers.combining
 
@@ -358,7 +359,8 @@ def _spec(leaf: Any, mesh: Mesh) -> P:
 def _specs(shapes: Any, params: Tree, mesh: Mesh, others: Sequence[str]) -> list[P]:
     """Returns the partition of a worker's state: each leaf is sharded as the parameter whose path and shape it has.
 
-    Flat leaves, such as the shards of ZeRO, are sharded over all other axes if their sizes are divisible.
+    Flat leaves, such as the shards of ZeRO, are sharded over all axes but the workers' if their size is divisible by
+    the number of ranks on these axes.
     """
     known = [
         (tuple(map(str, path)), jnp.shape(leaf), _spec(leaf, mesh)) for path, leaf in jax.tree.leaves_with_path(params)
@@ -379,8 +381,8 @@ def _check_rows(batch: Tree, size: int, axis_name: str) -> None:
         shape = jnp.shape(leaf)
         if not shape or shape[0] % size:
             raise ValueError(
-                f"batch{jax.tree_util.keystr(path)} has shape {shape}; expected a first axis that divides into the "
-                f"{size} workers of {axis_name!r}"
+                f"batch{jax.tree_util.keystr(path)} has shape {shape}; expected a first axis whose size is divisible "
+                f"by the {size} workers of {axis_name!r}"
             )
 
 

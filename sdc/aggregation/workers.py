@@ -29,7 +29,7 @@ def at_least_float32(dtype: Any) -> Any:
 def check_axis(name: str, value: Any) -> None:
     """Raises ValueError unless `value` is the name of one axis."""
     if not isinstance(value, str):
-        raise ValueError(f"{name}={value!r}: expected one name of a mapped axis, as a str")
+        raise ValueError(f"{name}={value!r}: expected the name of one mapped axis, as a str")
 
 
 def check_probability(name: str, value: float, alternative: str = "") -> None:
@@ -47,7 +47,7 @@ def check_probability(name: str, value: float, alternative: str = "") -> None:
 def check_some(name: str, value: int | None, of: str) -> None:
     """Raises ValueError unless a count is None or at least 1."""
     if value is not None and value < 1:
-        raise ValueError(f"{name}={value}: expected at least 1, a number of {of}")
+        raise ValueError(f"{name}={value}: expected a number of {of}, at least 1")
 
 
 def check_count(name: str, value: Any, most: int) -> None:

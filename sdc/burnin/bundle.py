@@ -1,6 +1,6 @@
-"""The bundle for the vendor: `bundle.tar.gz`, with evidence, environment, and a standalone program that shows faults.
+"""The bundle for the vendor: `bundle.tar.gz`, with evidence, environment and a standalone program that shows the fault.
 
-manifest.json      contents, checksums, the cases; sealed by a checksum of its own
+manifest.json      contents, checksums and cases; sealed by a checksum of its own
 result.json        the result; its findings hold the differing elements
 events.jsonl       the log of the burn-in
 environment.json   versions, flags, devices
@@ -84,9 +84,8 @@ def write_bundle(
     manifest = to_json(manifest)
     manifest["seal"] = reproduce.seal(manifest)
     plain = io.BytesIO()
-    with tarfile.open(
-        fileobj=plain, mode="w"
-    ) as archive:  # equal files yield equal archives, which hold no times or users
+    # Archives contain no times or users, so equal files yield equal archives.
+    with tarfile.open(fileobj=plain, mode="w") as archive:
         for name, content in {"manifest.json": _json(manifest), **files}.items():
             entry = tarfile.TarInfo(f"bundle/{name}")
             entry.size, entry.mode = len(content), 0o644
@@ -117,7 +116,9 @@ def _case(
             case["expected_types"] = [str(array.dtype) for array in kept.outputs[0]]
     inputs = list(map(np.asarray, jax.tree.leaves(programs.host(workload))))
     if (size := sum(array.nbytes for array in inputs)) > LARGEST:
-        case["missing"] = f"its inputs have {size:,} bytes, more than a bundle can hold; run sdc burnin on that host"
+        case["missing"] = (
+            f"its inputs have {size:,} bytes, more than a bundle can hold; run sdc burnin on the same host"
+        )
         return case
     try:
         program, outputs = programs.exported(workload)

@@ -1,4 +1,4 @@
-"""Evidence from the runs of a workload: repetition, votes and golden digests, and also host results and checksums.
+"""Evidence from the runs of a workload: repetition, votes, golden digests, the host's results, and checksums.
 
 repeat      a device reproduces its earlier bits; a fault that repeats itself remains undetected
 vote        devices of one kind produce the same bits; the majority identifies a device that differs
@@ -153,7 +153,7 @@ def confirm(
     if wrong:
         persistence = "persistent" if all(wrong) else "intermittent" if any(wrong) else "transient"
     if kinds == ("repeat",) and persistence == "persistent":
-        note = "the bits changed once and then recurred: either the earlier or the later runs are wrong"
+        note = "the bits changed once, and the new bits recurred: either the earlier or the later runs are wrong"
     outputs = _outputs(workload, first, again, devices, expected, programs)
     elements = None if outputs is None else compare_outputs(*outputs)
     if elements is None and not note:

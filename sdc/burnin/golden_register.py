@@ -1,4 +1,4 @@
-"""A register of healthy devices' golden digests, with the hosts that recorded them and properties that determine bits.
+"""A register of golden digests, with the hosts that recorded them and the properties that determine the bits.
 
 The key of a digest contains everything that determines the bits of a workload's outputs. Digests with different keys
 are never compared. If hosts recorded different digests for one key, the register lists all of these digests as
@@ -167,7 +167,8 @@ def shortfall(register: Register, keys: Iterable[str], environment: Mapping[str,
     reasons = foreign(register, here, environment)
     more = [f"and {len(reasons) - SHOWN} more reasons"] if len(reasons) > SHOWN else []
     what = "none" if not found else f"only {len(found)}"
-    return f"{what} of the {len(here)} digests needed here are in the file: {'; '.join([*reasons[:SHOWN], *more])}"
+    listed = "; ".join([*reasons[:SHOWN], *more])
+    return f"{what} of the {len(here)} digests that this host needs are in the file: {listed}"
 
 
 def left_over(keys: Iterable[str], workloads: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -202,7 +203,7 @@ def foreign(register: Register, keys: Iterable[str], environment: Mapping[str, s
             _differences(register, subject, other, environment)
             for other in recorded.get((subject.workload, subject.shard), [])
         ]
-        reasons["no digest recorded" if not near else min(near, key=lambda each: (len(each), each))[0]] += 1
+        reasons["no digest was recorded" if not near else min(near, key=lambda each: (len(each), each))[0]] += 1
     ranked = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
     return [f"{reason} ({count} {'workload' if count == 1 else 'workloads'})" for reason, count in ranked]
 
@@ -219,9 +220,9 @@ def _differences(
             (name, environment.get(name, "nothing"), theirs.get(name, "nothing"))
             for name in sorted({*environment, *theirs})
         ]
-    texts = [f"{words} {mine} here, {other} there" for words, mine, other in pairs if mine != other]
+    texts = [f"{words} {mine} on this host, {other} in the register" for words, mine, other in pairs if mine != other]
     if not texts and here.program != there.program:
-        texts = [f"program {here.program[:12]} here, {there.program[:12]} there"]
+        texts = [f"program {here.program[:12]} on this host, {there.program[:12]} in the register"]
     return (", ".join(texts), *texts)
 
 
@@ -244,8 +245,8 @@ def itself_alone(register: Register, result: BurninResult) -> str | None:
     if not alone:
         return None
     return (
-        f"{len(alone)} of the golden digests were recorded only on the tested device itself, so they would contain any "
-        "fault that repeats itself; give a register that other devices recorded, or none"
+        f"{len(alone)} of the golden digests were recorded only on the tested device itself, so a fault that repeats "
+        "itself would affect them too; give a register that was recorded on other devices, or none"
     )
 
 

@@ -1,4 +1,4 @@
-"""The host of a burn-in: requested devices, locks on them, and the properties that determine bits besides the program.
+"""The host of a burn-in: requested devices, their locks, and the properties, besides the program, that determine bits.
 
 Only one burn-in runs on a device at a time: two would slow each other down, and each would void the other's time under
 load. The kernel releases the lock of a device when the process that holds the lock ends, for whatever reason.
@@ -53,7 +53,9 @@ def parse_devices(text: str | None) -> DeviceRequest:
         return DeviceRequest(None, None)
     found = re.fullmatch(r"(?:(cpu|gpu|tpu)(?::(\d{1,6}))?|(\d{1,6}))", text, re.ASCII)
     if found is None:
-        raise SettingError("devices", text, "expected gpu, tpu or cpu, with a number as in gpu:8, or a number alone")
+        raise SettingError(
+            "devices", text, "expected gpu, tpu or cpu, or one of these with a number, as in gpu:8, or a number"
+        )
     platform, count = found[1] or "cpu", found[2] or found[3]
     if count is not None and not 1 <= int(count) <= MOST_DEVICES:
         raise SettingError("devices", text, f"expected a number from 1 to {MOST_DEVICES:,}")
@@ -61,7 +63,8 @@ def parse_devices(text: str | None) -> DeviceRequest:
 
 
 def claim_names(described: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns a name for each device, unique on its host: from bus address, UUID or serial number, else index."""
+    """Returns a name for each device that is unique on its host, from its bus address, UUID, serial number or
+    coordinates, or from its index if these are unknown."""
     names = []
     for known in described:
         part = next((str(known[name]) for name in ("bus", "uuid", "serial", "coordinates") if name in known), "")
@@ -93,7 +96,7 @@ def claimed(names: Iterable[str], folder: Path | None = None) -> Iterator[list[s
                 raise SettingError(
                     "devices", None,
                     f"{name} is being tested by {error.holder or 'another process'} ({place / file}); "
-                    "wait until it has ended",
+                    "wait until that burn-in has ended",
                 ) from error  # fmt: skip
             except OSError as error:
                 problems.append(
@@ -106,7 +109,7 @@ def claimed(names: Iterable[str], folder: Path | None = None) -> Iterator[list[s
 
 
 def surroundings(devices: "Sequence[jax.Device]") -> dict[str, str]:
-    """Returns all properties that determine bits, besides a program and its device, as one flat table of strings.
+    """Returns, as a flat table of strings, all properties that determine bits besides a program and its device.
 
     Healthy devices of one kind produce equal bits on hosts with equal tables. The table omits properties that do not
     affect bits, such as host names and the number of devices.

@@ -186,7 +186,7 @@ def _doubtful(result: BurninResult) -> Iterator[str]:
             device = max(shares, key=lambda device: shares[device])
             yield (
                 f"{_device(result, device)}, {name}: checksums flag {shares[device]:.3g} rows per run that "
-                "recomputation reproduces: either a fault that repeats itself, or a false alarm"
+                "recomputation reproduces, which indicates a fault that repeats itself or a false alarm"
             )
 
 
@@ -232,7 +232,7 @@ def contradictions(result: BurninResult) -> Iterator[str]:
         yield f"the stated evidence is {said}, but the counts support {found}"
     for device, counted in zip(result.devices, again.devices, strict=True):
         if device.elements != counted.elements:
-            yield f"device {device.index} has {device.elements} elements, but its workloads have {counted.elements}"
+            yield f"device {device.index} lists {device.elements} elements, but its workloads list {counted.elements}"
 
 
 BURN_IN = Format(

@@ -20,7 +20,9 @@ class TwinRow(Fields, kw_only=True):
     """A host of the comparison, which is one twin, with its devices."""
 
     twin: Annotated[int, about("number of the twin, from 0")]
-    host: Annotated[str, about("name used in sentences: the host name, and the process if several hosts share it")]
+    host: Annotated[
+        str, about("name used in sentences: the host name, with the process if several hosts have this name")
+    ]
     processes: Annotated[list[int], about("indices of the processes of this twin")]
     devices: Annotated[list[Device], about("devices of the host, and their hardware")]
 
@@ -34,12 +36,12 @@ class StageRow(Fields, kw_only=True):
     folder: Annotated[str, about("folder of the stage's record, relative to the folder of this file")]
     verdict: Annotated[Verdict, about("verdict of the stage's record")]
     sentence: Annotated[str, about("the verdict in words")]
-    steps: Annotated[int, about("steps in the record")]
+    steps: Annotated[int, about("number of steps in the record")]
     planned: Annotated[int, about("number of planned steps; the stage of operations ends at the first difference")]
     ended: Annotated[bool, about("whether the stage ran to the end")]
-    checked: Annotated[int, about("elements compared, or digests in the stage of operations")]
-    mismatched: Annotated[int, about("elements that differ, or digests in the stage of operations")]
-    hits: Annotated[int, about("steps with a difference")]
+    checked: Annotated[int, about("number of elements compared; of digests, in the stage of operations")]
+    mismatched: Annotated[int, about("number of elements that differ; of digests, in the stage of operations")]
+    hits: Annotated[int, about("number of steps with a difference")]
     first: Annotated[int | None, about("number of the first step with a difference")] = None
 
 
@@ -49,7 +51,7 @@ class RankDifference(Fields, kw_only=True):
     twin: Annotated[int, about("number of the differing twin; by convention, the second of two twins")]
     data: Annotated[int, about("its data-parallel rank")]
     model: Annotated[int, about("its tensor-parallel rank")]
-    mismatched: Annotated[int, about("elements that differ on this device")]
+    mismatched: Annotated[int, about("number of elements that differ on this device")]
 
 
 class OperationRow(Fields, kw_only=True):
@@ -67,11 +69,11 @@ class OperationRow(Fields, kw_only=True):
 class PairDifference(Fields, kw_only=True):
     """A difference between hosts: ranks, operation, frequency and severity."""
 
-    ranks: Annotated[list[RankDifference], about("devices that differ, in descending order of their mismatches")]
+    ranks: Annotated[list[RankDifference], about("devices that differ, in descending order of `mismatched`")]
     sites: Annotated[list[str], about("submodules that differ, in descending order of frequency")]
     layers: Annotated[list[int], about("layers that differ")]
-    mismatched: Annotated[int, about("elements that differ, in the stage with the largest count")]
-    checked: Annotated[int, about("elements compared in that stage")]
+    mismatched: Annotated[int, about("number of elements that differ, in the stage where this number is largest")]
+    checked: Annotated[int, about("number of elements compared in that stage")]
     frequency: Annotated[Number, about("share of elements that differ; `null` if none were counted")] = None
     severity: Annotated[Number, about("largest mean relative error; `null` if none was measured")] = None
     course: Annotated[
@@ -94,7 +96,7 @@ class Pair(Header, kw_only=True, tag="jax-sdc pair"):
     sentences: Annotated[list[str], about("findings and reasons, the most severe first")]
     hosts: Annotated[list[TwinRow], about("the compared hosts")]
     suspects: Annotated[list[str], about("hosts that differ from a majority; two hosts have no majority")]
-    undecided: Annotated[list[str], about("hosts that differ if there is no majority; both hosts of a pair")]
+    undecided: Annotated[list[str], about("hosts that differ without a majority; in a pair, both hosts")]
     stages: Annotated[list[StageRow], about("stages, in the order in which they ran")]
     difference: Annotated[PairDifference | None, about("difference between the hosts; `null` if none was found")] = None
     lost: Annotated[str | None, about("why the comparison ended early: a lost peer or a signal; otherwise `null`")] = (

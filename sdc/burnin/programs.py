@@ -1,7 +1,7 @@
 """Compiled workloads and their runs, which yield digests, checksum flags and times.
 
 A workload is compiled once for all devices of a kind. The executable for one device is then loaded onto the other
-devices, which takes milliseconds. Therefore all devices run the same machine code, and the compiler cannot cause
+devices, which takes milliseconds. All devices therefore run the same machine code, and the compiler cannot cause
 differences between devices.
 """
 
@@ -33,11 +33,11 @@ from ..twins import GOLDEN, MIX, tree_digest
 from .rehearsal import faults_of
 from .workloads import AXIS, Bench, BurninWorkload, murmur
 
-BLOCK = 2**20  # elements per block when the host computes a digest
+BLOCK = 2**20  # number of elements per block when the host computes a digest
 
 
 def host_digest(tree: Any) -> str:
-    """Computes `tree_digest`, as text, with NumPy for a pytree of arrays whose elements have 8 to 64 bits."""
+    """Computes `tree_digest` with NumPy, as text, for a pytree of arrays whose elements have 8 to 64 bits."""
     total = np.zeros(2, np.uint32)
     for position, leaf in enumerate(jax.tree.leaves(tree)):
         bits, found = bits_of(np.asarray(leaf)), np.zeros(2, np.uint32)
@@ -86,9 +86,9 @@ class RunOutcome:
     digest: str  # digest of the outputs, 16 hexadecimal digits
     right: bool | None  # whether the digest equals that of the host; None if the host cannot compute the outputs
     checks: CheckedRows
-    elements: int  # elements checked
+    elements: int  # number of elements checked
     seconds: float  # time from the call to the end of the program, without waits, digest and comparison
-    simulated: int  # elements that simulated faults changed
+    simulated: int  # number of elements that simulated faults changed
     outputs: Any = dataclasses.field(repr=False, compare=False)  # on the device, or on the host if compared there
 
 
@@ -129,7 +129,7 @@ class Programs:
         self._digest = jax.jit(tree_digest)
 
     def host(self, workload: BurninWorkload) -> tuple[Any, ...]:
-        """Returns a workload's arguments as NumPy arrays; caches those needed in every run, and the latest."""
+        """Returns a workload's arguments as NumPy arrays; caches those that every run needs, and the latest ones."""
         key = _identity(workload)
         if key not in self._host:
             self._host = {name: kept for name, kept in self._host.items() if name in self._travelling}
@@ -145,7 +145,7 @@ class Programs:
         outputs = jax.tree.map(np.asarray, workload.reference(*self.host(workload)))
         shapes, compiled = _shapes(outputs), self._outputs.get(workload.program, None)
         if compiled is not None and shapes != compiled:
-            raise ValueError(f"reference returns the outputs {shapes}, expected the outputs of run: {compiled}")
+            raise ValueError(f"reference returns the outputs {shapes}; expected those of run, {compiled}")
         return jax.tree.map(lambda x: x[index : index + 1], outputs) if workload.multi else outputs
 
     def reference(self, workload: BurninWorkload, index: int) -> Reference | None:
@@ -159,7 +159,8 @@ class Programs:
         return self._references[key]
 
     def prepare(self, workload: BurninWorkload, index: int | None) -> Ready:
-        """Compiles a workload for one device or for all devices together, and places its arguments; caches both.
+        """Compiles a workload for one device or for all devices together, and places its arguments; caches the program
+        and the arguments.
 
         Several threads may call this method concurrently for different devices.
         """
@@ -183,7 +184,7 @@ class Programs:
             serialized, fingerprint = known
             try:
                 loaded = _load(serialized, self.devices[index])
-                # An executable from a compilation cache may lack functions, and this becomes apparent only at run time.
+                # An executable from a compilation cache may lack functions, which becomes apparent only at run time.
                 jax.block_until_ready(loaded(*arguments))
                 return loaded, fingerprint
             except Exception:  # the program is then compiled for this device
@@ -255,7 +256,7 @@ class Programs:
                 f"{workload.elements}; declare at most {counted}"
             )
         changed = 0
-        if faults:  # the first device corrupts the outputs of all; equal faults, shapes and types share a program
+        if faults:  # the first device corrupts all devices' outputs; equal faults, shapes and types share a program
             key = tuple(map(str, faults))
             if key not in self._corruptions:
                 self._corruptions[key] = jax.jit(_corruption(faults))
@@ -275,7 +276,7 @@ class Programs:
         return RunOutcome(workload.name, index, digest, right, checks, workload.elements, seconds, changed, outputs)
 
     def exported(self, workload: BurninWorkload) -> tuple[bytes, int]:
-        """Returns a workload, serialized as a program that takes arrays and needs only JAX, and its number of outputs.
+        """Returns a workload as a serialized program that takes arrays and needs only JAX, and the number of outputs.
 
         The program returns the outputs of the workload, followed by the counts of checks.
         """

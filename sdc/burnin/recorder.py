@@ -30,9 +30,9 @@ class Confirmed:
 
     verdict: Verdict = Verdict.CLEAN  # inconclusive if there is a reason not to rely on the digests
     sentences: list[str] = dataclasses.field(default_factory=list)  # the most severe first
-    confirmed: int = 0  # digests that this host also computed
-    elsewhere: int = 0  # digests of programs that did not run here
-    repeated_only: int = 0  # recorded digests that only repetition on one device confirms
+    confirmed: int = 0  # number of digests that this host also computed
+    elsewhere: int = 0  # number of digests of programs that did not run on this host
+    repeated_only: int = 0  # number of recorded digests that only repetition on one device confirms
 
     def add(self, verdict: Verdict, *sentences: str) -> None:
         """Adds sentences, and keeps the most severe verdict."""
@@ -61,8 +61,8 @@ def record(
     if summary.repeated_only:
         summary.sentences.append(
             f"warning: {summary.repeated_only} of {len(register.entries)} digests are confirmed only by repetition on "
-            "one device, so they would contain any fault that repeats itself; record on other hosts, and merge "
-            "the registers"
+            "one device, so a fault that repeats itself would affect them too; record digests on other hosts, and "
+            "merge the registers"
         )
     return register, summary
 
@@ -165,7 +165,7 @@ def register_of(result: BurninResult, environment: Mapping[str, str]) -> Registe
     for key, digest in sorted(recorded(result).items()):
         subject = parse_key(key)
         if subject.environment != mark:
-            raise ValueError(f"the burn-in ran in environment {subject.environment}, expected environment {mark}")
+            raise ValueError(f"the burn-in ran in environment {subject.environment}; expected environment {mark}")
         if subject.workload in doubts:
             continue
         tallies = [tally for tally in rows[key] if tally.digest == digest]

@@ -62,7 +62,7 @@ def strikes(fault: Fault, workload: str) -> bool:
 
 
 def matching(faults: Sequence[Fault], names: Sequence[str]) -> list[Fault]:
-    """Returns the faults whose site matches a workload's name; a node may also have faults of other families."""
+    """Returns the faults whose site matches a workload's name; a node may also have faults for other families."""
     found = [fault for fault in faults if any(strikes(fault, name) for name in names)]
     if faults and not found:
         sites = ", ".join(dict.fromkeys(str(fault.site) for fault in faults))
@@ -71,7 +71,7 @@ def matching(faults: Sequence[Fault], names: Sequence[str]) -> list[Fault]:
 
 
 def check_faults(faults: Sequence[Fault], devices: "Sequence[jax.Device]", workloads: Sequence[BurninWorkload]) -> None:
-    """Raises SettingError for a fault that has no rate, has no pattern of names, or strikes no workload here."""
+    """Raises SettingError for a fault that has no rate or no pattern of names, or strikes none of these workloads."""
     for fault in faults:
         if not isinstance(fault, Fault):
             raise SettingError("inject", fault, "expected a sequence of sdc.Fault")
@@ -80,7 +80,7 @@ def check_faults(faults: Sequence[Fault], devices: "Sequence[jax.Device]", workl
             (fault.rate is not None, "has no rate; give the probability that an element is corrupted, as in rate=1e-4"),
             (
                 fault.by_name and fault.layer is None,
-                "expected a pattern of workload names as site, such as 'matrix/*', and no layer",
+                "expected a pattern of workload names as its site, such as 'matrix/*', and no layer",
             ),
             (not set(fault.at) - {AXIS}, f"expected a device in the form at={{'{AXIS}': 1}}"),
             (0 <= place < len(devices), f"expected a device from 0 to {len(devices) - 1}"),

@@ -5,7 +5,7 @@
 A case is a program, compiled from the text in the bundle, with its inputs. Each case runs on every device of this host,
 and its output bits are compared with the right bits or, if these are unknown, with those of the other runs.
 Exit codes: 0 every run produced the right bits, 1 some runs did not, 2 wrong arguments, 3 no comparison was possible.
-Exit code 1 always follows a comparison: an error of this program, of JAX or of the bundle is 3.
+Exit code 1 always results from a comparison; an error of this program, of JAX or of the bundle yields exit code 3.
 """
 
 import argparse
@@ -31,8 +31,8 @@ SHOWN = 8  # maximum number of differing elements printed for each output
 
 def main(arguments: list[str], folder: Path) -> int:
     parser = argparse.ArgumentParser(description="Reruns the cases of a bundle; see the top of this file.")
-    parser.add_argument("case", nargs="*", help="names of cases; by default all")
-    parser.add_argument("--runs", type=int, default=10, help="runs on each device")
+    parser.add_argument("case", nargs="*", help="names of cases (default: all)")
+    parser.add_argument("--runs", type=int, default=10, help="number of runs on each device")
     options = parser.parse_args(arguments)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
@@ -78,9 +78,9 @@ def reproduce(names: list[str], runs: int, folder: Path) -> int:
         ("device", jax.local_devices()[0].device_kind, manifest["kind"]),
     ):
         if here != there:
-            print(f"{name} is {here} here and was {there} there: the right bits may differ")
+            print(f"{name} is {here} on this host, but was {there} in the burn-in: the right bits may differ")
     if manifest["simulated"]:
-        print("SIMULATION: the fault was simulated; the hardware should give the right bits here")
+        print("SIMULATION: the fault was simulated; this hardware should produce the right bits")
     codes = []
     for case in cases:
         if names and case["name"] not in names:
@@ -88,10 +88,10 @@ def reproduce(names: list[str], runs: int, folder: Path) -> int:
         try:
             codes.append(run_case(case, manifest, folder, runs))
         except Exception as error:  # other cases may still be compared
-            print(f"  cannot run here ({type(error).__name__}: {error})")
+            print(f"  cannot run on this host ({type(error).__name__}: {error})")
             codes.append(3)
     if manifest["simulated"]:
-        print("SIMULATION: this says nothing about the hardware; right bits are expected here")
+        print("SIMULATION: this result says nothing about the hardware, which should produce the right bits")
     return 1 if 1 in codes else max(codes, default=3)
 
 

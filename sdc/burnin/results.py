@@ -1,4 +1,4 @@
-"""The result of a burn-in, as the file `result.json` and as an object, which a running burn-in updates.
+"""The result of a burn-in, as the file `result.json` and as an object that a running burn-in updates.
 
 `judgement.judge` derives the verdict. Reading and evaluating a file does not require JAX.
 """
@@ -35,20 +35,20 @@ class CheckedDevice(Device, kw_only=True):
     """A device, and the amount of checking done on it."""
 
     index: Annotated[int, about("number of the device among those of the burn-in, from 0")]
-    elements: Annotated[int, about("elements checked, excluding runs whose time under load is void")] = 0
-    runs: Annotated[int, about("runs checked, excluding those whose time under load is void")] = 0
+    elements: Annotated[int, about("number of elements checked, excluding runs whose time under load is void")] = 0
+    runs: Annotated[int, about("number of runs checked, excluding those whose time under load is void")] = 0
     seconds: Annotated[float, about("time under load in seconds, excluding void time")] = 0.0
     excluded_rate: Annotated[
         float,
         about(
-            "independent mismatches at this rate per element would have been detected with 95 % probability; 1 if "
+            "rate per element at which independent mismatches would have been detected with 95 % probability; 1 if "
             "nothing was checked"
         ),
     ] = 1.0
     excluded_interval: Annotated[
         float | None,
         about(
-            "bursts with this mean interval in seconds under load would have been detected with 95 % probability; "
+            "mean interval, in seconds under load, at which bursts would have been detected with 95 % probability; "
             "`null` without time under load"
         ),
     ] = None
@@ -58,7 +58,7 @@ class CheckedDevice(Device, kw_only=True):
 
 
 class Tally(Fields, kw_only=True):
-    """Counts for the runs of a workload on a device; all counts are 0 if the workload did not run."""
+    """Counts of the runs of a workload on a device; all counts are 0 if the workload did not run."""
 
     workload: Annotated[str, about("name: family, type, sizes, data")]
     device: Annotated[int, about("`index` of the device")]
@@ -66,20 +66,22 @@ class Tally(Fields, kw_only=True):
     alike: Annotated[bool, about("whether all devices have equal outputs and can therefore vote")] = True
     work: Annotated[float, about("operations or bytes per run, in `unit`", ge=0)]
     unit: Annotated[str, about("`flop` or `byte`")] = "flop"
-    runs: Annotated[int, about("runs checked, excluding reruns after a difference", ge=0)] = 0
-    elements: Annotated[int, about("elements checked in these runs", ge=0)] = 0
+    runs: Annotated[int, about("number of runs checked, excluding reruns after a difference", ge=0)] = 0
+    elements: Annotated[int, about("number of elements checked in these runs", ge=0)] = 0
     seconds: Annotated[float, about("time under load in seconds", ge=0)] = 0.0
     median: Annotated[float, about("median time of a run in seconds, with a resolution of 4 %", ge=0)] = 0.0
     fastest: Annotated[float, about("shortest time of a run in seconds", ge=0)] = 0.0
-    differences: Annotated[int, about("runs with a difference", ge=0)] = 0
-    repeated: Annotated[int, about("runs that were compared with an earlier one", ge=0)] = 0
-    voted: Annotated[int, about("runs in which other devices of the same kind agreed or had a majority", ge=0)] = 0
-    referred: Annotated[int, about("runs that were compared with the host's result", ge=0)] = 0
-    golden: Annotated[int, about("runs that were compared with a golden digest", ge=0)] = 0
-    checked: Annotated[int, about("rows of matrix products that checksums checked", ge=0)] = 0
-    flagged: Annotated[int, about("rows that checksums flagged", ge=0)] = 0
-    confirmed: Annotated[int, about("flagged rows whose recomputation was right", ge=0)] = 0
-    simulated: Annotated[int, about("elements that simulated faults changed", ge=0)] = 0
+    differences: Annotated[int, about("number of runs with a difference", ge=0)] = 0
+    repeated: Annotated[int, about("number of runs that were compared with an earlier one", ge=0)] = 0
+    voted: Annotated[
+        int, about("number of runs in which other devices of the same kind agreed or outvoted the device", ge=0)
+    ] = 0
+    referred: Annotated[int, about("number of runs that were compared with the host's result", ge=0)] = 0
+    golden: Annotated[int, about("number of runs that were compared with a golden digest", ge=0)] = 0
+    checked: Annotated[int, about("number of rows of matrix products that checksums checked", ge=0)] = 0
+    flagged: Annotated[int, about("number of rows that checksums flagged", ge=0)] = 0
+    confirmed: Annotated[int, about("number of flagged rows whose recomputation was right", ge=0)] = 0
+    simulated: Annotated[int, about("number of elements that simulated faults changed", ge=0)] = 0
     share: Annotated[
         float | None,
         about(
@@ -121,12 +123,12 @@ class Element(Fields, kw_only=True):
 class Elements(Fields, kw_only=True):
     """An element-by-element comparison of right and wrong outputs."""
 
-    differing: Annotated[int, about("elements that differ in any bit")]
-    total: Annotated[int, about("elements compared")]
+    differing: Annotated[int, about("number of elements that differ in any bit")]
+    total: Annotated[int, about("number of elements compared")]
     first: Annotated[tuple[Element, ...], about("the first differing elements")]
     largest: Annotated[float, about("largest absolute difference, among elements that are finite in both outputs")]
     relative: Annotated[float, about("largest difference relative to the right element")]
-    nonfinite: Annotated[int, about("differing elements that are not finite in at least one of the outputs")]
+    nonfinite: Annotated[int, about("number of differing elements that are not finite in at least one of the outputs")]
 
 
 class Finding(Fields, kw_only=True):
@@ -151,10 +153,13 @@ class Finding(Fields, kw_only=True):
         Elements | None, about("the elements that differ; `null` if no right outputs were available")
     ] = None
     confirmed: Annotated[
-        int, about("rows of matrix products that checksums flagged and whose recomputation was right")
+        int, about("number of rows of matrix products that checksums flagged and whose recomputation was right")
     ] = 0
     simulated: Annotated[
-        int, about("elements that simulated faults changed; in the earlier runs if `repeat` is the only evidence")
+        int,
+        about(
+            "number of elements that simulated faults changed (in the earlier runs, if `repeat` is the only evidence)"
+        ),
     ] = 0
     note: Annotated[str, about("further remarks")] = ""
 
@@ -181,7 +186,7 @@ class BurstOutlook(Fields, kw_only=True):
 
     node: Annotated[str, about("the node of arXiv:2502.12340")]
     interval: Annotated[int, about("observed number of steps between two bursts")]
-    steps: Annotated[int, about("training steps of the burn-in on each device")]
+    steps: Annotated[int, about("number of training steps of the burn-in on each device")]
     probability: Annotated[float, about("probability of at least one burst in these steps, given the interval")]
     low: Annotated[float, about("the probability at the upper confidence limit (97.5 %) of the mean interval")]
     high: Annotated[float, about("the probability at the lower confidence limit (2.5 %) of the mean interval")]
@@ -191,9 +196,9 @@ class GoldenUse(Fields, kw_only=True):
     """Use of the given golden digests."""
 
     file: Annotated[str | None, about("name of the file, as given")] = None
-    used: Annotated[int, about("digests that were compared")] = 0
-    foreign: Annotated[int, about("digests of other programs or devices, which were not compared")] = 0
-    unneeded: Annotated[int, about("digests of workloads that were not selected")] = 0
+    used: Annotated[int, about("number of digests that were compared")] = 0
+    foreign: Annotated[int, about("number of digests of other programs or devices, which were not compared")] = 0
+    unneeded: Annotated[int, about("number of digests of workloads that were not selected")] = 0
     doubt: Annotated[str | None, about("reason why the digests do not support a PASS")] = None
 
 
@@ -251,7 +256,7 @@ class BurninSettings:
         return dataclasses.replace(self, minutes=minutes, rounds=rounds, only=self.only or None, accept=accept)
 
     def chosen(self, devices: "Sequence[jax.Device]") -> list[BurninWorkload]:
-        """Returns the workloads that these settings select on devices."""
+        """Returns the workloads that these settings select for devices."""
         return workloads(self.level, devices, self.dtypes, only=self.only, seed=self.seed)
 
 
@@ -276,7 +281,7 @@ class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
     environment: Annotated[Environment, about("properties that must be equal for bits to be comparable")] = (
         msgspec.field(default_factory=Environment)
     )
-    rounds: Annotated[int, about("rounds completed", ge=0)] = 0
+    rounds: Annotated[int, about("number of rounds completed", ge=0)] = 0
     stopped: Annotated[str | None, about("why the burn-in was stopped early, such as `SIGTERM`; otherwise `null`")] = (
         None
     )

@@ -275,7 +275,7 @@ class _BurnIn:
                 # A device that fails here also fails in its workloads, where the failure is recorded.
                 with contextlib.suppress(RuntimeError):
                     if not keeps_subnormals(dtype, self.programs.devices[index]):
-                        self._note(f"{kind} flushes subnormal {dtype} numbers to zero, so these data are zeros")
+                        self._note(f"{kind} flushes subnormal {dtype} numbers to zero, so the subnormal data are zeros")
 
     def _run(self, workload: BurninWorkload, place: Place) -> list[RunOutcome]:
         moment = max(self.moments[index] for index in self._devices_of(place))
@@ -333,7 +333,8 @@ class _BurnIn:
         )  # fmt: skip
 
     def _follow(self, workload: BurninWorkload, suspicion: Suspicion, outcomes: Sequence[RunOutcome]) -> None:
-        """Reruns a workload that differed and keeps the finding; only counts a device's later differences."""
+        """Reruns a workload whose outputs differed and keeps the finding; a device's later differences are only
+        counted."""
         tallies = {device: self.tallies[workload.name, device] for device in self.kinds}
         for device in suspicion.devices:
             tallies[device].differences += 1

@@ -24,7 +24,7 @@ def test_specifications() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dropcompute,threshold=-1", "threshold=-1: expected seconds above 0, inf, or auto"),
+        ("dropcompute,threshold=-1", "threshold=-1: expected a number of seconds above 0, inf, or auto"),
         ("dropcompute,threshold=nan", "threshold=nan"),
         ("dropcompute,latency=constant,seconds=1,micro_batches=4", "the value of latency extends to the end"),
         ("lossy,p=1.5", "aggregation 'lossy,p=1.5': p=1.5"),

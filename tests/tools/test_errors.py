@@ -70,7 +70,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "real clock and model ranks": (
         "train --aggregate dropcompute,threshold=1 --data 2 --model 2",
-        "a real clock needs one process of one device for each of the 2 data ranks",
+        "a real clock needs one process with one device for each of the 2 data ranks",
     ),
     "real clock and faults": (
         "train --aggregate dropcompute,threshold=1 --data 2 --suspect node1",
@@ -78,7 +78,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "real clock and processes": (
         "train --aggregate dropcompute,threshold=1 --data 4 --coordinator 127.0.0.1:1 --processes 2 --process 1",
-        "a real clock needs one process of one device for each of the 4 data ranks",
+        "a real clock needs one process with one device for each of the 4 data ranks",
     ),
     "products": ("twin --abft-where dot_general", "--abft-where dot_general: configures the checks of matrix products"),
     "misspelt": ("twin --stesp 3", "Unrecognized options: --stesp, 3; did you mean --steps? See sdc twin --help"),

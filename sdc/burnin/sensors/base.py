@@ -32,18 +32,20 @@ class Sensors(Fields, kw_only=True):
     power: Annotated[float | None, about("watts")] = None
     clock: Annotated[float | None, about("processor clock, MHz")] = None
     memory_clock: Annotated[float | None, about("memory clock, MHz")] = None
-    corrected: Annotated[int | None, about("memory errors since the driver was loaded that ECC corrected")] = None
-    uncorrected: Annotated[
-        int | None, about("memory errors since the driver was loaded that ECC could not correct")
+    corrected: Annotated[
+        int | None, about("number of memory errors that ECC has corrected since the driver was loaded")
     ] = None
-    retired: Annotated[int | None, about("retired memory pages or remapped rows")] = None
+    uncorrected: Annotated[
+        int | None, about("number of memory errors that ECC could not correct, since the driver was loaded")
+    ] = None
+    retired: Annotated[int | None, about("number of retired memory pages or remapped rows")] = None
     slowed: Annotated[list[str] | None, about("reasons for a reduced clock, as the driver states them")] = None
 
 
 class Course(Fields, kw_only=True):
     """A device's readings before, during and after a burn-in."""
 
-    source: Annotated[str, about("source of the readings: `nvml`, `amdsmi`, `hwmon` ...")]
+    source: Annotated[str, about("source of the readings, such as `nvml`, `amdsmi` or `hwmon`")]
     before: Annotated[Sensors, about("readings before the first run")]
     after: Annotated[Sensors, about("readings after the last run")]
     samples: Annotated[int, about("number of readings during the burn-in")]

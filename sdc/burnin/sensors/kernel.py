@@ -142,7 +142,8 @@ def _short_address(bus: str) -> str:
 
 
 def open_kernel_log(described: Described, path: str = LOG) -> "KernelLog | None":
-    """Opens the kernel's log at its end; if it is unreadable, raises `Silent`, or returns None without PCI devices."""
+    """Opens the kernel's log at its end; if the log is unreadable, raises `Silent`, or returns None if no device has a
+    PCI address."""
     places = {_short_address(str(device["bus"])): index for index, device in enumerate(described) if device.get("bus")}
     handle = None
     try:

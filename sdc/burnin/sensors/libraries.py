@@ -27,7 +27,7 @@ def _first(*values: Any) -> float | None:
 
 
 def open_nvml(described: Described, library: Any = None) -> "Nvml | None":
-    """Opens NVML for devices with an NVIDIA UUID; raises `Silent` if their Python module or their driver is missing."""
+    """Opens NVML for devices with an NVIDIA UUID; raises `Silent` if the Python module or the driver is missing."""
     known = {index: str(device.get("uuid", "")) for index, device in enumerate(described)}
     wanted = {index: identity for index, identity in known.items() if identity.startswith("GPU-")}
     if not wanted:
@@ -183,8 +183,8 @@ class TpuMetrics(SensorBackend):
         scores = [score for _, score in self._values("tpu_throttle_score")]
         if not scores:
             return None
-        # If the library reports a different number of chips, the highest score applies to all chips: none is healthy by
-        # default.
+        # If the library reports a different number of chips, the highest score applies to all chips, so that none
+        # counts as healthy by default.
         alike = len(scores) == max(self._chips) + 1
         score = scores[self._chips[index]] if alike else max(scores)
         return Sensors(slowed=[f"throttle score {score:g}"] if score > 0 else [])

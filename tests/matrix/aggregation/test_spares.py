@@ -27,7 +27,7 @@ def test_bad_input() -> None:
         shadow(identity, "data", spares=0)
     with pytest.raises(ValueError, match="ranks=2: expected at least three"):
         init_shadow(2)
-    with pytest.raises(ValueError, match="has size 2; with spares=1 expected at least 3"):
+    with pytest.raises(ValueError, match="has size 2; with spares=1, it must be at least 3"):
         run(shadow(identity, "data"), x=x[:2])
     with pytest.raises(ValueError, match="has size 5; with spares=4 expected at least 6"):
         run(shadow(identity, "data", spares=4))
@@ -38,12 +38,12 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="returns no elements"):
         run(shadow(lambda params, x: (), "data"))
     for talk in (lax.pmean, lax.all_gather, lambda x, axis: lax.ppermute(x, axis, [(0, 1)])):
-        with pytest.raises(ValueError, match="over 'data', which makes its ranks equal"):
+        with pytest.raises(ValueError, match="over 'data', which makes the ranks of this axis equal"):
             run(shadow(lambda params, x, talk=talk: jax.jit(lambda x: talk(x, "data"))(x), "data"))
     with pytest.raises(ValueError, match=r"shape \(2, 5, 5\); expected \(ranks, ranks\)"):
         judge(jax.tree.map(lambda x: jnp.stack([x, x]), state))
     mesh = jax.make_mesh((RANKS,), ("data",), axis_types=(AxisType.Auto,))
-    with pytest.raises(ValueError, match="pass check_vma=False to it"):
+    with pytest.raises(ValueError, match="pass check_vma=False to shard_map"):
         jax.shard_map(lambda x: shadow(identity, "data")(state, None, x), mesh=mesh, in_specs=P("data"), out_specs=P())(
             x
         )

@@ -137,7 +137,7 @@ def test_exit_code_1_follows_a_comparison(programs: Programs, struck: Struck, tm
         ("[]", "damaged"),
         (sealed(devices=0), "nothing to compare"),
         (sealed(cases=no_outputs), "nothing to compare"),
-        (sealed(cases=[{"name": "a", "program": None}]), "cannot run here"),
+        (sealed(cases=[{"name": "a", "program": None}]), "cannot run on this host"),
     ):
         path.write_text(changed)
         code, out = reproduce(folder)

@@ -290,7 +290,7 @@ def test_empty_is_taken_as_a_python_bool() -> None:
         (lambda: combined(correction="rate", drop_rate=2.0), "drop_rate=2.0"),
         (lambda: combined(micro_batches=0), "micro_batches=0"),
         (lambda: combined(axis_name="other"), "not bound"),
-        (lambda: combined(axis_name=(AXIS,)), "expected one name"),
+        (lambda: combined(axis_name=(AXIS,)), "expected the name of one"),
         (lambda: combined(completed=jnp.int32(3)), "completed=3: expected a number of micro-batches from 0 to 2"),
         (lambda: masked(lambda c, b, _: c, 0, jnp.ones(2), jnp.int32(3)), "completed=3"),
         (lambda: masked(lambda c, b, _: c, 0, jnp.ones(2), -1), "completed=-1"),

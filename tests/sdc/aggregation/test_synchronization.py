@@ -368,10 +368,10 @@ def bound_update(optimizer: Any, state: Any, params: Any = None, workers: int = 
     ("make", "message"),
     [
         (lambda: paft_sync(optax.sgd(0.1), AXIS, 0), "period=0"),
-        (lambda: paft_sync(optax.sgd(0.1), 5, AXIS), "axis_name=5: expected one name"),  # type: ignore[arg-type]
+        (lambda: paft_sync(optax.sgd(0.1), 5, AXIS), "axis_name=5: expected the name of one"),  # type: ignore[arg-type]
         (lambda: paft_sync(optax.sgd(0.1), AXIS, AXIS), "period='data': expected a number"),  # type: ignore[arg-type]
-        (lambda: paft(optax.sgd(0.1), 5, 5), "axis_name=5: expected one name"),  # type: ignore[arg-type]
-        (lambda: paft(optax.sgd(0.1), (AXIS, "model")), "expected one name"),  # type: ignore[arg-type]
+        (lambda: paft(optax.sgd(0.1), 5, 5), "axis_name=5: expected the name of one"),  # type: ignore[arg-type]
+        (lambda: paft(optax.sgd(0.1), (AXIS, "model")), "expected the name of one"),  # type: ignore[arg-type]
         (lambda: paft(optax.sgd(0.1), AXIS, AXIS), "initial_period='data': expected a number"),  # type: ignore[arg-type]
         (lambda: paft(optax.sgd(0.1), AXIS, replica_axes="model"), r"write replica_axes=\('model',\)"),
         (lambda: bound_update(paft_sync(optax.sgd(0.1), AXIS, 1, replica_axes=("model",)), None, jnp.ones(2)),
@@ -385,7 +385,7 @@ def bound_update(optimizer: Any, state: Any, params: Any = None, workers: int = 
                               jnp.ones(2)), "state of type PaftSyncState"),
         (lambda: bound_update(paft(optax.sgd(0.1), AXIS), paft(optax.sgd(0.1), AXIS).init(jnp.ones(2))),
          "no parameters were given"),
-        (lambda: synchronizes({"a": 1}), "0 states of paft"),
+        (lambda: synchronizes({"a": 1}), "the tree contains 0 states of paft"),
         (lambda: divergence(0.1, [0.1], workers=1), "workers=1"),
         (lambda: divergence_over_time(0.1, [0.1], workers=2, period=0), "period=0"),
         (lambda: divergence_bound(-0.1, 0.1, 1, workers=2), "sigma=-0.1"),

@@ -199,7 +199,7 @@ def abs_(x: Any) -> Any:
 
 def test_one_clear_line() -> None:
     mesh = mesh_of(2)
-    with pytest.raises(ValueError, match="axis_name='batch': expected an axis with at least two ranks of the mesh"):
+    with pytest.raises(ValueError, match="axis_name='batch': expected an axis of the mesh"):
         data_parallel(GRADIENT, ADAM, mesh, "batch")
     trainer = data_parallel(GRADIENT, ADAM, mesh)
     wrong = {**params(), "up": jax.device_put(params()["up"], NamedSharding(mesh, P("data")))}
@@ -209,9 +209,9 @@ def test_one_clear_line() -> None:
     with pytest.raises(ValueError, match="parameters are on a mesh"):
         trainer.init(jax.device_put(params(), NamedSharding(other, P())))
     workers = trainer.init(params())
-    with pytest.raises(ValueError, match=r"batch\[0\] has shape \(7, 8\); expected a first axis that divides into"):
+    with pytest.raises(ValueError, match=r"batch\[0\] has shape \(7, 8\); expected a first axis whose size"):
         trainer.place((np.ones((7, 8)), np.ones((7, 4))))
-    with pytest.raises(ValueError, match="a state of type dict; start with init"):
+    with pytest.raises(ValueError, match="the state has type dict; start with"):
         trainer.step(params(), given(METHODS["mean"], 0))  # type: ignore[arg-type]
     cut = data_parallel(GRADIENT, SKIPPING, mesh, combining=Dropped(3))
     with pytest.raises(ValueError, match="the 8 rows of a worker are not divisible by micro_batches=3"):

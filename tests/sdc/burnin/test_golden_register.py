@@ -213,7 +213,7 @@ def test_digests_that_apply_here() -> None:
     assert shortfall(known, both[:1], ENVIRONMENT) is None
     assert shortfall(known, [], ENVIRONMENT) == "no workload ran whose outputs could be compared with a digest"
     assert shortfall(known, [*both, subject("new").key], ENVIRONMENT) == (
-        "only 2 of the 3 digests needed here are in the file: no digest recorded (1 workload)"
+        "only 2 of the 3 digests that this host needs are in the file: no digest was recorded (1 workload)"
     )
 
 
@@ -222,14 +222,14 @@ def test_foreign_digests_are_explained() -> None:
     here = {**ENVIRONMENT, "driver": "560.9", "NVIDIA_TF32_OVERRIDE": "0"}
     keys = [subject(workload, here).key for workload in "wx"]
     assert shortfall(known, keys, here) == (
-        "none of the 2 digests needed here are in the file: NVIDIA_TF32_OVERRIDE 0 here, nothing there, "
-        "driver 560.9 here, 550.1 there (2 workloads)"
+        "none of the 2 digests that this host needs are in the file: NVIDIA_TF32_OVERRIDE 0 on this host, nothing in "
+        "the register, driver 560.9 on this host, 550.1 in the register (2 workloads)"
     )
     for differs, words in (
-        ({"kind": "gpu H200"}, "device gpu H200 here, gpu H100 there"),
-        ({"seed": 5}, "seed 5 here, 0 there"),
-        ({"algorithm": "two"}, "digest algorithm two here, one there"),
-        ({"program": "abcdef0123456789"}, "program abcdef012345 here, 5feb there"),
+        ({"kind": "gpu H200"}, "device gpu H200 on this host, gpu H100 in the register"),
+        ({"seed": 5}, "seed 5 on this host, 0 in the register"),
+        ({"algorithm": "two"}, "digest algorithm two on this host, one in the register"),
+        ({"program": "abcdef0123456789"}, "program abcdef012345 on this host, 5feb in the register"),
     ):
         assert foreign(known, [subject("w", **differs).key], ENVIRONMENT) == [f"{words} (1 workload)"]
     disputed = merge([known, register("b", {"w": BAD})])
@@ -239,7 +239,9 @@ def test_foreign_digests_are_explained() -> None:
 def test_of_several_recordings_the_nearest_explains() -> None:
     near, far = {**ENVIRONMENT, "driver": "551"}, {**ENVIRONMENT, "driver": "400", "jax": "0.1", "jaxlib": "0.1"}
     known = merge([register("a", environment=far), register("b", environment=near)])
-    assert foreign(known, [subject("w").key], ENVIRONMENT) == ["driver 550.1 here, 551 there (1 workload)"]
+    assert foreign(known, [subject("w").key], ENVIRONMENT) == [
+        "driver 550.1 on this host, 551 in the register (1 workload)"
+    ]
 
 
 def test_a_device_that_is_its_own_witness_is_told() -> None:

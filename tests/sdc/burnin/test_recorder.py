@@ -101,7 +101,7 @@ def test_digests_of_elsewhere_are_explained(pair: list[jax.Device]) -> None:
     register.entries = [msgspec.structs.replace(entry, subject=subject)]
     found = verify(register, pair[:1])
     assert (found.verdict, found.confirmed, found.elsewhere) == ("inconclusive", 0, 1)
-    assert found.sentences == [f"jaxlib {here['jaxlib']} here, 0.0.1 there (1 workload)"]
+    assert found.sentences == [f"jaxlib {here['jaxlib']} on this host, 0.0.1 in the register (1 workload)"]
     register.entries = []
     assert verify(register, pair).sentences == ["the devices of this host can run none of the register's workloads"]
 

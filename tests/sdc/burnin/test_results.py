@@ -101,7 +101,7 @@ def test_a_report_that_contradicts_itself_is_refused(
         "stopped by SIGTERM": damaged(healthy, stopped="SIGTERM"),
         "INCONCLUSIVE follows .*a doubt": damaged(healthy, doubts=["a doubt"]),
         "is not described": damaged(healthy, devices=devices[:3]),
-        "elements, but its workloads have": damaged(
+        "elements, but its workloads list": damaged(
             healthy, devices=[{**device, "elements": 10**15} for device in devices]
         ),
         "evidence is repeat, vote, but the counts support repeat": damaged(

@@ -262,7 +262,7 @@ def test_what_does_not_compile_is_missing(programs: Programs, ordering: list[Bur
     assert (end.workload, end.reason) == ("unknown", "MemoryError: the host is full")
     other = changed(ordering[0], name="other", reference=lambda *arguments: np.zeros(3, np.int8))
     (*_, end) = burn_in([other, *ordering], programs.devices, rounds=2, programs=programs).unfinished
-    assert "reference returns the outputs int8[3], expected the outputs of run: " in end.reason
+    assert "reference returns the outputs int8[3]; expected those of run, " in end.reason
     only = burn_in([broken], programs.devices, rounds=2, programs=programs)
     assert only.rounds == 0
     assert judge(only).sentences[0] == "nothing was checked"
@@ -337,7 +337,7 @@ def test_subnormal_data_on_a_device_that_flushes(every: list[BurninWorkload], pr
     (outcome,) = programs.run(workload, 0)
     np.testing.assert_array_equal(outcome.outputs["columns"], 0)
     result = burn_in([workload], programs.devices, rounds=1, programs=programs)
-    assert result.notes == ["cpu cpu flushes subnormal float32 numbers to zero, so these data are zeros"]
+    assert result.notes == ["cpu cpu flushes subnormal float32 numbers to zero, so the subnormal data are zeros"]
 
 
 def test_what_is_refused(programs: Programs, few: list[BurninWorkload]) -> None:

@@ -22,7 +22,7 @@ def test_logs_survive_their_text() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dropcompute,threshold=1", "a real clock needs one process of one device"),
+        ("dropcompute,threshold=1", "a real clock needs one process with one device"),
         ("dropcompute,micro_batches=3,latency=constant,seconds=1", "choose a divisor of 2"),
         ("noise,sigma=1,workers=4", "expected numbers from 0 to 3"),
         ("shadow,spares=3", "expected at least 5 data ranks"),
