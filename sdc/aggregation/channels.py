@@ -163,7 +163,7 @@ class Recorded(Channel):
         object.__setattr__(self, "arrived", np.asarray(self.arrived))
         if self.arrived.ndim != 4 or self.arrived.dtype != np.bool_ or not self.arrived.size:
             raise ValueError(
-                f"a recorded trace of shape {self.arrived.shape} and type {self.arrived.dtype}: "
+                f"the recorded trace has shape {self.arrived.shape} and type {self.arrived.dtype}; "
                 "expected bool [steps, senders, receivers, packets]"
             )
 

@@ -135,7 +135,7 @@ class Gamma(_Written):
     """Gamma distribution with scale mean/shape."""
 
     mean: float  # mean of the distribution, above 0
-    shape: float  # shape of the distribution, above 0; 1 is the exponential distribution, and variance falls with it
+    shape: float  # shape of the distribution, above 0; 1 gives the exponential distribution; larger values vary less
 
     @property
     def variance(self) -> float:

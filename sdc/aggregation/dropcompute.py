@@ -118,7 +118,7 @@ def masked(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], 
     counts = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else 0 for leaf in jax.tree.leaves(batches)}
     if len(counts) != 1 or counts == {0}:
         raise ValueError(
-            f"micro-batches with leading axes of {sorted(counts)}: expected the same size, at least 1, in every leaf"
+            f"leaves have leading axes of sizes {sorted(counts)}; expected the same size, at least 1, in every leaf"
         )
 
     micro_batches = counts.pop()
@@ -328,7 +328,7 @@ class Stopwatch:
             if delays is not None and completed is None:
                 if number >= len(delays):
                     raise ValueError(
-                        f"{len(delays)} delays for at least {number + 1} micro-batches; give one delay for each"
+                        f"only {len(delays)} of at least {number + 1} delays were given; give one for each micro-batch"
                     )
                 while flying:  # an idle worker has nothing in flight
                     land()
@@ -348,7 +348,7 @@ class Stopwatch:
                 land()
         if completed is not None and done < completed:
             raise ValueError(
-                f"only {done} micro-batches, but the log has {completed} completed ones; give at least as many"
+                f"{done} micro-batches were given, but the log has {completed} completed ones; give at least as many"
             )
         while flying:
             land()

@@ -204,8 +204,8 @@ def check_floats(params: Tree) -> None:
         name, dtype = jax.tree_util.keystr(path) or "params", jnp.result_type(leaf)
         if not jnp.issubdtype(dtype, jnp.floating) or not jnp.size(leaf):
             raise ValueError(
-                f"{name} is {dtype}{list(jnp.shape(leaf))}; expected only floats with at least one element: exclude "
-                "other leaves from training"
+                f"{name} is {dtype}{list(jnp.shape(leaf))}; expected only arrays of floats with at least one "
+                "element; exclude other leaves from training"
             )
 
 
@@ -240,7 +240,7 @@ def _layout(x: Float[Array, "workers shard"], axis_name: str, arrived: Bool[Arra
     workers = count_workers(axis_name)
     if x.ndim != 2 or arrived.ndim != 2 or x.shape[0] != workers or arrived.shape[0] != workers:
         raise ValueError(
-            f"data of shape {x.shape} and packets of shape {arrived.shape}: expected [workers, shard] and "
+            f"the data have shape {x.shape}, and the mask has shape {arrived.shape}; expected [workers, shard] and "
             f"[workers, packets] for {workers} workers"
         )
     layout = Layout(workers, (x.size,), max(1, -(-x.shape[1] // arrived.shape[1])))
@@ -300,7 +300,7 @@ def recorded(logs: Sequence[LossyLog], params: Tree, *, packet: int | None = Non
         packed = np.stack([np.asarray(getattr(log, name)) for log in logs])
         if packed.ndim != 4 or packed.shape[1] != packed.shape[2]:
             raise ValueError(
-                f"a log of shape {packed.shape}: expected uint8 [steps, senders, receivers, bytes] of all workers"
+                f"the logs have shape {packed.shape}; expected uint8 [steps, senders, receivers, bytes] of all workers"
             )
         packets = Layout.of(params, packed.shape[1], packet).packets
         arrived = np.unpackbits(packed, axis=-1).astype(np.bool_)

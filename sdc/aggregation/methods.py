@@ -129,7 +129,7 @@ class Lossy(_Method):
                 check_probability(name, given)
         one_link = self.sender is not None or self.receiver is not None
         if one_link and self.burst is not None:
-            raise ValueError("burst cannot be combined with sender or receiver; give only one of them")
+            raise ValueError("burst cannot be combined with sender or receiver; give one or the other")
 
         def channel(rate: float) -> Channel:
             if one_link:

@@ -117,8 +117,8 @@ def shadow(
         for leaf in leaves:
             if not jnp.issubdtype(leaf.dtype, jnp.inexact):
                 raise ValueError(
-                    f"gradient_fn returns {leaf.dtype}{list(leaf.shape)}, which has no mean; expected floats only: "
-                    "leave it out, or cast it to float32"
+                    f"gradient_fn returns {leaf.dtype}{list(leaf.shape)}, which has no mean; expected only floats: "
+                    "omit this output, or cast it to float32"
                 )
 
         # Pairs of ranks of the group that differ anywhere on the mesh.

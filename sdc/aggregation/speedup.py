@@ -164,7 +164,7 @@ def larger_batch(batch: int, completed: float, micro_batches: int) -> int:
 def _cumulative(latencies: Float[np.ndarray, "*batch micro_batches"]) -> Float64[np.ndarray, "*batch micro_batches"]:
     times = np.asarray(latencies, np.float64)
     if times.ndim == 0 or times.size == 0:
-        raise ValueError(f"latencies of shape {times.shape}: expected [..., micro-batches], without empty axes")
+        raise ValueError(f"latencies have shape {times.shape}; expected [..., micro-batches], without empty axes")
     if not (times.min() >= 0 and times.max() < math.inf):
         where = tuple(int(i) for i in np.argwhere(~((times >= 0) & (times < math.inf)))[0])
         raise ValueError(
@@ -184,7 +184,7 @@ def _measured(
     """Returns T_{i,n}^(m), T_i and Tc_i, in seconds."""
     if np.ndim(latencies) != 3:
         raise ValueError(
-            f"latencies of shape {np.shape(latencies)}: expected [iterations, workers, micro-batches]; "
+            f"latencies have shape {np.shape(latencies)}; expected [iterations, workers, micro-batches]: "
             "give one iteration as latencies[None]"
         )
     cumulative = _cumulative(latencies)
@@ -192,7 +192,7 @@ def _measured(
     rest = np.asarray(serial, np.float64)
     if rest.shape not in ((), longest.shape):
         raise ValueError(
-            f"serial of shape {rest.shape}: expected one time, or one for each of {len(longest)} iterations"
+            f"serial has shape {rest.shape}; expected one time, or one for each of {len(longest)} iterations"
         )
     if not ((rest >= 0) & (rest < math.inf)).all():
         raise ValueError(f"serial={serial}: expected finite times of at least 0")
@@ -213,6 +213,6 @@ def _check_completed(completed: float, micro_batches: int) -> None:
         raise ValueError(f"micro_batches={micro_batches}: expected at least one micro-batch")
     if not 0 < completed <= micro_batches:
         raise ValueError(
-            f"completed={completed}: expected more than 0 and at most micro_batches={micro_batches}; "
+            f"completed={completed}: expected a number above 0 and at most micro_batches={micro_batches}; "
             "raise the threshold if nothing is completed"
         )

@@ -4,8 +4,8 @@ The module implements algorithms 1 and 2 of *Capturing and Mitigating Gradient A
 Distributed Training*. Both algorithms wrap any optax optimizer, which runs after the all-reduce of the gradients. Their
 updates are assignments (see `assignment`), so replicas are bitwise equal after a synchronization.
 
-The mean is computed by one all-reduce, or by two exchanges that a compiler can overlap with matrix products. On TPUs,
-the compiler always makes an all-reduce blocking, but makes an exchange of parts (`all_to_all`) asynchronous. On TPUs,
+The mean is computed by one all-reduce, or by two exchanges that a compiler can overlap with matrix products. The TPU
+compiler always makes an all-reduce blocking, but makes an exchange of parts (`all_to_all`) asynchronous. On TPUs,
 each worker therefore receives its part of all replicas, averages these parts, and sends the mean to all workers. The
 traffic is that of a ring all-reduce (Patarasu and Yuan, *Bandwidth optimal all-reduce algorithms*, 2009, section 3) of
 arrays in the parameters' type; exchanging partial sums would need a wider type.

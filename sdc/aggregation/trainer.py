@@ -260,8 +260,8 @@ def data_parallel(
         loss = found[0]
         if not isinstance(loss, jax.Array) or loss.shape or not jnp.issubdtype(loss.dtype, jnp.floating):
             raise ValueError(
-                f"gradient returns {loss} as its loss; expected one number, without has_aux; compute other values "
-                "outside the step"
+                f"gradient returns {loss} as its loss; expected a single number, without has_aux; compute other "
+                "values outside the step"
             )
         return found
 
@@ -299,7 +299,7 @@ def data_parallel(
             raise ValueError(
                 "lossy_zero2 reduces the workers' gradients itself; give combining=Own()"
                 if lossy
-                else "combining=Own() gives every worker its own gradient, which only lossy_zero2 reduces; omit it here"
+                else "combining=Own() leaves gradients unreduced, which only lossy_zero2 expects; omit combining"
             )
         specs = tuple(P(axis_name, *spec) for spec in _specs(shapes, params, mesh, others))
         placed = jax.tree.unflatten(jax.tree.structure(shapes), [NamedSharding(mesh, spec) for spec in specs])

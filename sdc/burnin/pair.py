@@ -39,8 +39,8 @@ class StageRow(Fields, kw_only=True):
     steps: Annotated[int, about("number of steps in the record")]
     planned: Annotated[int, about("number of planned steps; the stage of operations ends at the first difference")]
     ended: Annotated[bool, about("whether the stage ran to the end")]
-    checked: Annotated[int, about("number of elements compared; of digests, in the stage of operations")]
-    mismatched: Annotated[int, about("number of elements that differ; of digests, in the stage of operations")]
+    checked: Annotated[int, about("number of elements compared (of digests, in the stage of operations)")]
+    mismatched: Annotated[int, about("number of elements that differ (of digests, in the stage of operations)")]
     hits: Annotated[int, about("number of steps with a difference")]
     first: Annotated[int | None, about("number of the first step with a difference")] = None
 

@@ -245,7 +245,7 @@ class BurninSettings:
         """Returns valid settings, with the level's duration if none is given; raises SettingError otherwise."""
         check_fields(self)
         if self.minutes is not None and self.rounds is not None:
-            raise SettingError("minutes", self.minutes, "rounds are given too; give only one of the two")
+            raise SettingError("minutes", self.minutes, "rounds are given too; give either minutes or rounds")
         if not self.dtypes:
             raise SettingError("dtypes", None, "expected at least one floating-point type")
         minutes, rounds = self.minutes, self.rounds

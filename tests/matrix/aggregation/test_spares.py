@@ -29,7 +29,7 @@ def test_bad_input() -> None:
         init_shadow(2)
     with pytest.raises(ValueError, match="has size 2; with spares=1, it must be at least 3"):
         run(shadow(identity, "data"), x=x[:2])
-    with pytest.raises(ValueError, match="has size 5; with spares=4 expected at least 6"):
+    with pytest.raises(ValueError, match="has size 5; with spares=4, it must be at least 6"):
         run(shadow(identity, "data", spares=4))
     with pytest.raises(ValueError, match=r"shape \(4, 4\), but axis 'data' has size 5; start with init_shadow\(5\)"):
         run(shadow(identity, "data"), init_shadow(4))

@@ -296,7 +296,7 @@ def test_empty_is_taken_as_a_python_bool() -> None:
         (lambda: masked(lambda c, b, _: c, 0, jnp.ones(2), -1), "completed=-1"),
         (lambda: around_an_assignment(), "put skip_empty inside"),
         (lambda: Stopwatch(accumulate(loss), 0.0), "threshold=0.0"),
-        (lambda: clocked(1.0, [0.0]), "1 delays for at least 2 micro-batches"),
+        (lambda: clocked(1.0, [0.0]), "only 1 of at least 2 delays were given"),
         (lambda: clocked(1.0, None, completed=-1), "completed=-1"),
         (lambda: clocked(1.0, [math.inf] * 5), r"delays=\[inf"),
         (lambda: clocked(1.0, None, completed=6), "the log has 6 completed ones"),

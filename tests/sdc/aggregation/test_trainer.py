@@ -229,14 +229,14 @@ def test_one_clear_line() -> None:
     with pytest.raises(ValueError, match="ranks=2: expected at least three"):
         data_parallel(GRADIENT, ADAM, mesh, combining=Shadowed()).init(params())
     for combining, optimizer, said in [
-        (Own(), ADAM, "combining=Own.. gives every worker its own gradient, which only lossy_zero2 reduces"),
+        (Own(), ADAM, "combining=Own.. leaves gradients unreduced"),
         (None, aggregation.lossy_zero2(ADAM, "data"), "lossy_zero2 reduces the workers' gradients itself"),
     ]:
         with pytest.raises(ValueError, match=said):
             data_parallel(GRADIENT, optimizer, mesh, combining=combining).init(params())
     wrong_gradients: dict[str, Any] = {
         r"must return \(loss, gradient\)": jax.grad(loss),
-        "expected one number, without has_aux": jax.value_and_grad(lambda p, b: (loss(p, b), 1.0), has_aux=True),
+        "expected a single number, without has_aux": jax.value_and_grad(lambda p, b: (loss(p, b), 1.0), has_aux=True),
         "gradient_fn uses psum": lambda p, b: lax.pmean(GRADIENT(p, b), "data"),
     }
     for said, gradient in wrong_gradients.items():
