@@ -53,9 +53,7 @@ def parse_devices(text: str | None) -> DeviceRequest:
         return DeviceRequest(None, None)
     found = re.fullmatch(r"(?:(cpu|gpu|tpu)(?::(\d{1,6}))?|(\d{1,6}))", text, re.ASCII)
     if found is None:
-        raise SettingError(
-            "devices", text, "expected gpu, tpu or cpu, or one of these with a number, as in gpu:8, or a number"
-        )
+        raise SettingError("devices", text, "expected gpu, tpu or cpu, optionally with a number (gpu:8), or a number")
     platform, count = found[1] or "cpu", found[2] or found[3]
     if count is not None and not 1 <= int(count) <= MOST_DEVICES:
         raise SettingError("devices", text, f"expected a number from 1 to {MOST_DEVICES:,}")
