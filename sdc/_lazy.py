@@ -36,7 +36,7 @@ EXTRAS = {
 
 
 def missing(extra: str) -> bool:
-    """Returns whether any module of an extra is missing."""
+    """Returns whether any module that an extra installs is missing."""
     return any(importlib.util.find_spec(name) is None for name, of in EXTRAS.items() if of == extra)
 
 

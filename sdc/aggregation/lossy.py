@@ -232,7 +232,7 @@ def check_gradient(gradient: Tree, params: Tree, axis_name: str) -> None:
 
 
 def own_packets(layout: Layout, axis_name: str) -> Bool[Array, "workers 1"]:
-    """Marks all packets that a worker sends to itself as arrived."""
+    """Marks as arrived all packets that a worker sends to itself."""
     return (jnp.arange(layout.workers) == lax.axis_index(axis_name))[:, None]
 
 
@@ -395,7 +395,7 @@ def lossy_zero2(
     instead.
 
     Args:
-        optimizer: any optax optimizer; its state lives on shards.
+        optimizer: any optax optimizer; its state is sharded.
         axis_name: the axis of the workers, bound.
         p_grad: probability that a packet of gradients is lost, or a channel.
         p_param: the same for packets of parameters.

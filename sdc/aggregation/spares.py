@@ -56,7 +56,7 @@ class ShadowReport(NamedTuple):
     watched: Int32[Array, ""]  # the rank that was checked
     spares: Int32[Array, "spares"]  # the ranks that computed on the same rows
     differed: Bool[Array, ""]  # whether any two of these ranks differed in any bit
-    repeats: Bool[Array, ""]  # whether this step re-checked a difference and differed again
+    repeats: Bool[Array, ""]  # whether this step re-checked a difference and found it again
     blamed: Bool[Array, "ranks"]  # the ranks that this step found wrong
     difference: Difference  # difference of each spare from the watched rank, summed over all devices of a rank
 

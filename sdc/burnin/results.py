@@ -223,7 +223,7 @@ class BurninSettings:
         about("family of workloads to run; may be repeated; by default, all families"),
     ] = None
     dtypes: Annotated[tuple[str, ...], Flag(type=tuple[DataType, ...]), about("floating-point types")] = DTYPES
-    seed: Annotated[int, Within(0, 2**32 - 1), about("seed of the data; golden digests are valid for one seed")] = 0
+    seed: Annotated[int, Within(0, 2**32 - 1), about("seed of the data; a golden digest is valid for one seed")] = 0
     accept: Annotated[
         tuple[str, ...],
         Flag(type=tuple[Accepted, ...], repeated=True),
@@ -236,8 +236,8 @@ class BurninSettings:
         tuple[str, ...],
         Flag("fault", repeated=True),
         about(
-            "simulated fault, such as bitflip,rate=1e-4,site=matrix/*,device=2; may be repeated; by default, on the "
-            "last device"
+            "simulated fault, such as bitflip,rate=1e-4,site=matrix/*,device=2 (default: on the last device); may be "
+            "repeated"
         ),
     ] = ()
 
