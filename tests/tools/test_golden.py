@@ -115,7 +115,7 @@ def test_a_register_of_elsewhere_is_inconclusive(run: Run, recorded: Path) -> No
     rewritten(recorded, environment={"jaxlib": "0.0.1"})
     found = run.json("verify", recorded, code=3)
     assert (found["verdict"], found["confirmed"], found["elsewhere"]) == ("inconclusive", 0, 1)
-    assert "here, 0.0.1 there (1 workload)" in found["sentences"][0]
+    assert "on this host, 0.0.1 in the register (1 workload)" in found["sentences"][0]
 
 
 @pytest.mark.parametrize("words", ["verify {}", "verify --no-run {}", "merge {}.new {}", "list {}"])

@@ -278,7 +278,7 @@ def test_rounding_adds_no_step() -> None:
         (lambda: completed(np.array([1.0, -2.0]), 1.0), r"latency -2.0 at \(1,\)"),
         (lambda: completed(np.array([[1.0, math.nan]]), 1.0), r"latency nan at \(0, 1\)"),
         (lambda: mean_completed(np.array([math.inf]), 1.0), r"latency inf at \(0,\)"),
-        (lambda: effective_speedup(np.ones((2, 3)), 0.0, 1.0), r"shape \(2, 3\): expected \[iterations, workers"),
+        (lambda: effective_speedup(np.ones((2, 3)), 0.0, 1.0), r"shape \(2, 3\); expected \[iterations, workers"),
         (lambda: effective_speedup(TWO, 0.0, -1.0), "threshold=-1.0"),
         (lambda: effective_speedup(TWO, np.zeros(2), 1.0), r"serial has shape \(2,\).* 1 iterations"),
         (lambda: effective_speedup(TWO, -0.1, 1.0), "serial=-0.1"),
