@@ -172,7 +172,7 @@ def _headline(result: TraceComparison) -> Headline:
     device = f"{found.device}, in {' or in '.join(places)}: either of the two traces may be wrong"
     actions = [
         Action(
-            "Trace again on a third host", "Either trace may be wrong; sdc diff with a third trace shows which one is."
+            "Trace again on a third host", "Either trace may be wrong; sdc diff with a third trace shows which one."
         ),
         Action("Reproduce it", "Trace the suspect again: a difference at the same place is persistent."),
     ]

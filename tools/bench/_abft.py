@@ -1,4 +1,4 @@
-"""`sdc bench abft`: the cost of checked matrix products, detected errors, and false alarms."""
+"""`sdc bench abft`: the cost of checked matrix products, the errors that they detect, and their false alarms."""
 
 import functools
 import itertools

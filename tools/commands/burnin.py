@@ -49,8 +49,8 @@ class BurninCommand(ResultCommand):
     run: Path | None = None
     """New folder for result.json, the log, and the bundle for the vendor; by default a new one below runs/."""
     resume: bool = False
-    """Resume the burn-in in the folder given with --run, until its time is used up; several short sessions thus count
-    as one long one."""
+    """Resume the burn-in in the folder given with --run, until its time is used up; several short sessions thus add up
+    to a long one."""
     junit: Path | None = None
     """Also write the result as JUnit XML."""
     prometheus: Path | None = None

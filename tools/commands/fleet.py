@@ -69,7 +69,7 @@ class ScheduleCommand:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimulateCommand(ResultCommand):
-    """Simulates how many rounds of pairs identify the bad hosts of a fleet.
+    """Simulates fleets to find how many rounds of pairs identify the bad hosts.
 
     Example: sdc fleet simulate --hosts 64 --bad 3 --probability 0.7 --rounds 8
     Example: sdc fleet simulate --hosts 1000 --bad 1 --rounds 4
