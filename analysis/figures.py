@@ -134,7 +134,7 @@ def gradients(steps: Sequence[StepRow]) -> Figure | LeftOut:
         return LeftOut(title, "the record holds no gradient norms")
     if not (np.isfinite(norm) & (norm > 0)).any():
         return LeftOut(title, "no gradient norm is finite and above zero")
-    caption = "L2 norms of the gradient of each optimizer step, and of its difference from the reference."
+    caption = "L2 norms at each optimizer step."
     if difference is None:
         caption += _not_finite({"gradient norm": norm})
         return over_steps("Gradient norm", caption, "L2 norm", steps, {"norm": norm[0]}, "y")
@@ -153,7 +153,7 @@ def parameter_difference(steps: Sequence[StepRow]) -> Figure | LeftOut:
         return LeftOut(title, "the parameters of the twins never differed")
     if not (np.isfinite(difference[1:]) & (difference[1:] > 0)).any():
         return LeftOut(title, "no finite difference above zero was measured")
-    caption = "L2 norm over all parameters after each step, before they are synchronized."
+    caption = "L2 norms over all parameters after each step, before the parameters are synchronized."
     caption += _not_finite({"parameter difference": difference})
     lines = _beside(per_twin(steps, "parameter_norm"), difference)
     return over_steps(title, caption, "L2 norm", steps, lines, "y")
