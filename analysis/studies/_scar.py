@@ -413,7 +413,7 @@ def _advice(workloads: Sequence[Workload]) -> Iterator[Finding]:
 
 
 def within_factor(predicted: Float[np.ndarray, "n"], costs: Float[np.ndarray, "n"], least: float = LEAST_COST) -> Any:
-    """Returns for each prediction whether it is within a factor of two of the cost, or both are below `least`
+    """Returns for each prediction whether it is within a factor of two of the cost, or whether both are below `least`
     iterations."""
     costs = np.where(np.isfinite(costs), costs, np.inf)
     near = (predicted <= FACTOR * costs) & (costs <= FACTOR * predicted)
