@@ -22,8 +22,8 @@ FAMILY = "training"
 
 
 def configuration(side: int, dtype: str) -> TrainConfig:
-    """Returns the configuration of a decoder for a level with `side` positions: 8 (rehearsals) to 4,096 (320 M
-    parameters)."""
+    """Returns the configuration of a decoder for a level with `side` positions, from 8 (for rehearsals) to 4,096 (which
+    gives 320 M parameters)."""
     width = max(16, side // 2)
     heads = max(2, width // HEAD)
     return TrainConfig(

@@ -219,7 +219,8 @@ UNRATED = 99  # marks a missing rating in a Jester table
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ratings:
-    """Ratings, at most one per user and item. The arrays are read-only; every user and every item has a rating.
+    """Ratings, at most one for each pair of a user and an item. The arrays are read-only; every user and every item has
+    a rating.
 
     Attributes:
         users: index of each rating's user, from 0.
