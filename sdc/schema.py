@@ -175,7 +175,7 @@ class RankRow(Fields, kw_only=True):
         ),
     ] = None
     relative_mean: Annotated[
-        Number, about("mean relative difference of the mismatched elements; `null` if the mean has no terms")
+        Number, about("mean relative difference of the mismatched elements; `null` if no element enters the mean")
     ] = None
     relative_max: Annotated[Number, about("largest relative difference")] = None
 
@@ -305,7 +305,7 @@ class OutlookRow(Fields, kw_only=True):
 
     step: Annotated[Number, about("number of steps done")] = None
     every: Annotated[Number, about("number of steps since the previous save")] = None
-    c: Annotated[Number, about("factor by which the movement shrinks per step; `null` if unknown")] = None
+    c: Annotated[Number, about("factor by which the movement of the state shrinks per step; `null` if unknown")] = None
     interval: Annotated[list[Number] | None, about("95 % interval of `c`")] = None
     distance: Annotated[Number, about("distance to the optimum, computed from `c`")] = None
     losses: Annotated[list[LossCost], about("cost of losing each fraction of the state")] = []
@@ -479,7 +479,7 @@ class InjectionRow(Fields, kw_only=True):
     source: Annotated[str | None, about("source line of the operation")] = None
     dtype: Annotated[str | None, about("type of the struck value")] = None
     shape: Annotated[list[int] | None, about("shape of the struck value")] = None
-    output: Annotated[int | None, about("number of the operation's output that was struck")] = None
+    output: Annotated[int | None, about("index of the operation's output that was struck")] = None
     iteration: Annotated[list[int] | None, about("iteration of each enclosing loop, outermost first")] = None
     layer: Annotated[int | None, about("iteration of the innermost loop")] = None
     device: Annotated[dict[str, int] | None, about("index of the struck device on each mesh axis")] = None

@@ -35,7 +35,7 @@ class Strike(NamedTuple):
 
     Attributes:
         site: number of the site (see `site_number`); 0 for a strike that corrupts nothing.
-        output: number of the operation's output.
+        output: index of the output that is struck.
         iteration: index in each enclosing loop, outermost first; -1 for all iterations, and for unused entries.
         device: index along each mesh axis; -1 for all devices along that axis.
         elements: flat indices of the elements struck together; -1 for unused entries.
@@ -91,7 +91,7 @@ def strike_on(
         iteration: index in each enclosing loop, outermost first, or a single index if there is only one loop; all
             iterations by default.
         device: index along each mesh axis; all devices along axes that are not given.
-        output: number of the operation's output.
+        output: index of the output to strike.
         key: key for random draws, such as the bit that flips; derived from the elements by default.
         room: see `no_strike`; by default, the number of elements. Strikes with equal room and axes share a compiled
             program.

@@ -291,7 +291,7 @@ class Fault:
         site: a selector of sites, the text of a selector, or a shell-style pattern that matches names of probes, such
             as `fwd/attn` or `bwd/*`.
         layer: the only iteration of the innermost loop in which the fault strikes; None for all iterations.
-        at: indices, along mesh axes, of the only device that is struck, such as `{"twin": 1, "model": 0}`.
+        at: index, along each mesh axis, of the only device that is struck, such as `{"twin": 1, "model": 0}`.
         when: how the rate changes over time.
         pattern: which elements are struck together.
 

@@ -256,7 +256,7 @@ class BitFlip(FaultKind):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class StuckBit(FaultKind):
-    """Sets one bit of the element to 0 or to 1, as a permanent fault of a latch or a line does.
+    """Sets one bit of the element to 0 or to 1, as a permanent fault in a latch or on a line does.
 
     Memory errors in the field are dominated by hard errors, which recur at the same place (Schroeder, Pinheiro and
     Weber, *DRAM Errors in the Wild*, SIGMETRICS 2009).

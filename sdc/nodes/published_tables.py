@@ -97,7 +97,7 @@ def published_noise(name: str) -> float:
 
 
 def published_disagreement(name: str) -> dict[str, float]:
-    """Returns the share of test predictions that differ between fine-tuning on a node and on a healthy node (table 5).
+    """Returns the share of test predictions that differ if a model is fine-tuned on a healthy node instead (table 5).
 
     Raises:
         ValueError: there is no such node.

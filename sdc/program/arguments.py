@@ -295,7 +295,7 @@ _ASIDE: set[type[Any]] = set()
 
 
 def aside(kind: Kind) -> Kind:
-    """Declares a type of arguments that precede the step's own and are neither part of the step nor sites."""
+    """Declares a type whose instances precede the step's own arguments and are neither part of the step nor sites."""
     _ASIDE.add(kind)
     return kind
 

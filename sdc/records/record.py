@@ -289,7 +289,7 @@ class Record:
             manifest: description of the resumed run. This manifest replaces the old one, except for the time of
                 creation; `resumed_at` lists the numbers at which the record was resumed.
             at: number of the next line.
-            expected: number of lines with lower numbers that must exist (default: the existing number).
+            expected: number of lines with lower numbers that must exist (default: any number).
 
         Returns:
             The open record.

@@ -239,7 +239,7 @@ def test_what_departs_from_the_published_counts() -> None:
     for times, where in ((low * 0.99, "outside"), (low * 1.01, "inside"), (high * 0.99, "inside"), (1e6, "outside")):
         told = nodes.SuspectName("node15", times=times).departs()
         assert f"multiplied by {times:g}, a factor {where} the 95 % interval" in told
-        assert f"{low:.3g} to {high:.3g} times" in told
+        assert f"published counts allow, {low:.3g} to {high:.3g}" in told
     assert nodes.SuspectName("node15").departs() == ""
     assert nodes.SuspectName("silicon:gpu", times=5.0).departs() == ""  # of which no counts are published
     low, high = nodes.rate_interval("node2")  # nothing was seen: up to -ln 0.025 elements, of ln 2 that are simulated
