@@ -39,7 +39,7 @@ def resolve(host: str) -> Sequence[str]:
         ("gpu-1:4", "gpu-2", "127.0.1.1:4", "gpu-1 resolves to 127.0.1.1 on this host"),
         ("localhost:4", "gpu-2", "127.0.0.1:4", "localhost resolves to 127.0.0.1 on this host"),
         ("[::1]:4", "gpu-2", "[::1]:4", "[::1] is an address that each host uses for itself; "),
-        ("gpu-2:4", "gpu-1", "10.0.0.2:4", "this host's own name gpu-1 resolves to 127.0.1.1, at which CPU"),
+        ("gpu-2:4", "gpu-1", "10.0.0.2:4", "this host's own name gpu-1 resolves to 127.0.1.1, where CPU"),
         ("gpu-2:4", "gpu-2", "10.0.0.2:4", None),
         ("gpu-2:4", "unknown", "10.0.0.2:4", None),
         ("gpu-3:4", "gpu-2", "[fe80::1%eth0]:4", None),
