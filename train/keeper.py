@@ -6,8 +6,6 @@ from the running checkpoint.
 """
 
 import dataclasses
-import hashlib
-import json
 import logging
 import math
 import os
@@ -107,22 +105,20 @@ class Keeper:
         folder: Path,
         initial: Any,
         *,
-        run: str,
         again: Callable[[], Any],
         checkpoint_every: int,
     ) -> None:
-        """Opens the running checkpoint and the copies. Calling `again` recreates the initial state; `run` identifies
-        the run (see `identity`)."""
+        """Opens the running checkpoint and the copies. Calling `again` recreates the initial state."""
         import jax
 
-        from sdc.checkpoints import Copies, RunningCheckpoint
+        from sdc.checkpoints import Copies, RunningCheckpoint, copies_folder
 
         self.checkpoint: RunningCheckpoint = RunningCheckpoint(
             folder / FOLDER, initial, fraction=settings.fraction, moving="params", again=again
         )
-        # This folder is unique to this run and this process of the host.
-        place = Path(settings.local_copies or tempfile.gettempdir()).absolute() / f"sdc-copies-{run}"
-        self.copies = Copies(place / f"process-{jax.process_index()}", run, initial)
+        record = folder / FOLDER / f"process-{jax.process_index()}" / "copies.json"
+        place = copies_folder(record, Path(settings.local_copies or tempfile.gettempdir()).absolute())
+        self.copies = Copies(place.folder, place.key, initial)
         self._every, self._copied = max(1, round(checkpoint_every * settings.fraction)), checkpoint_every
         self._lost = settings.lost
         self._restarted: dict[str, Any] = {}
@@ -295,9 +291,3 @@ def saved_step(folder: Path) -> int:
 
     found = last_save(epath.Path(folder / FOLDER))
     return 0 if found is None else found.oldest.step
-
-
-def identity(folder: Path, created: str) -> str:
-    """Returns a string that identifies a run on this host, derived from the location of its record and its start
-    time."""
-    return hashlib.sha256(json.dumps([str(folder), created]).encode()).hexdigest()[:16]

@@ -41,7 +41,7 @@ from sdc.twins import ALGORITHM
 from .checkpoints import Checkpoints, Unsaved
 from .cluster import Incomparable, announce, as_read, changes, check_comparable, check_resumed, rows_in_order
 from .data import batches
-from .keeper import Keeper, Running, identity, saved_step
+from .keeper import Keeper, Running, saved_step
 from .policy import PATIENCE, Attempt, Decision, Golden, PolicyError, StepPolicy
 from .programs import (
     Placement,
@@ -181,7 +181,7 @@ def run(
         everyone("compiled", at="while compiling the program")
         if job.keeping is not None and job.resume:
             # Roll back a running checkpoint from a later step before lines are removed from the record.
-            keeper, state = _keeper(job, job.keeping, folder, str(then.get("created")), program)
+            keeper, state = _keeper(job, job.keeping, folder, program)
             state, start = _restarted(job, folder, program, checkpoints, source, keeper, state)
         if first:
             record = (
@@ -193,7 +193,7 @@ def run(
                 record.file(name, content)
         everyone("ready", at="before the first step")
         if keeper is None and job.keeping is not None:
-            keeper, state = _keeper(job, job.keeping, folder, str(manifest["created"]), program)
+            keeper, state = _keeper(job, job.keeping, folder, program)
         elif keeper is None:
             state, restored = _state(job, program, checkpoints, source, start)
             if restored < start and record is not None:  # newer checkpoints are damaged
@@ -253,12 +253,11 @@ def planned(job: Planned, loaded: Loaded, placement: Placement, command: Sequenc
     }
 
 
-def _keeper(job: Job, settings: Running, folder: Path, created: str, program: Program) -> tuple[Keeper, Any]:
+def _keeper(job: Job, settings: Running, folder: Path, program: Program) -> tuple[Keeper, Any]:
     """Opens the running checkpoint and the copies on each host, and returns them with the initial state."""
-    run = everyone(identity(folder, created), at="when asked which run it is")[0]
     again = functools.partial(program.init, job.workload.seed)
     state = again()
-    return Keeper(settings, folder, state, run=run, again=again, checkpoint_every=job.checkpoint_every), state
+    return Keeper(settings, folder, state, again=again, checkpoint_every=job.checkpoint_every), state
 
 
 def _restarted(

@@ -7,7 +7,6 @@ load. The kernel releases the lock of a device when the process that holds the l
 import functools
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sdc.settings import SettingError
 
-from ..records import Lock, RecordBusy, Sources, describe_devices, environment, package_version
+from ..records import (
+    Lock,
+    RecordBusy,
+    RecordError,
+    Sources,
+    describe_devices,
+    environment,
+    identify,
+    own_folder,
+    package_version,
+)
 
 if TYPE_CHECKING:
     import jax
@@ -72,23 +81,32 @@ def claim_names(described: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def lock_folder() -> Path:
-    """Returns the folder of locks: the system's folder for temporary files."""
-    return Path(tempfile.gettempdir())
+    """Returns the folder of this user's locks on this host, which only the user can access: in the user's state folder,
+    or for root in `/run`.
+
+    Raises OSError if the folder belongs to another user, or cannot be created.
+    """
+    if os.geteuid() == 0:
+        return own_folder("/run/sdc")
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    me = identify()  # hosts may share the state folder
+    return own_folder(state / "sdc" / f"locks-{me.machine or me.name}")
 
 
 @contextmanager
 def claimed(names: Iterable[str], folder: Path | None = None) -> Iterator[list[str]]:
     """Locks devices for the duration of the block; yields messages about devices that could not be locked.
 
-    By default, the locks are in the system's folder for temporary files, which all processes of a host share, except
+    By default, the locks are in `lock_folder`, so they exclude other burn-ins of the same user on this host, except
     those in containers. Raises a `SettingError` that names the device if another burn-in has locked the device.
     """
     held: list[Lock] = []
     problems: list[str] = []
     try:
         for name in sorted(set(names)):
-            place, file = folder or lock_folder(), f"jax-sdc-{name}.lock"
+            file = f"{name}.lock"
             try:
+                place = folder or lock_folder()
                 held.append(Lock(place, file, lasting=True))
             except RecordBusy as error:
                 raise SettingError(
@@ -96,10 +114,9 @@ def claimed(names: Iterable[str], folder: Path | None = None) -> Iterator[list[s
                     f"{name} is being tested by {error.holder or 'another process'} ({place / file}); "
                     "wait until that burn-in has ended",
                 ) from error  # fmt: skip
-            except OSError as error:
-                problems.append(
-                    f"{name} could not be locked, so a second burn-in can use it ({error.strerror}: {place / file})"
-                )
+            except (OSError, RecordError) as error:
+                why = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
+                problems.append(f"{name} could not be locked, so a second burn-in can use it ({why})")
         yield problems
     finally:
         for lock in held:

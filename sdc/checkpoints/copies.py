@@ -1,7 +1,7 @@
 """Local copies of the data on a process's devices, from which the process restores its data if another process is lost.
 
     FOLDER/STEP/pieces       the concatenated shards
-    FOLDER/STEP/copy.json    the run and process, and the position and digest of each shard
+    FOLDER/STEP/copy.json    the process, the position and digest of each shard, and a code that only this run can make
 
 A copy is written under a temporary name and then renamed, so it is either complete or absent. The last two copies are
 kept: if a process is lost during a step, some survivors may already have a copy of this step, and all survivors have a
@@ -14,9 +14,11 @@ process lost and another process still has are transferred between devices.
 
 import contextlib
 import dataclasses
+import hmac
 import json
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,11 +27,12 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import jax
+import msgspec
 import numpy as np
 from jax.experimental import multihost_utils
 
 from ..multihost import everyone
-from ..records import Format, RecordError, endless, reason, to_json
+from ..records import Format, RecordError, endless, own_folder, reason, to_json, write_bytes
 from ..schema import Header
 from ..text import NOTHING
 from ..twins import ALGORITHM
@@ -39,7 +42,7 @@ from .recovery import Part, Reader, Recovered, put_back
 from .store import KEPT
 
 LOG = logging.getLogger("sdc.checkpoints")
-PIECES, COPY = "pieces", "copy.json"
+PIECES, COPY, NEW = "pieces", "copy.json", ".new"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,32 +58,72 @@ class Description(Header, kw_only=True, tag="jax-sdc local copy"):
     """Description of the pieces of a copy."""
 
     algorithm: str = ALGORITHM
-    run: str
     process: int
     processes: int
     held: list[Fragment]
     step: int
     note: dict[str, Any]
     digests: list[str]
+    code: str = ""  # HMAC-SHA256 of everything else with the key of the run
+
+    def coded(self, key: str) -> "Description":
+        """Returns the same description with the code that belongs to it."""
+        bare = msgspec.structs.replace(self, code="")
+        code = hmac.new(key.encode(), msgspec.json.encode(bare), "sha256").hexdigest()
+        return msgspec.structs.replace(bare, code=code)
+
+
+class CopiesFolder(Header, kw_only=True, tag="jax-sdc folder of local copies"):
+    """The folder of a process's copies, and the key that identifies copies of the run."""
+
+    folder: str
+    key: str
 
 
 DESCRIPTIONS = Format(type=Description, noun="description of a copy", remedy="delete that folder")
+FOLDERS = Format(type=CopiesFolder, noun="folder of local copies", remedy="delete that file")
+
+
+def copies_folder(record: Path, parent: Path) -> CopiesFolder:
+    """Returns the folder below `parent` for a process's copies, and their key, and stores them in the file `record`.
+
+    Other users can neither predict nor access the folder, and cannot forge copies without the key. A process that
+    restarts on the same host finds the same folder; on another host, it gets a new one.
+    """
+    key = secrets.token_hex(32)
+    if record.exists():
+        try:
+            found = FOLDERS.read(record)
+            key = found.key
+            if Path(found.folder).parent == parent and Path(found.folder).is_dir():
+                own_folder(found.folder)
+                return found
+        except (OSError, RecordError) as error:
+            LOG.warning("local copies of an earlier process cannot be used (%s)", error)
+    name = f"sdc-copies-{secrets.token_hex(8)}"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        made = CopiesFolder(folder=tempfile.mkdtemp(prefix="sdc-copies-", dir=parent), key=key)
+        write_bytes(record, FOLDERS.encode(made), mode=0o600)
+    except OSError:  # reported when the first copy is written
+        return CopiesFolder(folder=str(parent / name), key=key)
+    return made
 
 
 class Copies:
     """The copies of one process. This class never waits for another process and never reads another process's files."""
 
-    def __init__(self, folder: str | os.PathLike[str], run: str, state: Any) -> None:
+    def __init__(self, folder: str | os.PathLike[str], key: str, state: Any) -> None:
         """Sets the folder, which must be on this process's host and used by no other process; nothing is written before
         the first copy.
 
-        `run` identifies the run; copies of other runs are never used. Copies have the structure of `state`.
+        `key` is a secret of the run; copies that were made without it are never used. Copies have the structure of
+        `state`.
         """
-        self.folder = Path(folder)
+        self.folder, self._key = Path(folder), key
         self._held = list(shards_here(named_leaves(state)))
         self._mine: dict[str, Any] = {
             "algorithm": ALGORITHM,
-            "run": run,
             "process": jax.process_index(),
             "processes": jax.process_count(),
             "held": self._held,
@@ -104,6 +147,7 @@ class Copies:
         arrays = [np.array(data) for data in shards.values()]
         texts = [digest_text(np.asarray(digest)) for digest in digests]
         about = Description(**self._mine | {"held": list(shards)}, step=step, note=to_json(note), digests=texts)
+        about = about.coded(self._key)
         self._writing = self._pool.submit(self._write, arrays, about)
 
     def wait(self) -> bool:
@@ -150,9 +194,8 @@ class Copies:
     def remove(self) -> None:
         """Deletes all copies after the end of the run."""
         self.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # other processes of this host have their copies in this folder
-            self.folder.parent.rmdir()
+        with contextlib.suppress(OSError):
+            shutil.rmtree(own_folder(self.folder), ignore_errors=True)
 
     def close(self) -> None:
         self.wait()
@@ -160,7 +203,11 @@ class Copies:
 
     def _places(self) -> list[Path]:
         """Returns the folders of copies, oldest first."""
-        paths = self.folder.iterdir() if self.folder.is_dir() else ()
+        try:
+            paths = own_folder(self.folder).iterdir() if self.folder.is_dir() else ()
+        except OSError as error:
+            LOG.warning("copies in %s cannot be used (%s)", self.folder, reason(error))
+            return []
         return sorted((path for path in paths if path.name.isdecimal()), key=lambda path: int(path.name))
 
     def _described(self, step: int) -> Description | None:
@@ -175,7 +222,10 @@ class Copies:
             LOG.warning("the copy of step %d in %s is damaged (%s); continuing without it", step, self.folder, error)
             return None
         expected = {**self._mine, "step": step}
-        if differ := [name for name, value in expected.items() if getattr(about, name) != value]:
+        differ = [name for name, value in expected.items() if getattr(about, name) != value]
+        if not hmac.compare_digest(about.code, about.coded(self._key).code):
+            differ.append("key")
+        if differ:
             LOG.warning("%s is a copy of another run or state (%s); continuing without it", place, ", ".join(differ))
             return None
         if size != sum(one.bytes for one in self._held):
@@ -184,10 +234,12 @@ class Copies:
         return about
 
     def _write(self, arrays: Sequence[np.ndarray], about: Description) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for left in self.folder.glob(".*"):  # left by a killed process
-            shutil.rmtree(left, ignore_errors=True)
-        place, beside = self.folder / str(about.step), Path(tempfile.mkdtemp(dir=self.folder, prefix="."))
+        folder = own_folder(self.folder)
+        for left in folder.iterdir():
+            if left.suffix == NEW and left.stem.isdecimal():  # left by a killed process
+                shutil.rmtree(left, ignore_errors=True)
+        place, beside = folder / str(about.step), folder / f"{about.step}{NEW}"
+        beside.mkdir()
         try:
             with (beside / PIECES).open("wb") as file:
                 for array in arrays:

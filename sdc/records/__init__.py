@@ -68,6 +68,7 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .storage import (
         AnyPath as AnyPath,
         check_files as check_files,
+        own_folder as own_folder,
         endless as endless,
         names as names,
         read_bytes as read_bytes,

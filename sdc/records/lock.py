@@ -98,12 +98,14 @@ class Lock:
             if other := endless(self._path):
                 raise RecordError(f"{self._path} is {other}, not a file; replace it with a regular file")
         while True:
-            handle = _open(self._path, 0o666 if lasting else 0o644)
+            handle = _open(self._path)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not _is_at(handle, self._path):  # the holder has just removed it
                     os.close(handle)
                     continue
+                if os.fstat(handle).st_nlink > 1:
+                    raise RecordError(f"{self._path} is also the file of another name; delete it")
                 found = _parsed(os.pread(handle, 2**16, 0))
                 if found is not None and not lasting and not found.here:
                     raise self._busy(found)  # locks of a network file system may be local to each host
@@ -161,13 +163,13 @@ def _holder(path: str) -> Holder | None:
         return None
 
 
-def _open(path: str, mode: int) -> int:
+def _open(path: str) -> int:
     """Opens a file, or creates it if there is none: in shared folders, O_CREAT fails for files of other users."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(path, flags)
     except FileNotFoundError:
-        return os.open(path, flags | os.O_CREAT, mode)
+        return os.open(path, flags | os.O_CREAT, 0o644)
 
 
 def _is_at(handle: int, path: str) -> bool:

@@ -14,6 +14,7 @@ import errno
 import os
 import stat
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -83,6 +84,28 @@ def check_files(folder: AnyPath, *, levels: int | None = None) -> None:
                     raise RecordError(f"{path} is {found}, not a file; delete {place}")
 
 
+def own_folder(path: AnyPath) -> Path:
+    """Creates a folder that only this user can access, if it does not exist, and returns it.
+
+    Raises OSError for a link, and for a folder that another user owns, can access or can replace: other users must not
+    be able to block, read, forge or redirect what a process writes there.
+    """
+    place = Path(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        place.mkdir(mode=0o700)
+    there, above = place.lstat(), place.parent.stat()
+    if stat.S_ISLNK(there.st_mode) or not stat.S_ISDIR(there.st_mode):
+        problem = "is a link or a file; expected a folder"
+    elif there.st_uid != os.geteuid() or there.st_mode & 0o077:
+        problem = "belongs to another user, or other users have access to it; expected a folder with mode 0700"
+    elif above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX and above.st_uid != os.geteuid():
+        problem = "can be replaced by other users, who may write to the folder above"
+    else:
+        return place
+    raise PermissionError(errno.EPERM, problem, os.fspath(place))
+
+
 def read_bytes(path: AnyPath) -> bytes:
     """Returns the current contents of a file; raises FileNotFoundError if the file does not exist.
 
@@ -94,7 +117,7 @@ def read_bytes(path: AnyPath) -> bytes:
         return _fresh(path).read_bytes()
 
 
-def write_bytes(path: AnyPath, data: bytes) -> None:
+def write_bytes(path: AnyPath, data: bytes, *, mode: int = 0o644) -> None:
     """Writes a file atomically; on a disk, the file is written under a temporary name, synced and renamed."""
     if not appends(path):
         with _errors(path):
@@ -107,7 +130,7 @@ def write_bytes(path: AnyPath, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
+        os.chmod(name, mode)
         os.replace(name, place)
     except BaseException as error:
         Path(name).unlink(missing_ok=True)
@@ -134,14 +157,14 @@ def create_bytes(path: AnyPath, data: bytes) -> bool:
     object store. TensorFlow has no conditional write; with TensorFlow, the file's existence is checked before writing.
     """
     if appends(path):
+        beside = f"{os.fspath(path)}.{os.getpid()}-{uuid.uuid4().hex}"  # a process may die before the file is complete
+        write_bytes(beside, data)
         try:
-            handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            os.link(beside, path)
         except FileExistsError:
             return False
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        finally:
+            os.unlink(beside)
         return True
     with _errors(path):
         try:

@@ -20,7 +20,7 @@ PLAIN = Training(workload=WORKLOAD, steps=STEPS, checkpoint_every=8, data=2)
 SCAR = dataclasses.replace(PLAIN, running=Running(fraction=0.25))
 
 
-COPIES = "copies/sdc-copies-*/process-0"
+COPIES = "copies/sdc-copies-*"
 
 
 def losing(text: str) -> Training:

@@ -1,12 +1,16 @@
 """One burn-in on a device at a time, and locks that their process's end gives up."""
 
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from sdc.burnin.host import DeviceRequest, claim_names, claimed, parse_devices
+from sdc.burnin import host
+from sdc.burnin.host import DeviceRequest, claim_names, claimed, lock_folder, parse_devices
 from sdc.settings import SettingError
 
 HOLD = """
@@ -38,6 +42,30 @@ def test_a_second_burn_in_is_refused_until_the_first_has_gone(tmp_path: Path) ->
 def test_a_folder_that_takes_no_locks_is_told_and_no_obstacle(tmp_path: Path) -> None:
     with claimed(["a"], tmp_path / "nowhere") as problems:
         assert "could not be locked, so a second burn-in can use it" in problems[0]
+
+
+@pytest.mark.parametrize("plant", ["pipe", "hard link", "folder of others"])
+def test_what_others_planted_is_no_obstacle(tmp_path: Path, plant: str) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("content")
+    if plant == "pipe":
+        os.mkfifo(tmp_path / "a.lock")
+    elif plant == "hard link":
+        (tmp_path / "a.lock").hardlink_to(victim)
+    with claimed(["a"], tmp_path / "nowhere" if plant == "folder of others" else tmp_path) as problems:
+        assert "could not be locked, so a second burn-in can use it" in problems[0]
+    assert victim.read_text() == "content"
+
+
+def test_locks_are_in_a_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(host, "os", SimpleNamespace(geteuid=lambda: 1000, environ=os.environ))
+    folder = lock_folder()
+    assert folder.parent == tmp_path / "sdc"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o770)
+    with pytest.raises(PermissionError, match="other users have access"):
+        lock_folder()
 
 
 def test_names_tell_devices_apart() -> None:

@@ -1,6 +1,9 @@
 """Copies on a host: as the devices held them, of this run and whole, or none."""
 
 import errno
+import os
+import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from sdc.checkpoints import copies as module
-from sdc.checkpoints.copies import Copies, Copy
+from sdc.checkpoints.copies import DESCRIPTIONS, Copies, Copy, copies_folder
 
 ODD = np.array([0x80000000, 0x7FC01234, 0xFF812345, 1], np.uint32).view(np.float32)
 """-0.0, NaNs with payloads, and a subnormal number."""
@@ -33,7 +36,7 @@ def state(step: int) -> Any:
 
 @pytest.fixture
 def copies(tmp_path: Path) -> Iterator[Copies]:
-    made = Copies(tmp_path / "run" / "process-0", "a", state(0))
+    made = Copies(tmp_path / "run", "a", state(0))
     yield made
     made.close()
 
@@ -70,7 +73,7 @@ def test_a_copy_is_what_the_devices_held(copies: Copies) -> None:
     copies.drop(5)
     assert copies.steps == [4]
     copies.remove()
-    assert not copies.folder.parent.exists()
+    assert not copies.folder.exists()
 
 
 def test_a_copy_of_another_run_process_or_state_is_none(
@@ -121,7 +124,89 @@ def test_a_full_disk_is_told_and_what_was_there_stays(
         assert not copies.wait()
     assert "No space left on device" in caplog.text
     assert [path.name for path in copies.folder.iterdir()] == ["2"]
-    (copies.folder / ".left").mkdir()  # by a process that was killed while it wrote
+    (copies.folder / "4.new").mkdir()  # by a process that was killed while it wrote
     copies.save(state(4), 4)
     assert copies.wait()
     assert sorted(path.name for path in copies.folder.iterdir()) == ["2", "4"]
+
+
+def test_a_forged_copy_is_none(copies: Copies, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever lacks the key of the run cannot make a copy, even from all that a true one contains."""
+    copies.save(state(2), 2)
+    copies.wait()
+    path = copies.folder / "2" / "copy.json"
+    about = DESCRIPTIONS.read(path)
+    for forged in (about.coded("b"), module.msgspec.structs.replace(about, note={"next_index": 9})):
+        DESCRIPTIONS.write(path, forged)
+        assert copies.read(2) is None
+        assert "of another run or state (key)" in caplog.text
+        caplog.clear()
+    DESCRIPTIONS.write(path, about)
+    assert found(copies.read(2)) == expected(2)
+
+
+@pytest.mark.parametrize("plant", ["link", "open"])
+def test_a_folder_that_others_planted_is_neither_used_nor_emptied(
+    tmp_path: Path, plant: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    (home / "2").mkdir()
+    (tmp_path / "copies").symlink_to(home) if plant == "link" else (tmp_path / "copies").mkdir()
+    if plant == "open":
+        (tmp_path / "copies").chmod(0o777)
+    copies = Copies(tmp_path / "copies", "a", state(0))
+    copies.save(state(4), 4)
+    assert not copies.wait()
+    assert "expected a folder" in caplog.text
+    assert copies.steps == []
+    copies.drop(0)
+    copies.remove()
+    copies.close()
+    assert sorted(path.name for path in home.iterdir()) == [".ssh", "2"]
+
+
+def test_a_process_that_restarts_finds_its_folder(tmp_path: Path) -> None:
+    record, parent = tmp_path / "copies.json", tmp_path / "local"
+    first = copies_folder(record, parent)
+    assert stat.S_IMODE(record.stat().st_mode) == 0o600
+    assert stat.S_IMODE(Path(first.folder).stat().st_mode) == 0o700
+    assert copies_folder(record, parent) == first
+    Path(first.folder).rmdir()  # another host, or the folder was cleared
+    second = copies_folder(record, parent)
+    assert (second.key, second.folder == first.folder) == (first.key, False)
+    third = copies_folder(record, tmp_path / "elsewhere")
+    assert Path(third.folder).parent == tmp_path / "elsewhere"
+    record.write_text("{")
+    assert copies_folder(record, parent).key != first.key
+    (tmp_path / "file").write_text("")
+    copies = Copies(copies_folder(record, tmp_path / "file").folder, "a", state(0))
+    copies.save(state(2), 2)
+    assert not copies.wait()  # and the training continues
+    copies.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_can_neither_read_nor_forge_nor_block(tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder != Path("/tmp") and folder.stat().st_uid == os.geteuid() and folder.name:
+            folder.chmod(folder.stat().st_mode | 0o055)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    place = copies_folder(tmp_path / "copies.json", shared)
+    copies = Copies(place.folder, place.key, state(0))
+    copies.save(state(2), 2)
+    assert copies.wait()
+    folder, record = place.folder, tmp_path / "copies.json"
+    for attempt in (
+        f"ls {folder}", f"cat {folder}/2/copy.json", f"cat {record}", f"rmdir {folder}", f"mkdir {folder}/3",
+        f"mv {folder} {folder}x", f"chmod 777 {folder}", f"rm -rf {folder}/2", f"ln {record} {shared}/record",
+    ):  # fmt: skip
+        command = ["/bin/sh", "-c", attempt]
+        done = subprocess.run(
+            command, cwd="/", user=65534, group=65534, extra_groups=[], capture_output=True, check=False
+        )
+        assert done.returncode, attempt
+    assert found(copies.read(2)) == expected(2)
+    copies.close()
