@@ -2,13 +2,15 @@
 
 The lock is a file that identifies its holder. On a file system, `flock` determines the holder. An object store has no
 `flock`; there, the holder is the process that created the file, which succeeds only if the file does not exist. A lock
-left by a dead process of this host is taken over. A lock of another host is not taken over, since it is unknown whether
-the process that holds the lock is alive.
+left by a dead process of this host is taken over. It is unknown whether a process of another host is alive, so a holder
+renews the time of its file every few seconds, and a lock that is not renewed is taken over. In an object store, where
+this would be a write every few seconds, a lock of another host stays until it is removed.
 """
 
 import errno
 import fcntl
 import os
+import threading
 import time
 import uuid
 import weakref
@@ -21,9 +23,10 @@ import msgspec
 from ..schema import Header, about, identify, now
 from .storage import AnyPath, RecordError, appends, create_bytes, endless, read_bytes, remove, write_bytes
 
-LOCK = "lock.json"
-# Seconds after which a lock taken over without the kernel is read again: it is held by the process that wrote it last.
+LOCK, RENEWING = "lock.json", "sdc-locks"  # file name of a lock, and name of the thread that renews locks
+# Seconds after which a lock taken over without the kernel is read again: the last writer holds it.
 SETTLE = 0.5
+BEAT, EXPIRY = 5.0, 30.0  # seconds between renewals of a lock, and without one after which a foreign lock has expired
 _WITHOUT = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # errors of file systems without `flock`
 
 
@@ -51,7 +54,17 @@ class Holder(Header, kw_only=True, tag="jax-sdc lock"):
             return False
         if self.host.boot != mine.boot:
             return mine.boot is not None and mine.machine is not None  # the host has rebooted since
-        return self.namespace == _namespace() and self.host.pid is not None and _started(self.host.pid) != self.started
+        return self._comparable and self.host.pid is not None and _started(self.host.pid) != self.started
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is known to be alive, perhaps suspended; False if unknown."""
+        here = self.here and self.host.boot is not None and self.host.boot == identify().boot
+        return here and self._comparable and not self.gone
+
+    @property
+    def _comparable(self) -> bool:
+        return self.namespace == _namespace()
 
 
 class RecordBusy(RecordError):
@@ -71,6 +84,22 @@ def release_all() -> None:
         lock.release()
 
 
+def _renew() -> None:
+    """Starts the thread that renews the locks of this process, unless it is running."""
+
+    def all_once() -> None:  # a function of its own, since an unreferenced lock is released
+        for lock in list(_held):
+            lock.renew()
+
+    def renew() -> None:
+        while True:
+            all_once()
+            time.sleep(BEAT)
+
+    if not any(thread.name == RENEWING for thread in threading.enumerate()):
+        threading.Thread(target=renew, name=RENEWING, daemon=True).start()
+
+
 class Lock:
     """The right to write to a folder, until the lock is released or garbage collected, or the process ends."""
 
@@ -88,6 +117,13 @@ class Lock:
             self._write(content, mine.token)
         self._release = weakref.finalize(self, _release, self._path, handle, mine.token, os.getpid(), lasting)
         _held.add(self)
+        _renew()
+
+    def renew(self) -> None:
+        """Shows other hosts that the holder is alive."""
+        if self._release.alive and appends(self._path):
+            with suppress(OSError):
+                os.utime(self._path, follow_symlinks=False)
 
     def release(self) -> None:
         self._release()
@@ -107,8 +143,9 @@ class Lock:
                 if os.fstat(handle).st_nlink > 1:
                     raise RecordError(f"{self._path} is also the file of another name; delete it")
                 found = _parsed(os.pread(handle, 2**16, 0))
-                if found is not None and not lasting and not found.here:
-                    raise self._busy(found)  # locks of a network file system may be local to each host
+                # Locks of a network file system may be local to each host.
+                if found is not None and not lasting and not found.here and not _expired(self._path):
+                    raise self._busy(found)
                 os.ftruncate(handle, 0)
                 os.pwrite(handle, content, 0)
                 return handle
@@ -130,7 +167,8 @@ class Lock:
         if create_bytes(self._path, content):
             return
         holder = _holder(self._path)
-        if holder is not None and not holder.gone:
+        expires = holder is not None and not holder.alive and appends(self._path)
+        if holder is not None and not holder.gone and not (expires and _expired(self._path)):
             raise self._busy(holder)
         write_bytes(self._path, content)
         time.sleep(SETTLE)  # another process may have found the same dead holder
@@ -140,12 +178,34 @@ class Lock:
     def _busy(self, holder: Holder | None) -> RecordBusy:
         who = "another process" if holder is None else f"{holder}, since {holder.since}"
         foreign = holder is not None and not (holder.here and holder.host.boot and holder.namespace == _namespace())
+        foreign = foreign and not appends(self._path)
         remedy = f"; if that process is gone, remove {self._path}" if foreign else ""
         return RecordBusy(
             f"run folder {self._folder} is being written by {who}{remedy}; wait until that process ends, or use "
             "another folder",
             holder,
         )
+
+
+def _expired(path: str) -> bool:
+    """Returns whether no process renews a lock, after watching it for `EXPIRY` seconds."""
+
+    def renewed() -> int:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # opening a file on NFS updates its attributes
+        try:
+            return os.fstat(handle).st_mtime_ns
+        finally:
+            os.close(handle)
+
+    try:
+        before, until = renewed(), time.monotonic() + EXPIRY
+        while time.monotonic() < until:
+            time.sleep(min(1.0, EXPIRY / 10))
+            if renewed() != before:
+                return False
+    except FileNotFoundError:  # the holder has just released it
+        return True
+    return True
 
 
 def _parsed(content: bytes) -> Holder | None:

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import msgspec
 import pytest
 
 from sdc.records import Record, RecordBusy, RecordError, identify
-from sdc.records.lock import LOCK, Holder, Lock, _holder, _started
+from sdc.records.lock import LOCK, RENEWING, Holder, Lock, _holder, _started
 
 HOLD = """
 import sys, time
@@ -102,6 +104,7 @@ def without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("fcntl.flock", refused)
     monkeypatch.setattr("sdc.records.lock.SETTLE", 0.01)
+    monkeypatch.setattr("sdc.records.lock.EXPIRY", 0.2)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +113,10 @@ def without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         ("the same", {}, {}, True),
         ("the same", {"pid": os.getpid()}, {"started": _started(os.getpid())}, False),
         ("the same", {"pid": os.getpid(), "boot": "the last start"}, {}, True),
-        (None, {"pid": os.getpid(), "boot": "the last start"}, {}, False),  # it may be another host of that name
-        ("the same", {"boot": None}, {}, False),
-        ("the same", {}, {"namespace": "of another container"}, False),
+        # Unknown processes, none of which renews its lock. The first may be of another host of that name.
+        (None, {"pid": os.getpid(), "boot": "the last start"}, {}, True),
+        ("the same", {"boot": None}, {}, True),
+        ("the same", {}, {"namespace": "of another container"}, True),
     ],
 )
 def test_without_the_kernel_rules_tell_who_is_dead(
@@ -141,13 +145,42 @@ def test_of_two_that_find_a_dead_lock_without_the_kernel_the_last_has_it(
     assert path.read_text() == other
 
 
+@pytest.mark.parametrize("kernel", [True, False])
 @pytest.mark.parametrize("host", [{"name": "elsewhere"}, {"machine": "another of the same name"}])
-def test_locks_of_other_hosts_are_left_alone(tmp_path: Path, host: dict[str, Any]) -> None:
+def test_locks_of_other_hosts_are_taken_over_unless_they_are_renewed(
+    tmp_path: Path, host: dict[str, Any], kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kernel:
+        without_kernel(monkeypatch)
+    monkeypatch.setattr("sdc.records.lock.EXPIRY", 0.2)
     lock = left(tmp_path, host=host)
     before = lock.read_bytes()
-    with pytest.raises(RecordBusy, match=f"if that process is gone, remove {lock}; wait until that process ends"):
-        Lock(tmp_path)
+    sleep, beats = time.sleep, iter(range(10**9))
+
+    def renewed(seconds: float) -> None:
+        sleep(seconds)
+        os.utime(lock, ns=(0, next(beats)))
+
+    with monkeypatch.context() as alive:
+        alive.setattr(time, "sleep", renewed)
+        with pytest.raises(RecordBusy, match="wait until that process ends"):
+            Lock(tmp_path)
     assert lock.read_bytes() == before
+    Lock(tmp_path).release()
+    assert not lock.exists()
+
+
+def test_a_holder_renews_its_locks(tmp_path: Path) -> None:
+    lock = Lock(tmp_path)
+    path = tmp_path / LOCK
+    os.utime(path, ns=(0, 0))
+    assert any(thread.name == RENEWING for thread in threading.enumerate())
+    lock.renew()
+    assert path.stat().st_mtime_ns > 0
+    lock.release()
+    assert Lock(tmp_path).renew() is None
+    lock.renew()  # of another holder now, or gone
+    assert not path.exists()
 
 
 FORK = """
