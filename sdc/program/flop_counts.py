@@ -1,5 +1,6 @@
 """Counts of the floating-point operations of an equation and of its matrix products, from shapes alone."""
 
+import functools
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,18 +13,55 @@ from jax.extend.core import primitives
 
 # Primitives that move, create or reinterpret data perform no arithmetic.
 FREE = frozenset({
-    "argument", "result", "probe", "checked_product", "broadcast_in_dim", "reshape", "transpose", "squeeze",
-    "expand_dims",
+    "argument", "result", "probe", "port", "mark", "checked_product", "broadcast_in_dim", "reshape", "transpose",
+    "squeeze", "expand_dims",
     "slice", "dynamic_slice", "rev", "pad", "concatenate", "dynamic_update_slice", "gather", "scatter", "iota",
     "copy", "copy_p", "convert_element_type", "bitcast_convert_type", "select_n", "optimization_barrier",
     "stop_gradient", "ppermute", "all_gather", "all_gather_invariant", "all_to_all", "pvary", "pbroadcast",
     "sharding_constraint", "reshard", "mesh_cast", "get", "swap", "freeze", "axis_index", "device_put", "split",
 })  # fmt: skip
-# Name prefixes of JAX's primitives that may compute matrix products of unknown cost.
-OPAQUE = (
-    "ffi_call", "custom_call", "pure_callback", "io_callback", "tpu_custom_call", "triton_kernel_call", "rnn",
-    "dot_product_attention",
-)  # fmt: skip
+# Primitives of JAX without a program of their own that are known to compute no matrix product: arithmetic, data
+# movement, randomness and collectives; collectives in two parts; decompositions and solvers; Pallas; conversions of
+# sparse arrays and of arrays of several processes. The number of operations of any other primitive is unknown.
+WITHOUT_PRODUCTS = frozenset({
+    "abs", "acos", "acosh", "add", "add_any", "add_dependency", "addupdate", "after_all", "all_gather",
+    "all_gather_done", "all_gather_invariant", "all_gather_reduced", "all_gather_reduced_start", "all_gather_start",
+    "all_to_all", "all_to_all_done", "all_to_all_start", "and", "approx_top_k", "argmax", "argmin", "asin", "asinh",
+    "atan", "atan2", "atanh", "atomic_cas", "atomic_rmw", "axis_index", "bcoo_extract", "bcoo_fromdense",
+    "bcoo_sort_indices", "bcoo_sum_duplicates", "bcoo_todense", "bcoo_transpose", "bcsr_extract", "bcsr_fromdense",
+    "bcsr_todense", "bessel_i0e", "bessel_i1e", "bitcast", "bitcast_convert_type", "broadcast_in_dim",
+    "broadcast_to", "cbrt", "ceil", "cholesky", "cholesky_update", "clamp", "clz", "complex", "concatenate", "conj",
+    "convert_element_type", "coo_fromdense", "coo_todense", "copy", "copy_p", "cos", "cosh", "create_token",
+    "csr_fromdense", "csr_todense", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "debug_barrier_p",
+    "debug_callback", "debug_print", "delay", "device_put", "digamma", "dim_as_value", "dimension_size", "div",
+    "dma_start", "dma_wait", "dynamic_slice", "dynamic_update_slice", "eig", "eigh", "empty", "empty2", "empty_ref",
+    "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2", "expand_dims", "expm1", "fft", "floor", "freeze",
+    "from_edtype", "gather", "ge", "geqp3", "geqrf", "get", "get_barrier_semaphore", "get_global",
+    "global_array_to_host_local_array", "gt", "hessenberg", "host_local_array_to_global_array", "igamma",
+    "igamma_grad_a", "igammac", "imag", "inspect_sharding", "integer_pow", "iota", "iota_2x32_shape", "is_finite",
+    "layout_constraint", "le", "le_to", "lgamma", "log", "log1p", "logistic", "lt", "lt_to", "lu",
+    "lu_pivots_to_permutation", "masked_load", "masked_swap", "max", "max_contiguous", "mesh_cast", "min", "mul",
+    "mulhi", "multiple_of", "name", "ne", "neg", "new_ref", "nextafter", "not", "num_programs",
+    "optimization_barrier", "or", "pack_elementwise", "pad", "pbroadcast", "pbroadcast_done", "pbroadcast_start",
+    "philox2x32", "philox4x32", "platform_index", "pmax", "pmin", "polygamma", "population_count", "pow",
+    "ppermute", "ppermute_done", "ppermute_start", "precv", "preduced", "prng_join", "prng_random_bits",
+    "prng_seed", "prng_split", "program_id", "psend", "psum", "psum_done", "psum_invariant", "psum_invariant_start",
+    "psum_start", "pvary", "qr", "ragged_all_to_all", "random_bits", "random_clone", "random_fold_in",
+    "random_gamma", "random_seed", "random_split", "random_unwrap", "random_wrap", "real", "reciprocal",
+    "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_precision", "reduce_prod", "reduce_scatter",
+    "reduce_scatter_done", "reduce_scatter_start", "reduce_sum", "reduce_window_max", "reduce_window_min",
+    "reduce_window_sum", "reduce_xor", "reduced_vary_cast_p", "regularized_incomplete_beta", "rem",
+    "remove_memory_space", "reshape", "reshard", "rev", "rng_bit_generator", "rng_uniform", "roll", "round",
+    "rsqrt", "scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub", "schur",
+    "select_and_gather_add", "select_and_scatter_add", "select_n", "semaphore_read", "semaphore_signal",
+    "semaphore_wait", "shape_assertion", "sharding_constraint", "shift_left", "shift_right_arithmetic",
+    "shift_right_logical", "sign", "sin", "sinh", "slice", "sort", "split", "spsolve", "sqrt", "square", "squeeze",
+    "stack", "stochastic_round", "stop_gradient", "sub", "svd", "swap", "tan", "tanh", "threefry2x32",
+    "threefry4x32", "tie", "tile", "to_edtype", "todense", "top_k", "trace_value", "transpose", "triangular_solve",
+    "tridiagonal", "tridiagonal_solve", "unpack_elementwise", "unreduced_psum", "unreduced_psum_start",
+    "unreduced_reduce_scatter", "unreduced_reduce_scatter_start", "unstack", "vary_unreduced_cast_p",
+    "with_memory_space_constraint", "xor", "zeros_like", "zeta",
+})  # fmt: skip
 LIBRARIES = ("jax.", "jaxlib.", "sdc.")
 
 
@@ -51,7 +89,8 @@ def product_flops(
     """Returns the number of operations in an equation's matrix products, including integer products; None if unknown.
 
     Products inside a kernel (`pallas_call`) or another primitive that holds a program are counted. The number is
-    unknown for a primitive of another library, or a call of foreign code, that returns numbers other than integers.
+    unknown for any primitive that is neither of these nor in `WITHOUT_PRODUCTS` and returns numbers other than
+    integers, unless its function in another library can be traced.
     """
     name = primitive.name
     if name in FREE:
@@ -61,12 +100,10 @@ def product_flops(
     if name == "call_exported":
         text = params["exported"].mlir_module()
         return None if any(word in text for word in ("dot_general", "convolution", "custom_call")) else 0
-    if primitive in _leaves:
+    if name in WITHOUT_PRODUCTS and _registered(primitive):
         return 0
     if not any(hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact) for x in outputs):
         return 0
-    if name.startswith(OPAQUE) or name in _SPARSE:
-        return None
     bodies = list(core.jaxprs_in_params(params))
     inside = _inside(bodies)
     if name == "pallas_call":
@@ -77,12 +114,8 @@ def product_flops(
         return inside and (inside * math.prod(grid) if known else None)
     if bodies:  # it is unknown how often they run, except for a custom_partitioning, whose body runs once
         return inside if name == "custom_partitioning" else None if inside != 0 else 0
-    if primitive not in _registry:
-        for module_name, module in list(sys.modules.items()):
-            if module_name.startswith(LIBRARIES):
-                _registry.update(value for value in vars(module).values() if isinstance(value, core.Primitive))
-    if primitive in _registry:
-        return 0
+    if _registered(primitive):  # the function of a callback must not be called, and that of foreign code does not show
+        return None
     try:  # another library implements the primitive by a function, which may be traceable
         program = jax.make_jaxpr(lambda *args: primitive.impl(*args, **params))(*inputs).jaxpr
     except Exception:  # foreign code may raise anything; its cost is then unknown
@@ -118,17 +151,18 @@ def _of_equation(eqn: Any) -> int | None:
     return product_flops(eqn.primitive, eqn.params, avals, [var.aval for var in eqn.outvars])
 
 
-# Primitives of JAX and of this library. Those without bodies compute no matrix products, except the ones listed below.
+# Primitives of JAX and of this library, since another library's primitive may have the name of one of them.
 _registry: set[Any] = set()
-# Arithmetic of `jax.lax` that computes no matrix product and holds no program, for a fast path.
-_leaves = frozenset(
-    primitives.__dict__[f"{name}_p"]
-    for name in (
-        "add", "sub", "mul", "div", "neg", "max", "min", "exp", "log", "tanh", "logistic", "sin", "cos", "sqrt",
-        "rsqrt",
-        "integer_pow", "pow", "abs", "sign", "reduce_sum", "reduce_max", "erf", "eq", "ne", "lt", "le", "gt", "ge",
-    )
-)  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4096)
+def _registered(primitive: Any) -> bool:
+    """Returns whether a primitive belongs to JAX or this library."""
+    if primitive not in _registry:
+        for module_name, module in list(sys.modules.items()):
+            if module_name.startswith(LIBRARIES):
+                _registry.update(value for value in vars(module).values() if isinstance(value, core.Primitive))
+    return primitive in _registry
 
 
 def _dot(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
@@ -172,5 +206,3 @@ _FORMULAS = {
     "bcsr_dot_general": _sparse,
     "bcoo_dot_general_sampled": _dot,
 }
-# Matrix products of other sparse arrays.
-_SPARSE = ("bcoo_spdot_general", "coo_matmat", "coo_matvec", "csr_matmat", "csr_matvec")

@@ -13,7 +13,9 @@ from jax._src import api_util, core, linear_util as lu
 from jax._src.cudnn.scaled_matmul_stablehlo import _scaled_matmul_p
 from jax._src.state.discharge import run_state
 from jax.experimental import pallas as pl, sparse
+from jax.experimental.buffer_callback import buffer_callback
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.experimental.hijax import VJPHiPrimitive
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
@@ -163,6 +165,17 @@ def looped(x: Any) -> Any:
     return lax.while_loop(lambda x: jnp.sum(x) < 9.0, lambda x: kernel(x) + 10.0, x)
 
 
+class Squared(VJPHiPrimitive):
+    """A product that JAX enters only when it lowers the program."""
+
+    def __init__(self, aval: Any) -> None:
+        self.in_avals, self.out_aval, self.params = (aval,), aval, {}
+        super().__init__()
+
+    def expand(self, x: Any) -> Any:
+        return x @ x
+
+
 LEFT: dict[str, tuple[Callable[[Any], Any], str, int | None]] = {
     "pallas_call": (kernel, r"pallas_call cannot be entered$", 2 * 2 * 4**3),
     "pallas_call in a while": (looped, r"pallas_call cannot be entered$", None),
@@ -174,6 +187,13 @@ LEFT: dict[str, tuple[Callable[[Any], Any], str, int | None]] = {
     "a callback": (
         lambda x: jax.pure_callback(lambda x: np.asarray(x) @ x, jax.ShapeDtypeStruct(x.shape, x.dtype), x),
         r"pure_callback cannot be entered, and its work is unknown$", None,
+    ),
+    "a callback on buffers": (
+        lambda x: buffer_callback(lambda *_: None, jax.ShapeDtypeStruct(x.shape, x.dtype))(x),
+        r"buffer_callback cannot be entered, and its work is unknown$", None,
+    ),
+    "a primitive of hijax": (
+        lambda x: Squared(jax.typeof(x))(x), r"call_hi_primitive cannot be entered, and its work is unknown$", None,
     ),
     "a primitive of another library": (lambda x: foreign_p.bind(x), r"foreign cannot be entered, and", None),
     "a call of an export": (
