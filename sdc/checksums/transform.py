@@ -189,9 +189,10 @@ def unchecked(site: program.Site) -> str | None:
         known_work = "" if site.products else ", and its work is unknown"
         return f"{kind} cannot be entered{known_work}" if not kind.startswith(_SPARSE) else f"{kind} has no check"
     types = [x.dtype for x in (*_factors(kind, site.inputs), *site.outputs)]
-    if all(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in types):
-        return None if kind == "dot_general" else f"{kind} of complex numbers has no check"
-    if strange := [dtype.name for dtype in types if not known(dtype)]:
+    real = [dtype for dtype in types if not jnp.issubdtype(dtype, jnp.complexfloating)]
+    if len(real) < len(types) and kind != "dot_general":
+        return f"{kind} of complex numbers has no check"
+    if strange := [dtype.name for dtype in real if not known(dtype)]:
         return f"the roundoff of {strange[0]} is unknown"
     return None
 
@@ -207,7 +208,8 @@ def task(kind: str, params: Mapping[str, Any], inputs: program.Values) -> Produc
     """Returns the product that an equation computes."""
     a, b = _factors(kind, inputs)
     if kind == "dot_general":
-        return _complex(params, a, b) if jnp.iscomplexobj(a) else ProductTask(product_of(kind, params, a, b), a, b)
+        mixed = jnp.iscomplexobj(a) or jnp.iscomplexobj(b)
+        return _complex(params, a, b) if mixed else ProductTask(product_of(kind, params, a, b), a, b)
     if kind == "ragged_dot_general":
         numbers = params["ragged_dot_dimension_numbers"]
         ragged = (("lhs_ragged_dimensions", tuple(numbers.lhs_ragged_dimensions)),)
@@ -247,7 +249,7 @@ _CONVOLUTION = (
 
 
 def _complex(params: Mapping[str, Any], a: Any, b: Any) -> ProductTask:
-    """Converts a complex product to a real one, with real and imaginary parts p and q on separate axes:
+    """Converts a product with a complex factor to a real one, with real and imaginary parts p and q on separate axes:
 
     C_q = sum_p A_p B_pq,    A = (Re A, Im A),    B = ((Re B, Im B), (-Im B, Re B)),    C = (Re C, Im C).
     """

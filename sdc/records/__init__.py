@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     # Determinism.
     from .determinism import (
-        EnvironmentDifference as EnvironmentDifference,
         differences as differences,
         environment as environment,
         prepare as prepare,

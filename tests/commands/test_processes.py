@@ -129,7 +129,9 @@ def test_a_coordinator_whose_name_has_no_address_yet_is_awaited(tmp_path: Path) 
     code, _, err = sdc(*TWIN, *flags, "--run", tmp_path / "run")
     assert code == 3
     first, last = err.splitlines()
-    assert first.startswith("waiting for the other processes at gpu-9.invalid:4321 (gpu-9.invalid has no address on")
+    assert first.startswith(
+        "waiting for the other processes at gpu-9.invalid:4321 (gpu-9.invalid cannot be resolved on"
+    )
     assert last.startswith(
         "sdc: inconclusive: a peer did not connect within 3 s at gpu-9.invalid:4321 (gpu-9.invalid has"
     )

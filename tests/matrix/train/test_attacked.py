@@ -106,5 +106,5 @@ def test_hosts_are_counted(healthy: tuple[Path, dict[str, Any]], tmp_path: Path)
     ]
     assert healthy[1]["rehearsal"]
     job = dataclasses.replace(HEALTHY, folder=tmp_path / "run", require_processes=2)
-    with pytest.raises(Incomparable, match="require_processes=2: the twins are on 1 distinct host, and"):
+    with pytest.raises(Incomparable, match="require_processes=2: the twins are on 1 distinct host, so"):
         run(job, loaded=loaded(WORKLOAD))

@@ -46,6 +46,8 @@ FORMS: dict[str, Case] = {
         (jnp.asarray(X, jnp.bfloat16), jnp.asarray(EXPERTS, jnp.bfloat16)), 3,
     ),
     "complex": (lambda z: z @ z.T, ((X + 1j * X[::-1]).astype(np.complex64),), 1),
+    "real times complex": (lambda z: lax.dot(z.real, z.T), ((X + 1j * X[::-1]).astype(np.complex64),), 1),
+    "complex times real": (lambda z: lax.dot(z, z.imag.T), ((X + 1j * X[::-1]).astype(np.complex64),), 1),
     "complex, in batches": (
         lambda z: jnp.einsum("bij,bjk->bik", z, z), ((EXPERTS[:, :5] - 1j * EXPERTS[:, 3:]).astype(np.complex64),), 1,
     ),
