@@ -133,7 +133,7 @@ def test_a_coordinator_whose_name_has_no_address_yet_is_awaited(tmp_path: Path) 
         "waiting for the other processes at gpu-9.invalid:4321 (gpu-9.invalid cannot be resolved on"
     )
     assert last.startswith(
-        "sdc: inconclusive: a peer did not connect within 3 s at gpu-9.invalid:4321 (gpu-9.invalid has"
+        "sdc: inconclusive: a peer did not connect within 3 s at gpu-9.invalid:4321 (gpu-9.invalid cannot be resolved"
     )
     assert not (tmp_path / "run").exists()
 
