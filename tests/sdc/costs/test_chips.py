@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from sdc.costs import check_compiler, find_target
+from sdc.costs.targets import H100, _description
 from sdc.settings import SettingError
 
 
@@ -68,3 +69,15 @@ def test_a_compiler_that_is_missing_or_of_another_version(
     monkeypatch.setattr(importlib.metadata, "version", version)
     with pytest.raises(SettingError, match=message):
         check_compiler(find_target(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("2xh100x8", {"platform": "cuda", "target_config": H100, "topology": "2x1x8"}),
+        ("v5p:2x2x4", {"platform": "tpu", "topology_name": "v5:2x2x4", "chips_per_host_bounds": (2, 2, 1)}),
+    ],
+)
+def test_the_description_for_the_compiler(name: str, expected: dict[str, Any]) -> None:
+    found = _description(find_target(name))
+    assert {key: found[key] for key in expected} == expected
