@@ -75,7 +75,7 @@ def test_a_compiler_that_is_missing_or_of_another_version(
     ("name", "expected"),
     [
         ("2xh100x8", {"platform": "cuda", "target_config": H100, "topology": "2x1x8"}),
-        ("v5p:2x2x4", {"platform": "tpu", "topology_name": "v5:2x2x4", "chips_per_host_bounds": (2, 2, 1)}),
+        ("v5p:2x2x4", {"platform": "tpu", "topology_name": "v5p:2x2x4", "chips_per_host_bounds": (2, 2, 1)}),
     ],
 )
 def test_the_description_for_the_compiler(name: str, expected: dict[str, Any]) -> None:
