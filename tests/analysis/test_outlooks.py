@@ -50,7 +50,7 @@ def test_the_last_outlook_counts() -> None:
     assert found.rows == (
         ("1/8", "2.5", "40", "0.5", "8"), ("1/2", "10", "40", "0.5", "8"), ("all", "20", "40", "0.5", "8")
     )  # fmt: skip
-    assert "After 20 steps" in found.note
+    assert "after 20 steps" in found.note
     assert (
         "c = 0.9 (0.88 to 0.92) per step, as if a distance of 3 to an optimum remained. If updates shrink because"
         in found.note
