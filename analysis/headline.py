@@ -126,8 +126,8 @@ def _order(row: MismatchRow) -> tuple[int, bool, int, bool]:
 
 
 def where(manifest: RunManifest, ranks: Iterable[Rank]) -> str:
-    """Describes the hardware of some ranks of one twin in a few words; returns an empty string if the record does not
-    distinguish that hardware."""
+    """Describes briefly the hardware of the given ranks of one twin; returns an empty string if the record does not
+    distinguish it from that of other ranks."""
     known = list(ranks)
     found = {(str(device.host), str(device.id)) for rank in known for device in _devices(manifest, rank)}
     hosts = sorted({host for host, _ in found})

@@ -233,7 +233,7 @@ DEFINITIONS = (
         equation="(5)",
     ),
     Definition(
-        "Upper bound of a frequency",
+        "Upper bound on a frequency",
         f"x = 0: {-math.log(0.05):.3g} / n;  x > 0: χ²₀.₉₅(2x + 2) / (2n)",
         "One-sided 95 % bound for x mismatches in n checked elements, assuming that elements fail independently.",
     ),

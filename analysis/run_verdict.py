@@ -216,7 +216,9 @@ def _products(found: schema.ProductTotals, steps: Sequence[StepRow], injected: i
         if lacking:
             return inconclusive(f"step {row.step} has {lacking[0]}; no row is flagged in the other steps")
         if any(whole(place.flagged) != 0 for place in line.rows):
-            return inconclusive(f"step {row.step} lists flagged rows of products that are missing from its counts")
+            return inconclusive(
+                f"step {row.step} lists flagged rows of matrix products, but its counts do not include those rows"
+            )
     return Judgement(
         Verdict.CLEAN,
         f"no flag in {found.checked:,} checked rows of matrix products over {len(steps)} steps{unjudged}; at 95 % "

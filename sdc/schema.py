@@ -863,7 +863,7 @@ class ProductsManifest(StudyManifest, kw_only=True):
     """`manifest.json` of a study of checked matrix products."""
 
     where: Annotated[str | None, about("selector of the products")] = None
-    marked_steps: Annotated[list[int], about("steps into whose matrix products errors are injected")] = []
+    marked_steps: Annotated[list[int], about("steps in which errors are injected into matrix products")] = []
     arithmetic: Annotated[Arithmetic | None, about("roundoff from which the thresholds are computed")] = None
     profile: Annotated[str | None, about("file of the profile; `null` if roundoff is assumed")] = None
     departs: Annotated[

@@ -303,7 +303,10 @@ def _verdict(value: FleetSummary) -> tuple[Verdict, str]:
         )
         return Verdict.INCONCLUSIVE, f"{why}: nothing was compared"
     left = len(compared.hosts_not_compared)
-    text = f"no suspect: {compared.hosts:,} hosts agree on {compared.programs:,} programs that several of them ran"
+    text = (
+        f"no suspect: {compared.hosts:,} hosts were compared and agree on all {compared.programs:,} programs that at "
+        "least two of them ran"
+    )
     return Verdict.CLEAN, text + (f"; {left:,} hosts could not be compared with any other" if left else "")
 
 

@@ -49,7 +49,7 @@ CONFIDENCE = 0.95
 def frequency_upper_bound(
     mismatched: int, checked: int, *, confidence: float = CONFIDENCE, recall: float = 1.0
 ) -> float:
-    """Computes the one-sided upper bound of the mismatch frequency: chi2_confidence(2x + 2) / (2 n recall), at most 1.
+    """Computes the one-sided upper bound on the mismatch frequency: chi2_confidence(2x + 2) / (2 n recall), at most 1.
 
     Args:
         mismatched: mismatched elements x.

@@ -112,8 +112,8 @@ def masked(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], 
         The last carry.
 
     Raises:
-        ValueError: there is no micro-batch, leaves disagree on the number of micro-batches, or `completed` is out of
-            range.
+        ValueError: there are no micro-batches, the leaves disagree on the number of micro-batches, or `completed` is
+            out of range.
     """
     counts = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else 0 for leaf in jax.tree.leaves(batches)}
     if len(counts) != 1 or counts == {0}:
@@ -177,8 +177,8 @@ def combine(
         completed.
 
     Raises:
-        ValueError: the correction is unknown, the drop rate is not a probability, there is no micro-batch, `completed`
-            is out of range, or the axis is not bound or has fewer than two workers.
+        ValueError: the correction is unknown, the drop rate is not a probability, there are no micro-batches,
+            `completed` is out of range, or the axis is not bound or has fewer than two workers.
     """
     workers = count_workers(axis_name)
     if correction not in ("none", "rate", "count"):

@@ -357,7 +357,8 @@ def _spec(leaf: Any, mesh: Mesh) -> P:
 
 
 def _specs(shapes: Any, params: Tree, mesh: Mesh, others: Sequence[str]) -> list[P]:
-    """Returns the partition of a worker's state: each leaf is sharded as the parameter whose path and shape it has.
+    """Returns the partition of a worker's state: each leaf is sharded like the parameter with the same shape whose path
+    is a suffix of the leaf's path.
 
     Flat leaves, such as the shards of ZeRO, are sharded over all axes but the workers' if their size is divisible by
     the number of ranks on these axes.

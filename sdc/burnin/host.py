@@ -97,7 +97,7 @@ def lock_folder() -> Path:
 def claimed(names: Iterable[str], folder: Path | None = None) -> Iterator[list[str]]:
     """Locks devices for the duration of the block; yields messages about devices that could not be locked.
 
-    By default, the locks are in `lock_folder`, so they exclude other burn-ins of the same user on this host, except
+    By default, the locks are in `lock_folder`, so they exclude other burn-ins by the same user on this host, except
     those in containers. Raises a `SettingError` that names the device if another burn-in has locked the device.
     """
     held: list[Lock] = []

@@ -94,8 +94,8 @@ class Rounding:
     def __post_init__(self) -> None:
         if not self.kappa >= 1 or not 0 <= self.inputs <= 2.0**-4:
             raise ValueError(
-                f"kappa={self.kappa}, inputs={self.inputs}: expected kappa of at least 1, and a relative error of "
-                "inputs from 0 to 1/16; with other values, checks would detect nothing"
+                f"kappa={self.kappa}, inputs={self.inputs}: kappa must be at least 1, and inputs (a relative error) "
+                "must be between 0 and 1/16; with other values, checks would detect nothing"
             )
 
 

@@ -79,7 +79,7 @@ _held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 
 def release_all() -> None:
-    """Releases every lock of this process, which is about to end without cleanup."""
+    """Releases every lock that this process holds; for use before it exits without cleanup, and in a forked child."""
     for lock in list(_held):
         lock.release()
 

@@ -371,8 +371,8 @@ def _watched(outs: program.Values, axis_name: str) -> tuple[program.Values, _See
 
 @functools.partial(program.traced_once, static_argnums=1)
 def _compared(digests: program.Values, axis_name: str) -> tuple[program.Values, Any]:
-    """Compares one digest of all digests along the twin axis; each twin sends 8 bytes, regardless of the number of
-    sites."""
+    """Compares a single digest, computed from all digests, between the twins; each twin sends 8 bytes, regardless of
+    the number of sites."""
     mine = jnp.concatenate(digests)
     whole = exchanged(tree_digest(mine), axis_name)
     return digests, (mine, anywhere(jnp.any(whole != whole[:1]), axis_name))

@@ -1,8 +1,8 @@
 """A kernel that computes the digest on TPUs; it reads the tensor once and writes only sums.
 
-XLA compiles the digest into one fusion, which also reads the tensor once. According to the compiled instructions, the
-kernel takes 43,000 cycles for 16 Mi bfloat16 elements on a v5p, and the fusion takes 51,000; the compiler's own
-estimate for the fusion is 99,000. Reading the tensor alone takes 21,000 cycles.
+Without this kernel, XLA compiles the digest into one fusion, which likewise reads the tensor only once. According to
+the compiled instructions, the kernel takes 43,000 cycles for 16 Mi bfloat16 elements on a v5p, and the fusion takes
+51,000; the compiler's own estimate for the fusion is 99,000. Reading the tensor alone takes 21,000 cycles.
 """
 
 import functools

@@ -30,10 +30,10 @@ class EstimateCommand(ResultCommand):
     Example: sdc estimate --target v5p:2x2x4 --config llama3_8b_16l --model 8
     Example: sdc estimate --target h100 --tool plain abft
 
-    Compiles the plain step, and the step with each tool, for the given targets; this needs the real compilers but not
-    the hardware (pip install 'jax-sdc[targets]'). Reports cycles and the most expensive operations (TPU), kernels and
-    the bytes that they move (GPU), collectives, memory and compile time. Nothing is measured. Exit codes: 0 done, 2 bad
-    usage or a step that does not fit into memory, 3 a crash of the compiler.
+    Compiles the plain step, and the step with each tool, for the given targets; this needs the real compilers (pip
+    install 'jax-sdc[targets]') but not the hardware. Reports cycles and the most expensive operations (TPU), kernels
+    and the bytes that they move (GPU), collectives, memory and compile time. Nothing is measured. Exit codes: 0 done, 2
+    bad usage or a step that does not fit into memory, 3 a crash of the compiler.
     """
 
     target: tuple[str, ...]

@@ -457,7 +457,7 @@ class ProductsStudy:
 
     @property
     def marked(self) -> tuple[int, ...]:
-        """Steps in whose matrix products errors are injected: the first and the last."""
+        """Steps in which errors are injected into matrix products: the first and the last."""
         return tuple(sorted({0, self.steps - 1}))
 
     def count(self) -> int:

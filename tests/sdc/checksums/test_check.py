@@ -250,7 +250,7 @@ def test_settings_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="scheme=huang: expected one of 'two-tier'"):
         Settings(scheme="huang")  # type: ignore[arg-type]
     for values in ((0.5, 0.0), (-1.0, 0.0), (math.nan, 0.0), (1.0, 0.5), (1.0, -0.1)):
-        with pytest.raises(ValueError, match="expected kappa of at least 1"):
+        with pytest.raises(ValueError, match="kappa must be at least 1"):
             Rounding(*values)
 
 
