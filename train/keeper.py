@@ -111,14 +111,14 @@ class Keeper:
         """Opens the running checkpoint and the copies. Calling `again` recreates the initial state."""
         import jax
 
-        from sdc.checkpoints import Copies, RunningCheckpoint, copies_folder
+        from sdc.checkpoints import Copies, RunningCheckpoint
 
         self.checkpoint: RunningCheckpoint = RunningCheckpoint(
             folder / FOLDER, initial, fraction=settings.fraction, moving="params", again=again
         )
         record = folder / FOLDER / f"process-{jax.process_index()}" / "copies.json"
-        place = copies_folder(record, Path(settings.local_copies or tempfile.gettempdir()).absolute())
-        self.copies = Copies(place.folder, place.key, initial)
+        parent = Path(settings.local_copies or tempfile.gettempdir()).absolute()
+        self.copies = Copies.recorded(record, parent, initial)
         self._every, self._copied = max(1, round(checkpoint_every * settings.fraction)), checkpoint_every
         self._lost = settings.lost
         self._restarted: dict[str, Any] = {}

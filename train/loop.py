@@ -25,7 +25,6 @@ from sdc.records import (
     Record,
     RecordError,
     check_deterministic,
-    check_free,
     describe_devices,
     differences,
     environment,
@@ -156,7 +155,7 @@ def run(
                 "resume it with its original settings, or give another folder"
             )
     elif first:
-        check_free(folder)
+        Record.check_free(folder)
     check_deterministic(manifest["environment"])
     announce("lowering the program")
     manifest["program"] = described.fingerprint()

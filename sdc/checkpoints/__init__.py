@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:  # for the other packages of this project
     from .blocks import bits_of as bits_of, take as take
     from .certificate import OtherState as OtherState, certified_steps as certified_steps
-    from .copies import Copies as Copies, agree as agree, copies_folder as copies_folder, gather as gather
+    from .copies import Copies as Copies, agree as agree, gather as gather
     from .outlook import POLICIES as POLICIES, Policy as Policy
     from .outlook import (
         Convergence as Convergence,

@@ -131,6 +131,12 @@ class Copies:
         self._pool = ThreadPoolExecutor(1, "sdc-local-copies")
         self._writing: Future[None] | None = None
 
+    @classmethod
+    def recorded(cls, record: Path, parent: Path, state: Any) -> "Copies":
+        """Returns the copies in a private folder below `parent`, which the file `record` remembers with its key."""
+        place = copies_folder(record, parent)
+        return cls(place.folder, place.key, state)
+
     def save(self, state: Any, step: int, note: Mapping[str, Any] = NOTHING) -> None:
         """Copies this process's shards to the host, and writes them in the background. The state may be donated as soon
         as this method returns.

@@ -62,7 +62,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         SUMMARY as SUMMARY,
         TRACE as TRACE,
     )
-    from .record import Given as Given, check_free as check_free, write_summary as write_summary
+    from .record import Given as Given, write_summary as write_summary
     from .lock import Lock as Lock
     from .storage import (
         AnyPath as AnyPath,

@@ -246,6 +246,21 @@ class Record:
         content = b"" if kind.discarded is None else read_content(self.path / kind.discarded.name, whole=False)
         self._discarded = content.count(b"\n")
 
+    @staticmethod
+    def check_free(path: AnyPath) -> None:
+        """Checks that a record can be created in a folder, without changing the folder; see `Record.create`."""
+        folder = epath.Path(path)
+        try:
+            there = names(folder)
+        except NotADirectoryError as error:
+            if folder.exists():
+                raise FolderTaken(folder) from error
+            raise
+        if set(there) - {LOCK}:
+            if LOCK in there:
+                Lock(folder).release()  # raises RecordBusy if another process is writing
+            raise FolderTaken(folder)
+
     @classmethod
     def create(cls, path: AnyPath, manifest: Given, *, kind: str | None = None) -> "Record":
         """Starts a new record.
@@ -268,7 +283,7 @@ class Record:
         known = kind_of(given.get("kind") if kind is None else kind)
         folder = epath.Path(path)
         try:
-            check_free(folder)
+            Record.check_free(folder)
             if appends(folder):  # an object store has no folders, and a mistyped name would create a bucket
                 folder.mkdir(parents=True, exist_ok=True)
             with _locked(folder) as lock:
@@ -510,21 +525,6 @@ def _locked(folder: AnyPath) -> Iterator[Lock]:
     except BaseException:
         lock.release()
         raise
-
-
-def check_free(path: AnyPath) -> None:
-    """Checks that a record can be created in a folder, without changing the folder; see `Record.create`."""
-    folder = epath.Path(path)
-    try:
-        there = names(folder)
-    except NotADirectoryError as error:
-        if folder.exists():
-            raise FolderTaken(folder) from error
-        raise
-    if set(there) - {LOCK}:
-        if LOCK in there:
-            Lock(folder).release()  # raises RecordBusy if another process is writing
-        raise FolderTaken(folder)
 
 
 def write_summary(folder: AnyPath, summary: Mapping[str, Any]) -> None:
