@@ -214,7 +214,7 @@ def _fall(plain: dict[int, float], after: int) -> float | None:
 
 
 def latest(lines: Sequence[StepRow]) -> OutlookRow | None:
-    """Returns the last recorded outlook that contains the cost of a loss, or None if there is none."""
+    """Returns the last recorded outlook that contains the cost of a loss, or None if none was recorded."""
     return next((row.outlook for row in reversed(lines) if row.outlook and _costs(row.outlook)), None)
 
 

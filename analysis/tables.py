@@ -223,7 +223,7 @@ def aggregation(steps: Sequence[StepRow], summary: RunSummary) -> list[Table]:
 
 def _interval(counts: Sequence[Counts], total: Counts) -> str:
     """Returns the confidence interval of a frequency, from the counts of each step and their total, or the reason why
-    there is none."""
+    the interval is unknown."""
     if not total.checked:
         return NOT_MEASURED
     if not total.mismatched:

@@ -182,6 +182,8 @@ def run(
             # Roll back a running checkpoint from a later step before lines are removed from the record.
             keeper, state = _keeper(job, job.keeping, folder, program)
             state, start = _restarted(job, folder, program, checkpoints, source, keeper, state)
+        elif job.keeping is None:  # before the record, which continues from the checkpoint that can be restored
+            state, start = _state(job, program, checkpoints, source, start)
         if first:
             record = (
                 Record.resume(folder, manifest, at=start, expected=start)
@@ -193,11 +195,6 @@ def run(
         everyone("ready", at="before the first step")
         if keeper is None and job.keeping is not None:
             keeper, state = _keeper(job, job.keeping, folder, program)
-        elif keeper is None:
-            state, restored = _state(job, program, checkpoints, source, start)
-            if restored < start and record is not None:  # newer checkpoints are damaged
-                record.rewind(restored)
-            start = restored
         for golden in goldens if start else ():
             golden.recall(folder, before=start)
         with checkpoints:

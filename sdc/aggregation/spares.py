@@ -40,7 +40,7 @@ class ShadowState(NamedTuple):
     """Roles and counts, the same on every device."""
 
     turn: Int32[Array, ""]  # position in the round, which determines the compared ranks
-    phase: Int32[Array, ""]  # phase of the follow-up to a difference; 0 if there is none
+    phase: Int32[Array, ""]  # phase of the follow-up to a difference; 0 without a difference
     third_differed: Bool[Array, ""]  # whether the watched rank of a follow-up differed from the third rank
     checked: UInt32[Array, "ranks ranks"]  # number of comparisons by (watched rank, spare), or by pair of spares
     differed: UInt32[Array, "ranks ranks"]  # number of these comparisons that found a difference

@@ -69,7 +69,7 @@ def write_bundle(
     ]
     manifest: dict[str, Any] = {
         "format": "jax-sdc bundle",
-        "schema": 2,
+        "schema": 1,
         "id": result.id,
         "host": result.host,
         "simulated": result.simulated,

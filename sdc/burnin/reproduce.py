@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import hashlib
 import importlib.metadata
+import io
 import json
 import os
 import sys
@@ -34,7 +35,8 @@ def main(arguments: list[str], folder: Path) -> int:
     parser.add_argument("case", nargs="*", help="names of cases (default: all)")
     parser.add_argument("--runs", type=int, default=10, help="number of runs on each device")
     options = parser.parse_args(arguments)
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return reproduce(options.case, options.runs, folder)
     except Exception as error:
@@ -44,6 +46,7 @@ def main(arguments: list[str], folder: Path) -> int:
 
 
 def reproduce(names: list[str], runs: int, folder: Path) -> int:
+    """Checks the bundle, reruns its cases (by default all), and returns the exit code."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         checksum = manifest.pop("seal")

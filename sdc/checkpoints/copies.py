@@ -20,7 +20,6 @@ import logging
 import os
 import secrets
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -100,13 +99,9 @@ def copies_folder(record: Path, parent: Path) -> CopiesFolder:
                 return found
         except (OSError, RecordError) as error:
             LOG.warning("local copies of an earlier process cannot be used (%s)", error)
-    name = f"sdc-copies-{secrets.token_hex(8)}"
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        made = CopiesFolder(folder=tempfile.mkdtemp(prefix="sdc-copies-", dir=parent), key=key)
+    made = CopiesFolder(folder=str(parent / f"sdc-copies-{secrets.token_hex(8)}"), key=key)
+    with contextlib.suppress(OSError):  # without the file, a restarted process does not find its copies
         write_bytes(record, FOLDERS.encode(made), mode=0o600)
-    except OSError:  # reported when the first copy is written
-        return CopiesFolder(folder=str(parent / name), key=key)
     return made
 
 
@@ -288,7 +283,7 @@ class Assembled(Generic[State]):
 
 def agree(copies: Copies, *, after: int, until: int) -> Survivors | None:
     """Chooses the step from whose copies training resumes: the newest step of which all survivors have a copy, or, if
-    there is none, the step of which the largest number of survivors have a copy.
+    no step has a copy from all, the step of which the largest number of survivors have a copy.
 
     Only steps later than `after` and at most `until` are considered. Returns None if there are no such copies. The
     result is the same in all processes except for `mine`.

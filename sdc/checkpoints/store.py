@@ -199,7 +199,7 @@ class Store:
 
     def _read(self, key: str) -> Any:
         """Requests a block; returns None if TensorStore would never finish reading it, as for a pipe."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # the read reports any error
             if endless(self.place / key):
                 return None
         return self._blocks.read(key)

@@ -95,7 +95,7 @@ def cycles_of(
 
 
 def estimated(one: Instruction) -> int:
-    """Returns the compiler's estimate of an operation's cycles, or 0 if there is none."""
+    """Returns the compiler's estimate of an operation's cycles, or 0 if the compiler gives no estimate."""
     found = _CYCLES.search(one.line)
     return int(found[1]) if found else 0
 

@@ -85,7 +85,7 @@ KINDS: dict[str, Kind] = {
 
 
 def kind_of(name: object) -> Kind:
-    """Returns the entry of `KINDS` with the given name; raises RecordError if there is none."""
+    """Returns the entry of `KINDS` with the given name; raises RecordError if no kind has this name."""
     if not isinstance(name, str) or name not in KINDS:
         raise RecordError(f"kind of record {name!r} is unknown; expected one of {', '.join(KINDS)}")
     return KINDS[name]

@@ -71,7 +71,10 @@ def check_files(folder: AnyPath, *, levels: int | None = None) -> None:
         return
     seen: set[tuple[int, int]] = set()
     for place, folders, files in os.walk(folder, followlinks=True):
-        there = os.stat(place)
+        try:
+            there = os.stat(place)
+        except FileNotFoundError:  # another process has just deleted it
+            continue
         if (there.st_dev, there.st_ino) in seen:  # a link back to a parent
             folders.clear()
             continue
@@ -81,7 +84,7 @@ def check_files(folder: AnyPath, *, levels: int | None = None) -> None:
         for path in (os.path.join(place, name) for name in files):
             with suppress(FileNotFoundError):  # a broken link, or a file that another process has just deleted
                 if found := endless(path):
-                    raise RecordError(f"{path} is {found}, not a file; delete {place}")
+                    raise RecordError(f"{path} is {found}, not a file; delete it")
 
 
 def own_folder(path: AnyPath) -> Path:

@@ -82,7 +82,7 @@ def test_a_pipe_that_orbax_would_wait_for_at_the_start(tmp_path: Path) -> None:
     checkpoints = two(tmp_path)
     (tmp_path / "1" / "_CHECKPOINT_METADATA").unlink()
     os.mkfifo(tmp_path / "1" / "_CHECKPOINT_METADATA")
-    with pytest.raises(CheckpointError, match=r"1/_CHECKPOINT_METADATA is a pipe, not a file; delete .*/1$"):
+    with pytest.raises(CheckpointError, match=r"1/_CHECKPOINT_METADATA is a pipe, not a file; delete it$"):
         checkpoints.restore(describe(small()))
 
 

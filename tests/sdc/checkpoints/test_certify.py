@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -383,3 +384,50 @@ def test_what_is_no_checkpointer_and_what_is_not_certified(checkpointer: Certifi
     assert checkpointer.latest is None
     with pytest.raises(CertificateError, match="there are no checkpoints"):
         checkpointer.restore_verified()
+
+
+def test_unknown_arguments_are_errors(checkpointer: Certified) -> None:
+    saved = {"w": jnp.arange(4.0)}
+    checkpointer.save(1, saved)
+    with pytest.raises(TypeError, match="verify"):
+        checkpointer.load(1, saved, verify=False)  # type: ignore[call-arg]  # refused at run time, too
+    with pytest.raises(TypeError, match="verify"):
+        checkpointer.restore_verified(saved, verify=False)  # type: ignore[call-arg]  # likewise
+
+
+@pytest.mark.parametrize("endless", ["pipe", "device", "pipe behind a link"])
+def test_a_checkpoint_that_would_never_end_is_skipped(tmp_path: Path, endless: str) -> None:
+    saved = {"w": jnp.arange(4.0)}
+    folder = tmp_path / "run"
+    with sdc.certify(ocp.training.Checkpointer(folder)) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, saved)
+        place = next((folder / "2").glob("*/_METADATA")).parent
+        if endless == "device":
+            (place / "more").symlink_to("/dev/zero")
+        elif endless == "pipe":
+            os.mkfifo(place / "more")
+        else:
+            (tmp_path / "elsewhere").mkdir()
+            os.mkfifo(tmp_path / "elsewhere" / "more")
+            (place / "more").symlink_to(tmp_path / "elsewhere")
+        assert checkpointer.restore_verified(saved)[1] == 1
+        assert f"more{'/more' if 'link' in endless else ''} is a" in checkpointer.rejected[0][1]
+    assert "not a file" in audit(str(folder), 2).problem
+    assert audit(str(folder), 1).problem == ""
+
+
+def test_a_lock_is_released_although_the_checkpointer_cannot_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise OSError("no space left")
+
+    checkpointer = sdc.certify(ocp.training.Checkpointer(tmp_path))
+    checkpointer.save(1, {"w": jnp.arange(4.0)})
+    with monkeypatch.context() as patched:
+        patched.setattr(type(checkpointer._orbax), "close", failing)
+        with pytest.raises(OSError, match="no space left"):
+            checkpointer.close()
+    with sdc.certify(ocp.training.Checkpointer(tmp_path)) as other:
+        assert other.save(2, {"w": jnp.arange(4.0)})

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -170,9 +171,13 @@ def test_a_process_that_restarts_finds_its_folder(tmp_path: Path) -> None:
     record, parent = tmp_path / "copies.json", tmp_path / "local"
     first = copies_folder(record, parent)
     assert stat.S_IMODE(record.stat().st_mode) == 0o600
+    copies = Copies(first.folder, first.key, state(0))
+    copies.save(state(2), 2)
+    assert copies.wait()
+    copies.close()
     assert stat.S_IMODE(Path(first.folder).stat().st_mode) == 0o700
     assert copies_folder(record, parent) == first
-    Path(first.folder).rmdir()  # another host, or the folder was cleared
+    shutil.rmtree(first.folder)  # another host, or the folder was cleared
     second = copies_folder(record, parent)
     assert (second.key, second.folder == first.folder) == (first.key, False)
     third = copies_folder(record, tmp_path / "elsewhere")

@@ -1,6 +1,7 @@
 """Stores of running checkpoints that are full, damaged, foreign, or of which parts are missing."""
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,9 @@ def test_what_is_damaged_has_one_before(
     assert found.older == ([] if victim == "seal" else [block])
     assert caplog.text
     if victim == "block":
+        path.unlink()
+        os.mkfifo(path)  # which TensorStore would wait for
+        assert running.recover([block], nothing(third)).steps == {block: 2}
         (place / "blocks" / f"{block}.2").unlink()
         with pytest.raises(StoreError, match=f"block {block} of .* has no undamaged version"):
             running.recover([block], nothing(third))
