@@ -292,13 +292,14 @@ class _Inject:
     def __init__(self, faults: tuple[Fault, ...], moment: Moment, record: int) -> None:
         self.faults, self.record = faults, record
         # Values shared by all sites are computed here, outside all loops, since random numbers compile slowly.
-        self.key = jax.random.fold_in(moment.key, moment.step)
+        key = jax.random.fold_in(moment.key, moment.step)
         # A spike affects a whole device at once, not single sites: faults with equal `at` and `when` share spikes.
         alike = [(fault.when, fault.at) for fault in faults]
-        self.factors = [
-            fault.when.factor(jax.random.fold_in(self.key, alike.index((fault.when, fault.at))), moment.step)
+        factors = [
+            fault.when.factor(jax.random.fold_in(key, alike.index((fault.when, fault.at))), moment.step)
             for fault in faults
         ]
+        self.key, self.factors = program.closable((key, factors))
         self._corrupted = program.traced_once(self._corrupt_all, static_argnums=6)
         self.placed: set[int] = set()  # numbers of the faults that can strike a site of the step
 

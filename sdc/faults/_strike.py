@@ -216,7 +216,7 @@ def strike(step: Callable[..., Any], where: program.Where) -> Callable[..., tupl
 
 class _Strike:
     def __init__(self, strike: Strike) -> None:
-        self.strike = strike
+        self.strike = program.closable(strike)
         self.mapped: set[str] = set()  # mesh axes that enclose some site
         self._names: dict[int, str] = {}
         self._struck = program.traced_once(self._strike_here)

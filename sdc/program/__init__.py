@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:  # for the other packages of this project
     from .arguments import aside as aside, holds_objects as holds_objects, taking as taking, traced as traced
-    from .control_flow import rarely as rarely
+    from .control_flow import closable as closable, rarely as rarely
     from .identities import underived as underived
     from .mesh import (
         agreed as agreed,

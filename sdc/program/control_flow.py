@@ -103,7 +103,7 @@ def traced_once(
         mesh = next((each for each in meshes if each is not None and each.explicit_axes), None)
         if mesh is None:  # XLA chooses the shardings
             return function(outs, *others)
-        automatic = mesh.update_axis_types(dict.fromkeys(mesh.explicit_axes, AxisType.Auto))
+        automatic = _automatic(mesh)
         shardings = [jax.typeof(x).sharding for x in outs]
         with jax.sharding.use_abstract_mesh(automatic):
             changed, report = function(*moved((outs, *others), automatic))
@@ -114,6 +114,27 @@ def traced_once(
         return new, moved(report, mesh)
 
     return traced
+
+
+def closable(tree: Tree) -> Tree:
+    """Returns arrays over which a rule can close wherever its sites are.
+
+    JAX does not close a fully manual `shard_map` over arrays on explicit axes, so these arrays move to automatic axes.
+    """
+
+    def free(x: Any) -> Any:
+        mesh = _mesh(x)
+        if mesh is None or not mesh.explicit_axes:
+            return x
+        automatic = _automatic(mesh)
+        with jax.sharding.use_abstract_mesh(automatic), jax.named_scope(Tags.HIDDEN):
+            return moved(x, automatic)
+
+    return jax.tree.map(free, tree)
+
+
+def _automatic(mesh: Any) -> Any:
+    return mesh.update_axis_types(dict.fromkeys(mesh.explicit_axes, AxisType.Auto))
 
 
 def _mesh(x: Any) -> Any:

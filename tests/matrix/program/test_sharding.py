@@ -46,11 +46,17 @@ def partly_automatic(w: Any, x: Any) -> Any:
 
 
 def partly_manual(w: Any, x: Any) -> Any:
-    def body(w: Any, x: Any) -> Any:
-        return jax.lax.pmean(jax.grad(loss)(w, x), "data")
-
-    mapped = jax.shard_map(body, in_specs=(P(), P("data")), out_specs=P(), axis_names={"data"}, check_vma=False)
+    mapped = jax.shard_map(averaged, in_specs=(P(), P("data")), out_specs=P(), axis_names={"data"}, check_vma=False)
     return w - 0.1 * mapped(w, x)
+
+
+def fully_manual(w: Any, x: Any) -> Any:
+    """A `shard_map` over all axes, as in Qwen 3 MoE and gpt_oss of jax-llm-examples."""
+    return w - 0.1 * jax.shard_map(averaged, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)(w, x)
+
+
+def averaged(w: Any, x: Any) -> Any:
+    return jax.lax.pmean(jax.grad(loss)(w, x), "data")
 
 
 def on_no_mesh(w: Any, x: Any) -> Any:
@@ -62,6 +68,7 @@ STEPS: dict[str, tuple[Step, Any, P, P]] = {
     "fully sharded": (fully_sharded, EXPLICIT, P("data", None), P("data", None)),
     "auto_axes": (partly_automatic, EXPLICIT, P(None, "model"), P("data", None)),
     "partly manual": (partly_manual, EXPLICIT, P(None, "model"), P("data", None)),
+    "fully manual": (fully_manual, EXPLICIT, P(None, None), P("data", None)),
     "explicit beside automatic": (tensor_parallel, MIXED, P(None, None), P("data", None)),
 }
 
@@ -129,6 +136,25 @@ def test_twins_find_what_was_injected_in_sharded_arrays() -> None:
     found = {name: int(mismatch.difference.mismatched[0, 1]) for name, mismatch in mismatches.items()}
     assert found == {name: int(event.changed[1]) for name, event in events.items()}
     assert sum(found.values()) > 0
+
+
+def test_faults_of_a_manual_step_whose_varying_axes_are_checked() -> None:
+    def step(w: Any, x: Any) -> Any:
+        rows = P(("data", "model"))
+        return jax.shard_map(lambda w, x: jnp.tanh(x @ w), in_specs=(P(), rows), out_specs=rows)(w, x)
+
+    w, x, moment, none = (
+        jax.device_put(given, NamedSharding(EXPLICIT, spec))
+        for given, spec in ((np.eye(4, dtype=np.float32), P()), (np.ones((8, 4), np.float32), P(("data", "model"))),
+                            (MOMENT, P()), (sdc.no_strike(), P()))
+    )  # fmt: skip
+    fault = sdc.Fault(BitFlip(bits=(30,)), 1.0, products, at={"data": 1})
+    with jax.set_mesh(EXPLICIT):
+        out, events = jax.jit(sdc.inject(step, [fault]))(moment, w, x)
+        clean, _ = jax.jit(sdc.strike(step, products))(none, w, x)
+    assert events["fwd/dot_general"].changed.tolist() == [[0, 0], [8, 8]]  # two rows of four on each device
+    np.testing.assert_array_equal(clean, np.tanh(np.ones((8, 4), np.float32)))
+    np.testing.assert_array_equal(np.any(np.asarray(out != clean), axis=1), [False] * 4 + [True] * 4)
 
 
 def test_values_that_lie_on_no_mesh() -> None:
