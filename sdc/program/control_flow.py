@@ -100,8 +100,9 @@ def traced_once(
     @functools.wraps(function)
     def traced(outs: Values, *others: Any) -> tuple[Values, Report]:
         meshes = map(_mesh, jax.tree.leaves((outs, others)))
-        mesh = next((each for each in meshes if each is not None and each.explicit_axes), None)
-        if mesh is None:  # XLA chooses the shardings
+        here = jax.sharding.get_abstract_mesh()
+        mesh = next((each for each in meshes if each is not None and each.explicit_axes), here)
+        if not mesh.explicit_axes:  # XLA chooses the shardings
             return function(outs, *others)
         automatic = _automatic(mesh)
         shardings = [jax.typeof(x).sharding for x in outs]
