@@ -338,8 +338,9 @@ class _Newest:
         """Returns, for each checkpoint, whether Orbax keeps it. Orbax calls this method once the new checkpoint is
         complete, before deleting any checkpoint."""
         past = {step for step in certified_steps(self._folder) if step < self.saving}
-        stays = sorted(past | {self.saving})[-self._keep :]
-        return [one.step in stays for one in checkpoints]
+        good = {step for step in certified_steps(self._folder, marked=False) if step < self.saving}
+        oldest = sorted(good | {self.saving})[-self._keep :][0]  # those marked as damaged do not count
+        return [one.step in past | {self.saving} and one.step >= oldest for one in checkpoints]
 
 
 def _chosen(abstract: Any, only: Only | None) -> Any:

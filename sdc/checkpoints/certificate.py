@@ -3,6 +3,7 @@ this content.
 
     FOLDER/certificates/STEP/process-N.json   digests of the data of process N's devices when the step was saved
     FOLDER/certificates/STEP/status.json      the evidence for the checkpoint
+    FOLDER/certificates/damaged/STEP.json     the mark of a scrub that found the checkpoint damaged
 
 docs/checkpoints.md describes the fields. A certificate states the algorithm of its digests; digests of different
 algorithms are never compared. Process 0 of a run maintains the status. A checkpoint whose status is unreadable is
@@ -23,7 +24,7 @@ import numpy as np
 from etils import epath
 
 from ..multihost import everyone
-from ..records import Format, Lock, RecordError, read_bytes, reason
+from ..records import Format, Lock, RecordError, now, read_bytes, reason
 from ..schema import Header
 from ..twins import ALGORITHM
 from .blocks import Cut, Shares, apart_text, box_text, cut_of, parse_box, take, whole
@@ -191,13 +192,14 @@ def step_folder(folder: epath.Path, step: int) -> epath.Path:
     return folder / FOLDER / str(step)
 
 
-def certified_steps(folder: epath.Path) -> list[int]:
+def certified_steps(folder: epath.Path, *, marked: bool = True) -> list[int]:
     """Returns the steps that have a complete Orbax checkpoint and parts of a certificate from all processes; only
-    folders with numeric names are considered."""
+    folders with numeric names are considered. Without `marked`, steps that a scrub marked as damaged are left out."""
     paths = folder.iterdir() if folder.is_dir() else ()
     # Orbax writes this file last.
     done = (int(path.name) for path in paths if path.name.isdecimal() and (path / "commit_success.txt").exists())
-    return sorted(step for step in done if _finished(step_folder(folder, step)))
+    found = sorted(step for step in done if _finished(step_folder(folder, step)))
+    return found if marked else [step for step in found if Statuses(folder).mark_of(step) is None]
 
 
 def _finished(place: epath.Path) -> bool:
@@ -253,6 +255,17 @@ def value_digest(value: Any) -> str:
     array = np.ascontiguousarray(value)
     array = array.astype(array.dtype.newbyteorder("<"))
     return hashlib.sha256(f"{array.dtype.str} {np.shape(value)} ".encode() + array.tobytes()).hexdigest()
+
+
+def certificate_digest(folder: epath.Path, step: int) -> str:
+    """Returns the SHA-256 digest of all files of a step's certificate, which tells a checkpoint from one that replaced
+    it; an empty string if there is no readable certificate."""
+    place = step_folder(folder, step)
+    try:
+        paths = sorted(path for path in place.iterdir() if path.name.startswith("process-"))
+        return hashlib.sha256(b"".join(map(read_bytes, paths))).hexdigest() if paths else ""
+    except (OSError, RecordError):  # another process has just deleted it
+        return ""
 
 
 def read_certificate(folder: epath.Path, step: int) -> Certificate:
@@ -391,7 +404,7 @@ def _misfit(entry: CertifiedArray, array: Any) -> str | None:
 STATUS = "status.json"
 Reason: TypeAlias = Literal["digest", "twins", "guard"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
-CANDIDATE, VERIFIED = "CANDIDATE", "VERIFIED"
+CANDIDATE, VERIFIED, DAMAGED = "CANDIDATE", "VERIFIED", "DAMAGED"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -400,8 +413,8 @@ class Status:
 
     Attributes:
         step: step of the checkpoint.
-        state: `CANDIDATE`, or `VERIFIED` if the checkpoint matched its digests after a restore or was confirmed in
-            another way.
+        state: `CANDIDATE`, `VERIFIED` if the checkpoint matched its digests after a restore or was confirmed in
+            another way, or `DAMAGED` if a scrub found that it differs.
         reasons: the kinds of evidence: `digest`, `twins`, `guard`.
         history: whether the digests were computed before the checkpoint was saved.
     """
@@ -425,6 +438,19 @@ class Known(Header, kw_only=True, tag="jax-sdc checkpoint status"):
 KNOWN = Format(type=Known, noun="status of a checkpoint", remedy="delete it")
 
 
+class Mark(Header, kw_only=True, tag="jax-sdc damaged checkpoint"):
+    """The file with which a scrub marks a checkpoint as damaged. No other process writes it, so a scrub never competes
+    with the run, which writes the status."""
+
+    step: int
+    certificate: str  # digest of the certificate with which the checkpoint was compared
+    found: str
+    time: str
+
+
+MARKS = Format(type=Mark, noun="mark of a damaged checkpoint", remedy="delete it")
+
+
 class Statuses:
     """Statuses of the checkpoints in one folder. Methods raise OSError if a status cannot be written."""
 
@@ -436,8 +462,9 @@ class Statuses:
         """Returns the status of a step, which is a candidate if the status file is unreadable or the checkpoint is in
         doubt."""
         known = self._known(step)
-        found = () if known is None or known.doubt else known.reasons
-        return Status(step, VERIFIED if found else CANDIDATE, found, history)
+        damaged = self.mark_of(step) is not None
+        found = () if known is None or known.doubt or damaged else known.reasons
+        return Status(step, DAMAGED if damaged else VERIFIED if found else CANDIDATE, found, history)
 
     def vouch(self, step: int, reason: Reason) -> None:
         """Adds evidence for a step, and clears its marks of doubt and of pending deletion."""
@@ -485,22 +512,49 @@ class Statuses:
         """Returns the steps to keep: the newest verified step, steps of uncertain status, and protected steps."""
         known = {step: self._known(step) for step in steps}
         stays = {step for step, one in known.items() if one is None or one.doubt or one.protected}
-        return stays | {*sorted(step for step, one in known.items() if one and one.reasons and not one.doubt)[-1:]}
+        good = sorted(step for step, one in known.items() if one and one.reasons and not one.doubt)
+        return stays | {*[step for step in good if self.mark_of(step) is None][-1:]}
+
+    def mark(self, step: int, certificate: str, found: str) -> None:
+        """Marks a checkpoint, which `certificate_digest` identifies, as damaged: policies then keep an older one."""
+        if _first():
+            path = self._mark(step)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            MARKS.write(path, Mark(step=step, certificate=certificate, found=found, time=now()))
+
+    def unmark(self, step: int) -> None:
+        if _first():
+            self._mark(step).unlink(missing_ok=True)
+
+    def mark_of(self, step: int) -> Mark | None:
+        """Returns the mark of a checkpoint. A mark that is unreadable, or of a checkpoint that was replaced since, does
+        not count."""
+        try:
+            mark = MARKS.read(self._mark(step))
+        except RecordError:
+            return None
+        current = (step, certificate_digest(self._folder, step))
+        return mark if (mark.step, mark.certificate) == current else None
+
+    def _mark(self, step: int) -> epath.Path:
+        return self._folder / FOLDER / "damaged" / f"{step}.json"
 
     def forget(self, step: int) -> None:
         """Discards the status of a step that is being replaced, except for its protection."""
         place = step_folder(self._folder, step)
+        # Each process deletes its own file, so no process deletes a file that another process is already writing. The
+        # certificate is deleted before the note that the checkpoint is leaving, in the order opposite to an audit's.
+        (place / f"process-{jax.process_index()}.json").unlink(missing_ok=True)
         if _first():
             if (place / STATUS).exists() and self.is_protected(step):
                 self._write(step, Known(step=step, protected=True))
             else:
                 (place / STATUS).unlink(missing_ok=True)
-        # Each process deletes its own file, so no process deletes a file that another process is already writing.
-        (place / f"process-{jax.process_index()}.json").unlink(missing_ok=True)
 
     def discard(self, step: int) -> None:
         if _first() and (place := step_folder(self._folder, step)).exists():
             place.rmtree()
+            self.unmark(step)
 
     def prune(self) -> None:
         """Deletes certificates whose checkpoints are no longer in the folder under any name."""
@@ -511,6 +565,7 @@ class Statuses:
         there = {int(number[1]) for number in found if number}
         for stale in (path for path in place.iterdir() if path.name.isdecimal() and int(path.name) not in there):
             stale.rmtree()
+            self.unmark(int(stale.name))
 
     def lock(self) -> None:
         """Locks the folder for this run until `release` is called; raises CertificateError if another process is

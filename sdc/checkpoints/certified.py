@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 import jax
 from etils import epath
@@ -35,6 +35,7 @@ from .certificate import (
     Status,
     Statuses,
     Wrong,
+    certificate_digest,
     compare,
     misfits,
     named,
@@ -45,6 +46,7 @@ from .certificate import (
 
 LOG = logging.getLogger("sdc.checkpoints")
 Result = TypeVar("Result")
+ScrubResult: TypeAlias = Literal["clean", "repaired", "damaged", "unreadable", "gone"]
 FAILURES = (OSError, RuntimeError, ValueError)  # errors of Orbax, its storage and devices
 AT_ONCE = 1 << 28  # maximum bytes of arrays that an audit reads at a time
 
@@ -175,6 +177,7 @@ class Certified:
             raise Damaged(number, self._folder, f"is damaged: {_some(wrong)}", wrong, remains=remains)
         if set(certificate.names) <= set(found) and found:
             self._noted(self._statuses.vouch, number, "digest")
+            self._noted(self._statuses.unmark, number)
         return loaded
 
     def restore_verified(
@@ -268,6 +271,7 @@ class Certified:
         """Deletes a checkpoint and its certificate."""
         self.wait()
         number = self._existing(step)
+        self._noted(self._statuses.leaving, number)
         done = self._orbax.delete(step, **options)
         self._statuses.discard(number)
         return done
@@ -324,6 +328,8 @@ class Certified:
                 LOG.warning(
                     "step %d: %s contains values other than arrays and is not certified", step, ", ".join(uncovered)
                 )
+        if options.get("overwrite"):
+            self._noted(self._statuses.leaving, step)
         response = getattr(self._orbax, method)(step, given, **options)
         if response is None:
             return None
@@ -526,8 +532,10 @@ class Audit:
         uncovered: checkpointables that are not in the certificate.
         compared: whether the checkpoint was restored and compared with its certificate.
         problem: the reason why the checkpoint could not be verified, or an empty string.
-        remains: whether the checkpoint is the remainder of an interrupted deletion.
         wrong: differences from the certificate.
+        remains: whether the checkpoint is the remainder of an interrupted deletion, or was deleted or replaced during
+            the audit.
+        certificate: digest of the certificate's files.
     """
 
     step: int
@@ -539,6 +547,35 @@ class Audit:
     problem: str
     wrong: Sequence[Wrong]
     remains: bool = False
+    certificate: str = ""
+
+    def mark(self, folder: str) -> ScrubResult:
+        """Marks the checkpoint as damaged if it differs, and removes this mark if it does not. Policies keep an older
+        checkpoint in place of a marked one; restores compare every checkpoint anyway. A mark that cannot be written is
+        logged.
+
+        Returns:
+            `clean`, `repaired` (clean, and was marked), `damaged`, `unreadable` (it could not be compared), or `gone`
+            (deleted or replaced meanwhile).
+        """
+        place = path_of(folder)
+        statuses = Statuses(place)
+        # A run notes that a checkpoint is leaving, deletes or replaces it, deletes its certificate, and then the note.
+        leaving = (self.problem or self.wrong) and statuses.left(self.step)
+        replaced = self.certificate != certificate_digest(place, self.step)
+        if self.remains or leaving or replaced or not (place / str(self.step)).exists():
+            return "gone"
+        if not self.compared or (self.problem and not self.wrong):
+            return "unreadable"
+        marked = statuses.mark_of(self.step) is not None
+        try:
+            if self.wrong:
+                statuses.mark(self.step, self.certificate, self.problem)
+            elif marked:
+                statuses.unmark(self.step)
+        except (OSError, RecordError) as error:
+            LOG.warning("cannot mark checkpoint %d in %s (%s)", self.step, folder, error)
+        return "damaged" if self.wrong else "repaired" if marked else "clean"
 
 
 def checkpoints_in(folder: str) -> list[int]:
@@ -562,13 +599,15 @@ def checkpoints_in(folder: str) -> list[int]:
     return steps
 
 
-def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
+def audit(folder: str, step: int, *, restore: bool = True, pace: Callable[[int], None] | None = None) -> Audit:
     """Audits one checkpoint by restoring it array by array on this process's first device.
 
     Args:
         folder: folder that an Orbax checkpointer wrote.
         step: step of the checkpoint.
         restore: whether to restore and compare the checkpoint, or only to read its certificate.
+        pace: called before each read with the number of bytes, so that it can wait; reads are then of 16 MiB, or of
+            one array if that is larger.
 
     Example:
         >>> import tempfile
@@ -583,10 +622,11 @@ def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
         ''
     """
     place = path_of(folder)
+    identity = certificate_digest(place, step)
     try:
         certificate = read_certificate(place, step)
     except CertificateError as error:
-        return Audit(step, None, 0, 0, (), False, str(error), ())
+        return Audit(step, None, 0, 0, (), False, str(error), (), certificate=identity)
     status = Statuses(place).status(step, history=certificate.history)
     size = 0
     for entry in certificate.arrays.values():
@@ -595,7 +635,9 @@ def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
         except TypeError:  # the size of PRNG keys is negligible
             width = 8
         size += width * math.prod(entry.shape)
-    about = Audit(step, status, len(certificate.names), size, certificate.uncovered, restore, "", ())
+    about = Audit(
+        step, status, len(certificate.names), size, certificate.uncovered, restore, "", (), certificate=identity
+    )
     if not certificate.names:
         return dataclasses.replace(about, compared=False, problem="it has no certified arrays")
     if not restore:
@@ -605,7 +647,7 @@ def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
     problem = ""
     try:
         with _opened(place, step) as checkpointer, _reading():
-            for part in _parts(checkpointer, step, set(certificate.uncovered)):
+            for part in _parts(checkpointer, step, set(certificate.uncovered), pace):
                 seen |= set(part)
                 wrong += [one for one in compare(certificate, part) if one not in wrong]
         if lost := [name for name in certificate.names if name not in seen]:
@@ -614,6 +656,9 @@ def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
         problem = f"it cannot be read ({first_line(_chain(error)[-1])})"
     if problem and not wrong and Statuses(place).left(step):
         problem = "it was being deleted when a run ended; the next save of that run deletes the rest"
+        return dataclasses.replace(about, compared=False, problem=problem, remains=True)
+    if (problem or wrong) and certificate_digest(place, step) != identity:
+        problem = "it was deleted or replaced while it was compared"
         return dataclasses.replace(about, compared=False, problem=problem, remains=True)
     return dataclasses.replace(about, wrong=wrong, problem=problem or "; ".join(map(str, wrong[:3])))
 
@@ -630,7 +675,9 @@ def certify_folder(folder: str, step: int) -> None:
         Certified(checkpointer).certify_all(step, jax.tree.map(lambda leaf: _abstract(leaf, place), metadata))
 
 
-def _parts(checkpointer: Any, step: int, left_out: set[str]) -> Iterator[dict[str, Any]]:
+def _parts(
+    checkpointer: Any, step: int, left_out: set[str], pace: Callable[[int], None] | None
+) -> Iterator[dict[str, Any]]:
     """Yields all leaves of a checkpoint in groups."""
     place = SingleDeviceSharding(jax.local_devices()[0])
     for key, tree in checkpointer.checkpointables_metadata(step).metadata.items():
@@ -646,9 +693,11 @@ def _parts(checkpointer: Any, step: int, left_out: set[str]) -> Iterator[dict[st
         first = 0
         while first < len(leaves):
             last, held = first + 1, sizes[first]
-            while last < len(leaves) and held + sizes[last] <= AT_ONCE:
+            while last < len(leaves) and held + sizes[last] <= (AT_ONCE if pace is None else AT_ONCE >> 4):
                 last, held = last + 1, held + sizes[last]
             wanted = [_abstract(leaf, place) if first <= n < last else ... for n, leaf in enumerate(leaves)]
+            if pace is not None:
+                pace(held)
             loaded = checkpointer.load_checkpointables(step, {key: jax.tree.unflatten(structure, wanted)})
             yield named(loaded)[0]
             first = last

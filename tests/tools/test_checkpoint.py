@@ -1,6 +1,7 @@
 """`sdc checkpoint`: inspects checkpoints of another program without that program."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from orbax.checkpoint import v1 as ocp
 
 import sdc
 from sdc.tools import cli
+from sdc.tools.commands import reports
 from tests.storms.bits import quiet
 
 
@@ -93,6 +95,46 @@ def test_files_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
     assert "INCONCLUSIVE" in printed
 
 
+def test_a_scrub_marks_what_is_damaged_until_it_is_repaired(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "SETTLE", 0.0)
+    printed = run("scrub", folder, "--rate", 2.0**20, code=0).out
+    assert "at 1 MiB per second" in printed
+    assert "step 2: clean (7 arrays, 117.2 KiB)" in printed
+    assert "CLEAN  2 clean" in printed
+
+    sound = shutil.copytree(folder / "2", folder.parent / "sound")
+    with ocp.training.Checkpointer(folder) as plain:
+        spoilt = state(2) | {"w": jnp.zeros((300, 100))}
+        plain.save_checkpointables(2, {"model": spoilt, "text": {"name": "run"}}, overwrite=True)
+    assert "step 2: damaged (model/w differs in rows 0:256, 256:300)" in run("scrub", folder, code=1).out
+    assert "DAMAGED" in run("show", folder, code=0).out
+    shutil.rmtree(folder / "2")
+    shutil.copytree(sound, folder / "2")
+    assert "step 2: repaired" in run("scrub", folder, "--step", 2, code=0).out
+    assert "DAMAGED" not in run("show", folder, code=0).out
+    found = json.loads(run("scrub", folder, "--json", code=0).out)
+    assert [row["result"] for row in found["checkpoints"]] == ["clean", "clean"]
+
+
+def test_a_scrub_of_what_cannot_be_read(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is marked: the storage may be at fault. What has no certificate cannot be compared either."""
+    monkeypatch.setattr(reports, "SETTLE", 0.0)
+    with sdc.certify(ocp.training.Checkpointer(tmp_path)) as checkpointer:
+        checkpointer.save_checkpointables(2, {"model": {"w": jnp.ones((300, 100))}})
+        checkpointer.save_checkpointables(3, {"model": {"w": jnp.ones((300, 100))}})
+    shutil.rmtree(tmp_path / "certificates" / "3")
+    (tmp_path / "2" / "model" / "manifest.ocdbt").unlink()
+    (tmp_path / "2" / "model" / "manifest.ocdbt").mkdir()
+    with quiet():
+        printed = run("scrub", tmp_path, code=3).out
+    assert "step 2: unreadable (it cannot be read (" in printed
+    assert "step 3: unreadable (there is no certificate (" in printed
+    assert "INCONCLUSIVE  2 unreadable" in printed
+    assert "DAMAGED" not in run("show", tmp_path, "--step", 2, code=0).out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -101,6 +143,11 @@ def test_files_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
         (("verify", "FOLDER/1"), "there are no complete checkpoints in"),
         (("verify", "FOLDER", "--step", "7"), "--step 7: "),
         (("look", "FOLDER"), "look"),
+        (("verify", "FOLDER", "--every", "1h"), "--every 1h: only scrub repeats"),
+        (("scrub", "FOLDER", "--every", "soon"), "--every soon: expected a time above 0"),
+        (("scrub", "FOLDER", "--rate", "0"), "--rate 0.0: expected at least 1 byte per second"),
+        (("scrub", "FOLDER", "--step", "7"), "--step 7: "),
+        (("scrub", "nowhere"), "nowhere is not a folder"),
     ],
 )
 def test_wrong_words(run: Run, folder: Path, words: tuple[str, ...], message: str) -> None:

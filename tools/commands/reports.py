@@ -2,7 +2,10 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,9 +15,11 @@ import tyro
 from sdc import analysis, checkpoints, tools, twins
 from sdc.analysis import report as pages, studies
 from sdc.records import MANIFEST, read_manifest
+from sdc.settings import SettingError
 from sdc.verdict import Exit, Verdict, exit_code
 
-from .. import CommandError, ResultCommand, run_errors, usage_errors
+from .. import CommandError, ResultCommand, gently, run_errors, usage_errors
+from .verdict import seconds_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,18 +65,24 @@ class CheckpointCommand(ResultCommand):
 
     Example: sdc checkpoint show runs/my-training/checkpoints
     Example: sdc checkpoint verify runs/my-training/checkpoints --step 100
+    Example: sdc checkpoint scrub runs/my-training/checkpoints --every 1h
 
     Exit codes: 0 every checkpoint was restored exactly as it was saved, 1 at least one was not, 2 bad usage, 3 at least
     one could not be compared (no certificate, or unreadable files).
     """
 
-    action: tyro.conf.Positional[Literal["show", "verify", "certify"]]
-    """List checkpoints and their states (show), restore and compare them (verify), or certify the present contents of
+    action: tyro.conf.Positional[Literal["show", "verify", "scrub", "certify"]]
+    """List checkpoints and their states (show), restore and compare them (verify), do so slowly and mark those that
+    differ as damaged, also while a run saves and deletes checkpoints (scrub), or certify the present contents of
     checkpoints that have no certificate (certify)."""
     folder: tyro.conf.Positional[str]
     """Folder that an Orbax checkpointer wrote, with one folder for each step."""
     step: Annotated[tuple[int, ...], tyro.conf.UseAppendAction] = ()
     """Step of a checkpoint to inspect; may be repeated. By default, all checkpoints are inspected."""
+    every: str | None = None
+    """Interval between the starts of two scrubs, such as 1h, until SIGTERM or SIGINT; by default, one scrub."""
+    rate: float = 2.0**26
+    """Bytes of arrays that a scrub reads per second."""
 
 
 def report(options: ReportCommand) -> int:
@@ -128,12 +139,13 @@ def diff(options: DiffCommand) -> int:
 
 def checkpoint(options: CheckpointCommand) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # computes only digests
-    with usage_errors():
-        there = checkpoints.checkpoints_in(options.folder)
-        if unknown := sorted({*options.step} - {*there}):
-            raise ValueError(f"--step {unknown[0]}: {options.folder} has the steps {', '.join(map(str, there))}")
+    if options.action == "scrub":
+        return _Scrub(options).run()
+    if options.every is not None:
+        raise CommandError(f"--every {options.every}: only scrub repeats; leave the flag out")
     rows: list[dict[str, Any]] = []
-    steps = options.step or there
+    with usage_errors():
+        steps = _steps(options)
     with tools.CountProgress("checkpoint", len(steps)) as progress:
         for step in steps:
             found = checkpoints.audit(options.folder, step, restore=options.action == "verify")
@@ -154,6 +166,113 @@ def checkpoint(options: CheckpointCommand) -> int:
     shown = verdict if compared else None
     tools.show({"verdict": shown, "checkpoints": rows}, _listed(shown, rows), as_json=options.json)
     return verdict.code if compared or verdict is Verdict.INCONCLUSIVE else Exit.CLEAN
+
+
+def _steps(options: CheckpointCommand) -> Sequence[int]:
+    """Returns the steps to inspect."""
+    there = checkpoints.checkpoints_in(options.folder)
+    if unknown := sorted({*options.step} - {*there}):
+        raise ValueError(f"--step {unknown[0]}: {options.folder} has the steps {', '.join(map(str, there))}")
+    return options.step or there
+
+
+SETTLE = 1.0  # seconds before a checkpoint that could not be compared, or differs, is compared again
+
+
+class _Scrub:
+    """Compares all checkpoints of a folder, once or at intervals, until a signal."""
+
+    def __init__(self, options: CheckpointCommand) -> None:
+        with usage_errors():
+            self._interval = None if options.every is None else seconds_of(options.every, "every")
+            if not options.rate >= 1:
+                raise SettingError("rate", options.rate, "expected at least 1 byte per second")
+        self._options = options
+        self._ended = threading.Event()
+        self._free = 0.0  # when the next read may begin
+        self._results: dict[int, dict[str, Any]] = {}
+
+    def run(self) -> int:
+        """Scrubs until the end, and returns the exit code that follows from the last result of each checkpoint."""
+        gently(lambda _: self._ended.set())
+        again = "" if self._options.every is None else f", every {self._options.every}"
+        self._say(f"scrubbing {self._options.folder} at {studies.size(round(self._options.rate))} per second{again}")
+        rounds = 0
+        while not self._ended.is_set():
+            began = time.monotonic()
+            whole = self._round()
+            rounds += whole
+            if self._interval is None:
+                break
+            self._ended.wait(max(0.0, began + self._interval - time.monotonic()))
+        counts = Counter(row["result"] for row in self._results.values())
+        partly = counts["unreadable"] or any(row["uncovered"] for row in self._results.values())
+        verdict = Verdict.CLEAN
+        if counts["damaged"]:
+            verdict = Verdict.CORRUPT
+        elif partly or not rounds or not counts["clean"] + counts["repaired"]:
+            verdict = Verdict.INCONCLUSIVE
+        rows = [row for _, row in sorted(self._results.items())]
+        found = ", ".join(f"{count} {result}" for result, count in counts.items()) or "no checkpoints"
+        more = "" if rounds else "; interrupted"
+        tools.show(
+            {"verdict": verdict, "rounds": rounds, "rate": self._options.rate, "checkpoints": rows},
+            [pages.Text(f"{found}{more}", lead=verdict.upper(), tone=verdict)],
+            as_json=self._options.json,
+        )
+        return verdict.code
+
+    def _round(self) -> bool:
+        """Scrubs each checkpoint once; returns whether the round was not interrupted."""
+        try:
+            steps = _steps(self._options)
+        except (ValueError, OSError) as error:
+            if self._interval is None:
+                raise CommandError(str(error)) from error
+            self._say(str(error))  # the run has not saved anything yet
+            return True
+        self._results = {step: row for step, row in self._results.items() if step in steps}
+        with tools.CountProgress("checkpoint", len(steps)) as progress:
+            for step in steps:
+                row = self._scrubbed(step)
+                if row is None:
+                    return False
+                self._results[step] = row
+                size = f"{row['covered']:,} arrays, {studies.size(row['bytes'])}"
+                size += f"; not certified: {', '.join(row['uncovered'])}" if row["uncovered"] else ""
+                why = row["problem"].removeprefix(f"step {step}: ")
+                self._say(f"step {step}: {row['result']} ({why or size})")
+                progress.advance(f"step {step}")
+        return True
+
+    def _scrubbed(self, step: int) -> "dict[str, Any] | None":
+        """Scrubs one checkpoint, twice if it is not clean: storage may fail for a moment, a run may be writing the
+        certificate, and this process may be the one that is wrong. Returns None if a signal interrupts."""
+        for _ in range(2):
+            try:
+                found = checkpoints.audit(self._options.folder, step, pace=self._wait)
+            except _Ended:
+                return None
+            if found.compared and not found.problem:
+                break
+            if self._ended.wait(SETTLE):
+                return None
+        return {**dataclasses.asdict(found), "result": found.mark(self._options.folder)}
+
+    def _wait(self, size: int) -> None:
+        """Waits until `size` more bytes may be read."""
+        now = time.monotonic()
+        if self._ended.wait(max(0.0, self._free - now)):
+            raise _Ended
+        self._free = max(self._free, now) + size / self._options.rate
+
+    def _say(self, line: str) -> None:
+        if not self._options.json:
+            tools.write(line)
+
+
+class _Ended(BaseException):
+    """A signal ended the scrub; not an Exception, which an audit would count as a problem of the checkpoint."""
 
 
 def _listed(verdict: Verdict | None, rows: list[dict[str, Any]]) -> "Iterator[pages.Part]":

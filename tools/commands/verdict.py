@@ -68,7 +68,7 @@ def _line(standing: Standing) -> str:
     return "".join(c if c.isprintable() else "?" for c in line)  # sentences hold host names, which are untrusted text
 
 
-def seconds_of(text: str) -> float:
+def seconds_of(text: str, setting: str = "max_age") -> float:
     """Returns the number of seconds in a duration such as `24h`.
 
     Raises:
@@ -81,5 +81,5 @@ def seconds_of(text: str) -> float:
     """
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])", text, re.ASCII)
     if found is None or not float(found[1]) > 0:
-        raise SettingError("max_age", text, "expected a time above 0 with a unit, such as 90s, 30m, 24h or 7d")
+        raise SettingError(setting, text, "expected a time above 0 with a unit, such as 90s, 30m, 24h or 7d")
     return float(found[1]) * UNITS[found[2]]
