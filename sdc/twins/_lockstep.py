@@ -339,9 +339,11 @@ class _Optimistic:
         def repeat(
             before: Any, mine: Any, iteration: Any, inputs: program.Values
         ) -> tuple[program.Values, dict[str, Mismatch]]:
-            rows = exchanged(mine, self.axis_name)  # all digests are exchanged only if any differs
             outs, found = region.run(self.gated, iteration, inputs)
-            return outs, _with_unrepeated(found, order, rows, self.axis_name)
+            # All digests are exchanged only if any differs.
+            complete = program.traced_once(functools.partial(_with_unrepeated, order=order, axis_name=self.axis_name))
+            _, reports = complete([mine], [found[name] for name in order])
+            return outs, dict(zip(order, reports, strict=True))
 
         with jax.named_scope(program.Tags.HIDDEN):
             digests = [one.digest.reshape(-1, 2) for one in seen.values()]
@@ -379,9 +381,10 @@ def _compared(digests: program.Values, axis_name: str) -> tuple[program.Values, 
 
 
 def _with_unrepeated(
-    found: dict[str, Mismatch], order: "dict[str, _Order]", rows: Any, axis_name: str
-) -> dict[str, Mismatch]:
+    digests: program.Values, found: list[Mismatch], *, order: "dict[str, _Order]", axis_name: str
+) -> tuple[program.Values, list[Mismatch]]:
     """Adds the first differences that did not recur in the repetition to the mismatches of the repetition."""
+    rows = exchanged(digests[0], axis_name)
     rank, loop = (
         jnp.asarray(np.concatenate([getattr(one, name).ravel() for one in order.values()])) for name in ("rank", "loop")
     )
@@ -389,16 +392,15 @@ def _with_unrepeated(
     first = jnp.min(jnp.where(apart, rank, len(rank)), axis=1)
     if others := other_axes(first, axis_name):
         first = lax.pmin(program.varying(first, others), others)
-    counts = [one.difference.mismatched.reshape(-1, len(rows)) for one in found.values()]
+    counts = [one.difference.mismatched.reshape(-1, len(rows)) for one in found]
     again = jax.ops.segment_max(jnp.concatenate(counts), loop, len(rank))[loop]
     alone = apart & (rank == first[:, None]) & (again.T == 0)
-    start, reports = 0, {}
-    for name, mismatch in found.items():
-        shape = order[name].rank.shape
-        here = alone[:, start : start + order[name].rank.size].reshape(-1, *shape)
-        start += order[name].rank.size
-        reports[name] = mismatch._replace(unrepeated=program.varying(jnp.moveaxis(here, 0, -1).astype(jnp.uint32)))
-    return reports
+    start, reports = 0, []
+    for place, mismatch in zip(order.values(), found, strict=True):
+        here = alone[:, start : start + place.rank.size].reshape(-1, *place.rank.shape)
+        start += place.rank.size
+        reports.append(mismatch._replace(unrepeated=program.varying(jnp.moveaxis(here, 0, -1).astype(jnp.uint32))))
+    return digests, reports
 
 
 class _Order(NamedTuple):
