@@ -7,7 +7,7 @@ from typing import Annotated
 
 from sdc.records import RecordError
 
-from ..records import read_json
+from ..records import Record, read_json
 from ..schema import Fields, about
 from ..verdict import Verdict
 from .judgement import BURN_IN
@@ -93,7 +93,7 @@ def _newest(path: Path) -> tuple[Path | None, bool]:
     if own:
         return max(own, key=_written), True
     with os.scandir(path) as folders:
-        there = [place for folder in folders if folder.is_dir() for place in _results(Path(folder.path))]
+        there = [place for folder in folders if folder.is_dir() for place in _results(Path(folder.path)) if _own(place)]
     return (max(there, key=_written) if there else None), False
 
 
@@ -101,6 +101,15 @@ def _results(folder: Path) -> list[Path]:
     """Returns the paths of the results in a folder, or the expected path if a burn-in left a log but no result."""
     found = [folder / name for name in NAMES if os.path.lexists(folder / name)]
     return found or ([folder / RESULT] if (folder / EVENTS).exists() else [])
+
+
+def _own(place: Path) -> bool:
+    """Returns whether no other user planted a result; otherwise, anyone could make a host pass or fail."""
+    try:
+        Record.check_owner(place)
+    except RecordError:
+        return False
+    return True
 
 
 def _written(path: Path) -> float:

@@ -10,6 +10,7 @@ algorithms are never compared. Process 0 of a run maintains the status. A checkp
 protected from deletion as if it were verified, but is reported as a candidate.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -554,7 +555,8 @@ class Statuses:
     def discard(self, step: int) -> None:
         if _first() and (place := step_folder(self._folder, step)).exists():
             place.rmtree()
-            self.unmark(step)
+            with contextlib.suppress(OSError):
+                self.unmark(step)
 
     def prune(self) -> None:
         """Deletes certificates whose checkpoints are no longer in the folder under any name."""
@@ -565,7 +567,8 @@ class Statuses:
         there = {int(number[1]) for number in found if number}
         for stale in (path for path in place.iterdir() if path.name.isdecimal() and int(path.name) not in there):
             stale.rmtree()
-            self.unmark(int(stale.name))
+            with contextlib.suppress(OSError):  # a scrub by another user; without the certificate, it does not count
+                self.unmark(int(stale.name))
 
     def lock(self) -> None:
         """Locks the folder for this run until `release` is called; raises CertificateError if another process is

@@ -21,7 +21,7 @@ from typing import Annotated
 import msgspec
 
 from ..schema import Header, about, identify, now
-from .storage import AnyPath, RecordError, appends, create_bytes, endless, read_bytes, remove, write_bytes
+from .storage import AnyPath, RecordError, appends, check_owner, create_bytes, endless, read_bytes, remove, write_bytes
 
 LOCK, RENEWING = "lock.json", "sdc-locks"  # file name of a lock, and name of the thread that renews locks
 # Seconds after which a lock taken over without the kernel is read again: the last writer holds it.
@@ -112,6 +112,7 @@ class Lock:
             token=uuid.uuid4().hex,
         )
         content = msgspec.json.encode(mine) + b"\n"
+        check_owner(self._path)
         handle = self._lock(content, lasting) if appends(self._path) else None
         if handle is None:
             self._write(content, mine.token)
@@ -140,12 +141,15 @@ class Lock:
                 if not _is_at(handle, self._path):  # the holder has just removed it
                     os.close(handle)
                     continue
-                if os.fstat(handle).st_nlink > 1:
-                    raise RecordError(f"{self._path} is also the file of another name; delete it")
+                if os.fstat(handle).st_nlink > 1:  # perhaps a link that another user made to a file of this user
+                    os.unlink(self._path)
+                    os.close(handle)
+                    continue
                 found = _parsed(os.pread(handle, 2**16, 0))
                 # Locks of a network file system may be local to each host.
                 if found is not None and not lasting and not found.here and not _expired(self._path):
                     raise self._busy(found)
+                os.fchmod(handle, 0o600)  # earlier versions let everyone read locks
                 os.ftruncate(handle, 0)
                 os.pwrite(handle, content, 0)
                 return handle
@@ -224,12 +228,15 @@ def _holder(path: str) -> Holder | None:
 
 
 def _open(path: str) -> int:
-    """Opens a file, or creates it if there is none: in shared folders, O_CREAT fails for files of other users."""
+    """Opens a file, or creates it if there is none: in shared folders, O_CREAT fails for files of other users.
+
+    Other users cannot open the file: `flock` needs no right to write, so whoever can read a lock can hold it.
+    """
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(path, flags)
     except FileNotFoundError:
-        return os.open(path, flags | os.O_CREAT, 0o644)
+        return os.open(path, flags | os.O_CREAT, 0o600)
 
 
 def _is_at(handle: int, path: str) -> bool:

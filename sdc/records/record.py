@@ -21,7 +21,7 @@ from .format import FIELD, REMEDY, Format, encode, to_json, to_text, write_seale
 from .layout import DISCARDED, MANIFEST, SUMMARY, Kind, LineFile, kind_of
 from .lines import Lines, Pace, Rows, end_of, read_content, read_rows, start
 from .lock import LOCK, Lock
-from .storage import AnyPath, RecordError, appends, names, reason, remove
+from .storage import AnyPath, RecordError, appends, check_owner, names, reason, remove
 
 # Files that show that a folder is not a record, and the commands that read them.
 OTHERS = {
@@ -249,6 +249,7 @@ class Record:
     @staticmethod
     def check_free(path: AnyPath) -> None:
         """Checks that a record can be created in a folder, without changing the folder; see `Record.create`."""
+        check_owner(path)
         folder = epath.Path(path)
         try:
             there = names(folder)
@@ -260,6 +261,15 @@ class Record:
             if LOCK in there:
                 Lock(folder).release()  # raises RecordBusy if another process is writing
             raise FolderTaken(folder)
+
+    @staticmethod
+    def check_owner(path: AnyPath) -> None:
+        """Checks that no other user planted a path in a folder to which everyone can write, such as /tmp.
+
+        Raises:
+            RecordError: another user could forge or redirect what is at the path.
+        """
+        check_owner(path)
 
     @classmethod
     def create(cls, path: AnyPath, manifest: Given, *, kind: str | None = None) -> "Record":

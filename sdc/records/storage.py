@@ -109,6 +109,23 @@ def own_folder(path: AnyPath) -> Path:
     raise PermissionError(errno.EPERM, problem, os.fspath(place))
 
 
+def check_owner(path: AnyPath) -> None:
+    """Checks that no other user planted a path: in a folder to which everyone can write, such as /tmp, a file, folder
+    or link on the path must belong to this user, to root, or to the owner of that folder.
+
+    Raises RecordError if another user could read, forge or redirect what is written to the path.
+    """
+    if not appends(path):
+        return
+    given, followed = Path(path).absolute(), Path(path).resolve()
+    for each in (given, *given.parents, followed, *followed.parents):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            owner, above = each.lstat().st_uid, each.parent.stat()
+            if above.st_mode & stat.S_IWOTH and owner not in (os.geteuid(), 0, above.st_uid):
+                problem = f"belongs to another user, and everyone can write to {each.parent}"
+                raise RecordError(f"{each} {problem}; choose another folder")
+
+
 def read_bytes(path: AnyPath) -> bytes:
     """Returns the current contents of a file; raises FileNotFoundError if the file does not exist.
 
