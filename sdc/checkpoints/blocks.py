@@ -81,7 +81,12 @@ class Cut(NamedTuple):
 def cut_of(array: Any) -> Cut:
     """Divides an array into at most `MOST` blocks of at least `LEAST` bytes; the number of rows per block is a power of
     two."""
-    bits = jax.eval_shape(bits_of, array)
+    return _cut(tuple(array.shape), array.dtype)
+
+
+@functools.lru_cache(maxsize=4096)  # each call of `eval_shape` would leave an entry in JAX's caches
+def _cut(shape: tuple[int, ...], dtype: Any) -> Cut:
+    bits = jax.eval_shape(bits_of, jax.ShapeDtypeStruct(shape, dtype))
     return cut_shape(bits.shape, bits.dtype.itemsize)
 
 

@@ -20,8 +20,9 @@ STORMS = {
     "bits": 10_000,
     "saves": 100,
     "pairs": 24,
+    "soak": 20_000,
 }
-"""Number of trials of each storm."""
+"""Number of trials of each storm; for the soak, of steps."""
 
 
 def main(storms: tyro.conf.Positional[tuple[str, ...]] = (), share: float = 1.0, seed: int = 0) -> None:
@@ -30,8 +31,8 @@ def main(storms: tyro.conf.Positional[tuple[str, ...]] = (), share: float = 1.0,
     Example: python -m tests.storms kills mutations --share 0.1
 
     Args:
-        storms: names of the storms to run: mutations, commands, kills, flips, cuts, bits, saves, pairs; by
-            default all.
+        storms: names of the storms to run: mutations, commands, kills, flips, cuts, bits, saves, pairs,
+            soak; by default all.
         share: share of the trials to run; all of them take less than two hours on two cores.
         seed: seed of all random choices.
     """
