@@ -35,8 +35,10 @@ MEMORY = 256 << 20
 """Maximum growth of the data of a process after the warm-up, in bytes; beyond it, an allocation fails."""
 ARRAYS = 24
 """Number of arrays in the states of the foreign loops, as in those of the commands."""
-WARM = 0.3
-"""Share of the samples that are not evaluated, during which threads and caches are created that stay."""
+WARM, LEAST_WARM = 0.3, 60
+"""Share and minimum number of the first samples, which are not evaluated: threads and caches are created that stay."""
+LEAST = 100
+"""Minimum number of samples."""
 BATCHES = 20
 """Number of medians to which a line is fitted: successive samples depend on each other, and some are outliers."""
 CONFIDENCE = 0.999
@@ -100,15 +102,21 @@ class Slope(NamedTuple):
 
 def slopes(samples: Sequence[Sequence[float]]) -> Held:
     """Returns the slope of each quantity after the warm-up, as the fields of a `Held`."""
-    from scipy import stats
-
+    batches = np.array_split(np.arange(warm(len(samples)), len(samples)), BATCHES)
+    x = np.array([batch.mean() for batch in batches])
+    x -= x.mean()
     found = []
-    numbers = np.array_split(np.arange(round(WARM * len(samples)), len(samples)), BATCHES)
-    for values in zip(*samples, strict=True):
-        middles = [float(np.median(np.asarray(values)[batch])) for batch in numbers]
-        line = stats.linregress([batch.mean() for batch in numbers], middles)
-        found.append(Slope(line.slope, line.stderr))
+    for values in np.asarray(samples).T:
+        y = np.array([np.median(values[batch]) for batch in batches])
+        slope = x @ y / (x @ x)
+        rest = y - y.mean() - slope * x
+        found.append(Slope(float(slope), math.sqrt(rest @ rest / (BATCHES - 2) / (x @ x))))
     return Held(*found)
+
+
+def warm(count: int) -> int:
+    """Returns how many of some samples belong to the warm-up."""
+    return max(LEAST_WARM, round(WARM * count))
 
 
 def _pages(field: int) -> int:
@@ -119,8 +127,8 @@ def _pages(field: int) -> int:
 class Sampler:
     """Writes a line for each call into a file, and limits the memory of this process after the warm-up."""
 
-    def __init__(self, folder: Path, file: Path, warm: int) -> None:
-        self._folder, self._file, self._left = folder, file, warm
+    def __init__(self, folder: Path, file: Path, free: int) -> None:
+        self._folder, self._file, self._left = folder, file, free
 
     def __call__(self) -> None:
         with self._file.open("a") as file:
@@ -286,7 +294,7 @@ def child(name: str, folder: str, file: str, count: str, *several: str) -> None:
     """Runs one process of a subject."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
     subject = SUBJECTS[name]
-    sample = Sampler(Path(folder), Path(file), max(1, round(WARM * int(count) / subject.every)))
+    sample = Sampler(Path(folder), Path(file), warm(int(count) // subject.every))
     subject.go(Path(folder) / "run", int(count), sample, several)
 
 
@@ -296,7 +304,7 @@ def run(count: int, seed: int) -> Tally:
     measured: dict[str, list[Held]] = {}
     for name, subject in SUBJECTS.items():
         started = time.monotonic()
-        size = max(round(count * subject.part), (BATCHES + 10) * subject.every)
+        size = max(round(count * subject.part), LEAST * subject.every)
         measured[name] = [slopes(samples) for samples in _samples(tally, name, size)]
         tally.trials += 1
         print(f"  soak: {name}, {size} {'rounds' if subject.part < 1 else 'steps'}", end="")
