@@ -81,12 +81,7 @@ class Cut(NamedTuple):
 def cut_of(array: Any) -> Cut:
     """Divides an array into at most `MOST` blocks of at least `LEAST` bytes; the number of rows per block is a power of
     two."""
-    return _cut(tuple(array.shape), array.dtype)
-
-
-@functools.lru_cache(maxsize=4096)  # each call of `eval_shape` would leave an entry in JAX's caches
-def _cut(shape: tuple[int, ...], dtype: Any) -> Cut:
-    bits = jax.eval_shape(bits_of, jax.ShapeDtypeStruct(shape, dtype))
+    bits = described(array)
     return cut_shape(bits.shape, bits.dtype.itemsize)
 
 
@@ -106,6 +101,17 @@ def bits_of(array: Any) -> Any:
     if jax.dtypes.itemsize_bits(array.dtype) < 8:
         return array.astype(jnp.int8 if jnp.issubdtype(array.dtype, jnp.integer) else jnp.float32)
     return array
+
+
+def described(array: Any) -> jax.ShapeDtypeStruct:
+    """Returns the shape and type of an array's `bits_of`."""
+    return _described(tuple(array.shape), array.dtype)
+
+
+@functools.lru_cache(maxsize=4096)  # each call of `eval_shape` leaves an entry in JAX's caches
+def _described(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    found: jax.ShapeDtypeStruct = jax.eval_shape(bits_of, jax.ShapeDtypeStruct(shape, dtype))
+    return found
 
 
 def take(arrays: Mapping[str, jax.Array]) -> Callable[[], tuple[dict[str, Shares], list[str]]]:

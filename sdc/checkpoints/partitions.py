@@ -22,7 +22,7 @@ from jax import lax
 
 from ..settings import SettingError
 from ..twins import digest
-from .blocks import Box, bits_of, box_of, cut_of, overlap, volume
+from .blocks import Box, bits_of, box_of, cut_of, described, overlap, volume
 from .certificate import StoreError
 
 By: TypeAlias = Literal["rows", "shards", "experts", "layers", "arrays"]
@@ -183,7 +183,7 @@ def partition(
     rest = [Piece(name, 0, row_count(leaf)) for name, leaf in leaves.items() if name not in placed]
     blocks = [*grouped.values(), rest]
     types = {name: (str(leaf.dtype), tuple(leaf.shape)) for name, leaf in leaves.items()}
-    bits = {name: jax.eval_shape(bits_of, leaf) for name, leaf in leaves.items()}
+    bits = {name: described(leaf) for name, leaf in leaves.items()}
     counts = {name: max(row_count(leaf), 1) for name, leaf in leaves.items()}
     sizes = [
         sum(bits[one].size * bits[one].dtype.itemsize * (stop - start) // counts[one] for one, start, stop in pieces)
@@ -210,7 +210,7 @@ def _companions(
 
 def row_count(array: Any) -> int:
     """Returns the number of rows of an array's data; the data of PRNG keys have one more axis than the keys."""
-    bits = jax.eval_shape(bits_of, array)
+    bits = described(array)
     return int(bits.shape[0]) if bits.ndim else 1
 
 

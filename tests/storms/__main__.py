@@ -33,7 +33,7 @@ def main(storms: tyro.conf.Positional[tuple[str, ...]] = (), share: float = 1.0,
     Args:
         storms: names of the storms to run: mutations, commands, kills, flips, cuts, bits, saves, pairs,
             soak; by default all.
-        share: share of the trials to run; all of them take less than two hours on two cores.
+        share: share of the trials to run; all of them take less than three hours on two cores.
         seed: seed of all random choices.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

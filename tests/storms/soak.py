@@ -43,6 +43,11 @@ BATCHES = 20
 """Number of medians to which a line is fitted: successive samples depend on each other, and some are outliers."""
 CONFIDENCE = 0.999
 """Confidence of each interval; a soak evaluates thirty."""
+SETTLED = 700
+"""Number of evaluated samples for which the bound of the memory holds; it is larger for shorter runs, quadratically,
+since the caches of libraries still grow in them."""
+LIMIT = 10.0
+"""Maximum mean time of a sample in seconds; about a tenth of it is needed."""
 CHILD = "import sys; from tests.storms.soak import child; child(*sys.argv[1:])"
 
 
@@ -298,63 +303,73 @@ def child(name: str, folder: str, file: str, count: str, *several: str) -> None:
     subject.go(Path(folder) / "run", int(count), sample, several)
 
 
-def run(count: int, seed: int) -> Tally:
-    """Runs all subjects for `count` steps, and the burn-in for a tenth of as many rounds."""
+def run(count: int, seed: int, names: Sequence[str] = tuple(SUBJECTS)) -> Tally:
+    """Runs subjects for `count` steps, and the burn-in for a tenth of as many rounds; nothing depends on the seed."""
     tally = Tally("soak")
     measured: dict[str, list[Held]] = {}
-    for name, subject in SUBJECTS.items():
+    counts: dict[str, int] = {}
+    for name in names:
+        subject = SUBJECTS[name]
         started = time.monotonic()
         size = max(round(count * subject.part), LEAST * subject.every)
-        measured[name] = [slopes(samples) for samples in _samples(tally, name, size)]
+        samples = _samples(tally, name, size)
+        measured[name] = [slopes(one) for one in samples if len(one) >= LEAST]
+        counts[name] = min((len(one) - warm(len(one)) for one in samples), default=0)
         tally.trials += 1
         print(f"  soak: {name}, {size} {'rounds' if subject.part < 1 else 'steps'}", end="")
         print(f" in {time.monotonic() - started:.0f} s", flush=True)
     print(f"  {'growth per checkpoint or round':32}{'slope':>12}{'interval':>26}{'bound':>10}")
     for name, processes in measured.items():
         for process, found in enumerate(processes):
-            _judge(tally, name, process, found, measured)
+            _judge(tally, name, process, found, measured, counts[name])
     return tally
 
 
 def _samples(tally: Tally, name: str, size: int) -> list[list[list[float]]]:
     """Runs a subject; returns the samples of each process."""
     processes = SUBJECTS[name].processes
-    folder = Path(tempfile.mkdtemp())
-    (folder / "inside" / "tmp").mkdir(parents=True)  # temporary files count
-    environment = os.environ | {"TMPDIR": str(folder / "inside" / "tmp")}
-    environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "cache"))
-    with socket.socket() as free:
+    with socket.socket() as free, tempfile.TemporaryDirectory() as made:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    files = [folder / f"samples-{process}" for process in range(processes)]
-    children = []
-    for process, file in enumerate(files):
-        several = ("--coordinator", f"127.0.0.1:{port}", "--processes", processes, "--process", process)
-        given = (name, folder / "inside", file, size, *several[: 6 * (processes > 1)])
-        with (folder / f"output-{process}").open("wb") as output:
-            children.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", CHILD, *map(str, given)], env=environment, stdout=output, stderr=output
-                )
-            )
-    for process, started in enumerate(children):
-        code, said = started.wait(), (folder / f"output-{process}").read_text()
-        tally.read(said, f"{name}, process {process}")
-        if code:
-            tally.fail("odd exit code", f"{code} of {name}, process {process}: {said[-2000:]}")
-    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files if file.exists()]
+        free.close()
+        inside = Path(made) / "inside"
+        (inside / "tmp").mkdir(parents=True)
+        environment = os.environ | {"TMPDIR": str(inside / "tmp")}  # temporary files count
+        environment.setdefault("JAX_COMPILATION_CACHE_DIR", f"{made}/cache")
+        files, children = [], []
+        for process in range(processes):
+            several = ("--coordinator", f"127.0.0.1:{port}", "--processes", processes, "--process", process)
+            files.append(Path(made) / f"samples-{process}")
+            given = (name, inside, files[-1], size, *several[: 6 * (processes > 1)])
+            with (Path(made) / f"output-{process}").open("wb") as output:
+                words = [sys.executable, "-c", CHILD, *map(str, given)]
+                children.append(subprocess.Popen(words, env=environment, stdout=output, stderr=output))
+        deadline = time.monotonic() + LIMIT * (LEAST + size / SUBJECTS[name].every)
+        for process, started in enumerate(children):
+            where = f"{name}, process {process}"
+            try:
+                code = started.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                tally.fail("hang", where)
+                started.kill()
+                code = started.wait()
+            said = (Path(made) / f"output-{process}").read_text()
+            tally.read(said, where)
+            if code:
+                tally.fail("odd exit code", f"{code} of {where}: {said[-2000:]}")
+        return [[json.loads(line) for line in file.read_text().splitlines()] for file in files if file.exists()]
 
 
-def _judge(tally: Tally, name: str, process: int, found: Held, measured: dict[str, list[Held]]) -> None:
-    """Prints and judges the slopes of a process."""
+def _judge(tally: Tally, name: str, process: int, found: Held, measured: dict[str, list[Held]], count: int) -> None:
+    """Prints and judges the slopes of a process, from `count` samples."""
     subject = SUBJECTS[name]
     for what, slope in found._asdict().items():
         against, bound = "", getattr(BOUNDS, what)
-        if what == "memory" and subject.control is not None:
+        if what == "memory" and subject.control is not None and measured.get(subject.control):
             slope -= measured[subject.control][0].memory
             against = f" - {subject.control}"
-        if what == "memory" and name == "orbax":
-            bound = math.inf
+        if what == "memory":
+            bound = math.inf if name == "orbax" else bound * max(1.0, (SETTLED / count) ** 2)
         where = f"{name}{f' {process}' if subject.processes > 1 else ''}: {what}{against}"
         low, high = slope.value - slope.reach, slope.value + slope.reach
         print(f"  {where:32}{slope.value:12,.4g}{f'{low:,.4g} to {high:,.4g}':>26}{bound:10,g}", flush=True)
