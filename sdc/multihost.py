@@ -7,15 +7,12 @@ process that diverges from its peers can be identified and every wait has a time
 import itertools
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 import jax
 from jax._src import distributed
 
-Result = TypeVar("Result")
-
-LIMIT = 1800.0  # seconds to wait for a peer that is alive but does not answer, for example while it compiles
-_WAIT_MS = 500  # milliseconds; waits are split into intervals of this length, so that signals are handled in between
+from .exchanges import Drop, Get, Pause, Read, Request, Result, Set, Steps, Unreachable as Unreachable, exchange
 
 _said = itertools.count()
 
@@ -24,35 +21,55 @@ class PeerError(Exception):
     """An error in another process, with the first line of its message."""
 
 
-class Unreachable(RuntimeError):
-    """Processes cannot be joined, or a peer was lost: no conclusion about the hardware is possible."""
+def perform(steps: Steps[Result], client: Any, pause: Callable[[float], object] = time.sleep) -> Result:
+    """Performs the requests of `steps` with a client of the runtime's store, and returns their result."""
+    answer, failure = None, None
+    while True:
+        try:
+            request = steps.send(answer) if failure is None else steps.throw(failure)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        answer, failure = None, None
+        try:
+            answer = _answer(request, client, pause)
+        except jax.errors.JaxRuntimeError as error:
+            failure = error
+
+
+def _answer(request: Request, client: Any, pause: Callable[[float], object]) -> Any:
+    match request:
+        case Pause(seconds):
+            if seconds:
+                pause(seconds)
+            return time.monotonic()
+        case Read(folder):
+            return dict(client.key_value_dir_get(f"{folder}/"))
+        case Drop(key):
+            return client.key_value_delete(key)
+        case Set(key, value, overwrite):
+            expected = "ALREADY_EXISTS"
+        case Get(key, seconds):
+            expected = "DEADLINE_EXCEEDED"
+    try:
+        if isinstance(request, Set):
+            return client.key_value_set(key, value, allow_overwrite=overwrite)
+        return str(client.blocking_key_value_get(key, int(1000 * seconds)))
+    except jax.errors.JaxRuntimeError as error:
+        if expected not in str(error):
+            raise
+        return None
 
 
 def everyone(text: str, *, at: str = "") -> list[str]:
     """Exchanges strings between all processes, each of which must call this function; returns them in process order.
 
-    Raises `Unreachable` if a peer does not answer within `LIMIT` seconds.
+    Raises `Unreachable` if a peer does not answer within `sdc.exchanges.LIMIT` seconds.
     """
     client = distributed.global_state.client
     if client is None or jax.process_count() == 1:
         return [text]
-    number, me = next(_said), jax.process_index()
-    client.key_value_set(f"sdc/said/{number}/{me}", text)
-    deadline = time.monotonic() + LIMIT
-    said: list[str] = []
-    while (peer := len(said)) < jax.process_count():
-        try:
-            said.append(str(client.blocking_key_value_get(f"sdc/said/{number}/{peer}", _WAIT_MS)))
-            continue
-        except jax.errors.JaxRuntimeError as error:
-            if "DEADLINE_EXCEEDED" not in str(error):
-                raise
-        if time.monotonic() > deadline:
-            where = f" ({at})" if at else ""
-            raise Unreachable(f"process {peer} is alive but did not answer within {LIMIT:g} s{where}; check its output")
-    if number:  # all processes have arrived here, so all have read the previous texts
-        client.key_value_delete(f"sdc/said/{number - 1}/{me}")
-    return said
+    return perform(exchange(text, next(_said), jax.process_index(), jax.process_count(), at=at), client)
 
 
 def together(action: Callable[[], Result]) -> Result:

@@ -112,7 +112,7 @@ def together(job: Job, peers: Peers, devices: int | None, *, kind: str | None = 
             prepare_devices(job, devices, check_devices(devices, job, processes))
 
     def too_late() -> None:
-        give_up(f"interrupted by {stop.asked}, and no step finished within {stop.patience:g} s")
+        give_up(stop.late())
 
     warnings.showwarning = lambda message, *_, **__: print(f"sdc: warning: {message}", file=sys.stderr)
     end_aborts_well()

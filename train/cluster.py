@@ -1,8 +1,8 @@
 """Runs with several processes: connecting the processes, detecting lost peers, and checking comparability.
 
 JAX's runtime transfers the data. A process that waits for a lost peer inside a collective would wait forever, so
-threads monitor the heartbeats of the other processes (`Watch`). When a peer is lost, a monitoring thread calls `lost`,
-which must end the process.
+threads monitor the heartbeats of the other processes (`sdc.train.heartbeats`). When a peer is lost, a monitoring thread
+calls `lost`, which must end the process.
 """
 
 import functools
@@ -18,40 +18,30 @@ from typing import Any
 
 import jax
 from jax._src import distributed
-from jax.experimental import multihost_utils
 
-from sdc.multihost import Unreachable, everyone, first_line
+from sdc.exchanges import Result, Steps
+from sdc.multihost import Unreachable, everyone, first_line, perform
 from sdc.records import RecordError, differences, read_record, to_json
 
+from .heartbeats import BEAT, PATIENCE, Watch
 from .peers import Peers
-from .stopping import PREFIX, Stop
-
-BEAT = 1.0  # seconds between heartbeats
-# Seconds without a heartbeat after which a peer counts as lost. Detection takes at most 15 seconds in total: one more
-# heartbeat may arrive if the network is cut in only one direction, and the checks take up to one and a half intervals.
-PATIENCE = 12.0
-# Seconds between a peer's failure and the end of this process, which may itself fail in the meantime and report a more
-# specific reason
-GRACE = 3.0
-DONE, FAILED = "done", "failed"
-SIGNS = "sdc/alive"
+from .stopping import Stop
 
 # Callback that receives the reason why a run cannot continue. A monitoring thread calls it while the main thread is
 # blocked in a collective that nothing else can end, so the callback must end the process.
 Lost = Callable[[str], None]
 
 
-_watch: "Watch | None" = None
+_threads: "Threads | None" = None
 
 
 @contextmanager
 def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop | None = None) -> Iterator[None]:
     """Connects the processes of a run for the duration of the `with` block."""
-    global _watch
+    global _threads
     peers.check()
     stop, timeout = stop or Stop(), peers.timeout
-    watch: Watch | None = None
-    _watch = None
+    threads = _threads = None
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # JAX's SIGTERM handler would replace the command's handler and do nothing.
     jax.config.update("jax_enable_preemption_service", False)
@@ -64,21 +54,23 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
         # JAX aborts the process at its own time limit, which is therefore set higher.
         count = _initialize(peers, int(timeout) + 60, lambda: lost(unreachable()))
         if count > 1:
-            watch = _watch = Watch(distributed.global_state.client, timeout, lost, stop)
             stop.among(several=True)
-            watch.start()
+            runtime = distributed.global_state
+            watch = Watch(runtime.process_id, count, stop, min(PATIENCE, timeout))
+            threads = _threads = Threads(runtime.client, watch, lost)
+            threads.start()
         prepare(count)
         try:
             devices = list(jax.devices())  # the processes connect to each other here
         except Exception as error:
             raise Unreachable(f"cannot start the devices ({first_line(error)})") from error
     except BaseException:
-        if watch is not None:
-            watch.end_early()
+        if threads is not None:
+            threads.perform(threads.watch.failing())
         raise
     finally:
         guard.cancel()
-    if watch is None:
+    if threads is None:
         yield
         return
     try:
@@ -89,34 +81,32 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
                 "processes the same number"
             )
         yield
-        multihost_utils.sync_global_devices("end")
+        threads.perform(threads.watch.finishing())
     except jax.errors.JaxRuntimeError as error:
-        # A peer was probably lost, so `Watch` gets time to identify the peer and end the process.
-        time.sleep(watch.patience + 2 * BEAT)
-        watch.end(FAILED)
+        # A peer was probably lost; a monitoring thread then ends the process.
+        threads.perform(threads.watch.confirming())
+        threads.perform(threads.watch.failing())
         raise Unreachable(
             f"the run failed although all processes are alive ({first_line(error)}); no verdict is possible"
         ) from error
     except BaseException:
-        watch.end_early()
+        threads.perform(threads.watch.failing())
         raise
-    else:
-        watch.end(DONE)
-        watch.wait_for_the_others(watch.patience)
     finally:
-        _watch = None
+        _threads = None
 
 
 def announce(doing: str) -> None:
     """Publishes the current activity of this process, which the peers report if this process is lost. Without peers,
     the function does nothing."""
-    if _watch is not None:
-        _watch.doing = doing
+    if _threads is not None:
+        _threads.watch.doing = doing
 
 
 def unreachable() -> str:
     """Returns the message for a runtime that gives up because its service in process 0 is unreachable."""
-    return f"process {'0' if _watch is None else _watch.missing()} was lost; no verdict is possible"
+    why = "process 0 was lost" if _threads is None else _threads.watch.blame(time.monotonic())
+    return f"{why}; no verdict is possible"
 
 
 def _initialize(peers: Peers, patience: int, gave_up: Callable[[], None]) -> int:
@@ -141,105 +131,31 @@ def _initialize(peers: Peers, patience: int, gave_up: Callable[[], None]) -> int
     return int(distributed.global_state.num_processes or 1)
 
 
-class Watch:
-    """Sends heartbeats and monitors those of the other processes, through the runtime's key-value store.
+class Threads:
+    """Performs the steps of a `Watch` with the runtime's store, in threads."""
 
-    `doing` is the current activity of this process, which the peers report if this process is lost. The store is in
-    process 0. A request to the store can hang if process 0 is stopped or the network is cut, so one thread sends
-    requests and another checks how long ago the store last answered.
-    """
-
-    def __init__(self, client: Any, timeout: float, lost: Lost, stop: Stop) -> None:
-        self._client, self._lost, self._stop = client, lost, stop
-        self._ended = threading.Event()
-        self.doing = "at the start"
-        self._contact = time.monotonic()
-        self._seen: dict[str, tuple[str, str, float]] = {}
-        self.patience = min(PATIENCE, timeout)
+    def __init__(self, client: Any, watch: Watch, lost: Lost) -> None:
+        self._client, self.watch, self._lost = client, watch, lost
+        self._hurry = threading.Event()
+        watch.hurry = self._hurry.set
 
     def start(self) -> None:
         for target in (self._ask, self._look):
             threading.Thread(target=target, daemon=True, name=f"watch{target.__name__}").start()
 
-    def end(self, word: str) -> None:
-        """Stops monitoring and announces how this process ends (`DONE` or `FAILED`)."""
-        self._ended.set()
-        try:
-            self._client.key_value_set(f"{SIGNS}/{distributed.global_state.process_id}", word, allow_overwrite=True)
-        except jax.errors.JaxRuntimeError:
-            return  # process 0 is gone, so no process reads the store
-
-    def end_early(self) -> None:
-        """Announces to the other processes that this process is ending early, and gives them time to read the
-        announcement."""
-        self.end(FAILED)
-        self.wait_for_the_others(GRACE + 2 * BEAT)
-
-    def wait_for_the_others(self, seconds: float) -> None:
-        """Makes process 0, which runs the service, wait for the other processes, which would consider process 0 lost if
-        it ended first."""
-        deadline = time.monotonic() + seconds
-        while distributed.global_state.process_id == 0 and time.monotonic() < deadline:
-            words = self._signs(SIGNS).values()
-            if sum(word in (DONE, FAILED) for word in words) == distributed.global_state.num_processes:
-                time.sleep(BEAT)  # the others end now
-                return
-            time.sleep(0.1)
-
-    def missing(self) -> str:
-        """Returns the peer that has been silent for the longest time, or process 0 if no peer is silent, since process
-        0 relays all heartbeats."""
-        now = time.monotonic()
-        silent = {process: now - since for process, (_, word, since) in self._seen.items() if word != DONE}
-        late = [process for process, seconds in silent.items() if seconds > 3 * BEAT]
-        return max(late, key=silent.__getitem__, default="0")
+    def perform(self, steps: Steps[Result]) -> Result:
+        return perform(steps, self._client)
 
     def _ask(self) -> None:
-        beat, me = 0, distributed.global_state.process_id
-        while not self._ended.wait(BEAT):
-            beat += 1
-            try:
-                self._client.key_value_set(f"{SIGNS}/{me}", f"{beat} {self.doing}", allow_overwrite=True)
-                signs = self._signs(SIGNS)
-                self._stop.agree(self._client, self._signs(PREFIX), self.patience)
-            except jax.errors.JaxRuntimeError:
-                continue
-            now = time.monotonic()
-            for key, value in signs.items():
-                process, (count, _, doing) = key.rpartition("/")[2], value.partition(" ")
-                if process not in self._seen or self._seen[process][0] != value:
-                    self._seen[process] = (value, doing or count, now)
-            self._contact = now
+        perform(self.watch.asking(), self._client, self._pause)
 
     def _look(self) -> None:
-        last = time.monotonic()
-        while not self._ended.wait(BEAT / 2):
-            now = time.monotonic()
-            if now - last > self.patience / 2:  # this process itself was suspended and received nothing
-                self._contact = now
-                self._seen = {process: (value, doing, now) for process, (value, doing, _) in self._seen.items()}
-            last = now
-            if now - self._contact > self.patience:
-                self._give_up("0", self._seen.get("0", ("", "", 0.0))[1])
-            for process, (value, doing, since) in list(self._seen.items()):
-                if value == FAILED and now - since > GRACE:
-                    self._give_up(process)
-                # A peer is lost if it is silent while the store answers; if the store does not answer, process 0 is
-                # lost.
-                if value not in (DONE, FAILED) and self._contact - since > self.patience:
-                    self._give_up(process, doing)
-
-    def _give_up(self, process: str, doing: str | None = None) -> None:
-        """Calls `lost`; `doing` is the last activity of a silent peer, and None for a peer that failed."""
-        why = f"process {process} ended early; see its output for the reason"
-        if doing is not None:
-            last = f"; last reported activity: {doing}" if doing else ""
-            why = f"process {process} was lost (no heartbeat for {self.patience:g} s{last})"
-        if not self._ended.is_set():
+        if (why := perform(self.watch.looking(), self._client)) is not None:
             self._lost(f"{why}; no verdict is possible")
 
-    def _signs(self, prefix: str) -> dict[str, str]:
-        return dict(self._client.key_value_dir_get(f"{prefix}/"))
+    def _pause(self, seconds: float) -> None:
+        self._hurry.wait(seconds)
+        self._hurry.clear()
 
 
 class Incomparable(RuntimeError):

@@ -21,6 +21,7 @@ STORMS = {
     "saves": 100,
     "pairs": 24,
     "soak": 20_000,
+    "schedules": 10_000,
 }
 """Number of trials of each storm; for the soak, of steps."""
 
@@ -32,7 +33,7 @@ def main(storms: tyro.conf.Positional[tuple[str, ...]] = (), share: float = 1.0,
 
     Args:
         storms: names of the storms to run: mutations, commands, kills, flips, cuts, bits, saves, pairs,
-            soak; by default all.
+            soak, schedules; by default all.
         share: share of the trials to run; all of them take less than three hours on two cores.
         seed: seed of all random choices.
     """
