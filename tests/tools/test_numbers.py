@@ -9,13 +9,17 @@ import pytest
 
 from sdc.tools import cli, parse
 from sdc.tools.bench.command import BenchOptions
-from sdc.tools.commands import burnin, doctor, estimates, fleet, golden, pairs, runs, studies
+from sdc.tools.commands import burnin, doctor, estimates, fleet, golden, pairs, reports, runs, studies
 from sdc.verdict import Exit
 
 ABSURD = ("nan", "-inf", "inf", "1e300", "1e400", "-1", str(2**31), str(2**63), str(10**30), 5_000 * "9", "0x10", "")
 SENSIBLE = ("0", "٣")
 """Python parses the digits of any script."""
-SENSIBLE_FOR = {"least_elements": (str(2**31),), "BurninSettings.seed": (str(2**31),)}
+SENSIBLE_FOR = {
+    "least_elements": (str(2**31),),
+    "BurninSettings.seed": (str(2**31),),
+    "CheckpointCommand.rate": (str(2**31),),
+}
 GOLDEN = Path(__file__).parents[1] / "sdc" / "burnin" / "schema_1.golden"
 COMMANDS = {
     runs.TwinCommand: "twin --corpus {text}",
@@ -31,6 +35,7 @@ COMMANDS = {
     studies.ProductsStudyCommand: "abft study --corpus {text}",
     studies.CalibrateCommand: "abft calibrate --corpus {text} --out {folder}/out",
     BenchOptions: "bench transform",
+    reports.CheckpointCommand: "checkpoint scrub {folder}",
     burnin.BurninCommand: "burnin --devices 4 --run {folder}/run",
     golden.RecordCommand: "golden record {folder}/new.golden",
     golden.VerifyCommand: f"golden verify {GOLDEN}",
@@ -97,6 +102,7 @@ def test_a_number_is_sensible_or_refused(
         "sdc.records.prepare",
         "sdc.tools.commands.doctor.examine",
         "sdc.tools.commands.estimates._process",
+        "sdc.tools.commands.reports._Scrub.run",
         "sdc.train.joined",
         "sdc.train.studies.chosen_tasks",
     ):

@@ -63,7 +63,6 @@ class DiffCommand(ResultCommand):
 class CheckpointCommand(ResultCommand):
     """Inspects certified checkpoints of any program that uses Orbax.
 
-    Example: sdc checkpoint show runs/my-training/checkpoints
     Example: sdc checkpoint verify runs/my-training/checkpoints --step 100
     Example: sdc checkpoint scrub runs/my-training/checkpoints --every 1h
 
@@ -143,6 +142,8 @@ def checkpoint(options: CheckpointCommand) -> int:
         return _Scrub(options).run()
     if options.every is not None:
         raise CommandError(f"--every {options.every}: only scrub repeats; leave the flag out")
+    if options.rate != CheckpointCommand.rate:
+        raise CommandError(f"--rate {options.rate:g}: only scrub limits its rate; leave the flag out")
     rows: list[dict[str, Any]] = []
     with usage_errors():
         steps = _steps(options)
@@ -176,6 +177,7 @@ def _steps(options: CheckpointCommand) -> Sequence[int]:
     return options.step or there
 
 
+HIGHEST_RATE = 2.0**40  # bytes per second: no storage of a machine reads faster
 SETTLE = 1.0  # seconds before a checkpoint that could not be compared, or differs, is compared again
 
 
@@ -185,8 +187,8 @@ class _Scrub:
     def __init__(self, options: CheckpointCommand) -> None:
         with usage_errors():
             self._interval = None if options.every is None else seconds_of(options.every, "every")
-            if not options.rate >= 1:
-                raise SettingError("rate", options.rate, "expected at least 1 byte per second")
+            if not 1 <= options.rate <= HIGHEST_RATE:
+                raise SettingError("rate", options.rate, f"expected 1 to {HIGHEST_RATE:.0f} bytes per second")
         self._options = options
         self._ended = threading.Event()
         self._free = 0.0  # when the next read may begin
