@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from sdc.records import AnyPath, Format, Lock, RecordBusy, RecordError, identify, package_version
+from sdc.records import AnyPath, Format, Lock, Record, RecordBusy, RecordError, identify, package_version
 from sdc.schema import Fields, Header, about
 
 from ..statistics import excluded_interval, frequency_interval, frequency_upper_bound, mean_interval_limits
@@ -121,6 +121,7 @@ def update_ledger(
     If the first results of a ledger are all simulated, it is a ledger of simulations and accepts only simulated
     results.
     """
+    Record.check_owner(path)
     until = time.monotonic() + patience
     lock = None
     while lock is None:  # the lock file next to the ledger exists only while this process may write

@@ -25,7 +25,7 @@ import numpy as np
 from etils import epath
 
 from ..multihost import everyone
-from ..records import Format, Lock, RecordError, now, read_bytes, reason
+from ..records import Format, Lock, Record, RecordError, now, read_bytes, reason
 from ..schema import Header
 from ..twins import ALGORITHM
 from .blocks import Cut, Shares, apart_text, box_text, cut_of, parse_box, take, whole
@@ -179,6 +179,7 @@ class Draft:
         """Writes this process's file; raises OSError if it cannot be written."""
         part = self.part(step, history=history)
         place = step_folder(folder, step)
+        Record.check_owner(place)
         place.mkdir(parents=True, exist_ok=True)
         PARTS.write(place / f"process-{part.process}.json", part)
 
@@ -520,6 +521,7 @@ class Statuses:
         """Marks a checkpoint, which `certificate_digest` identifies, as damaged: policies then keep an older one."""
         if _first():
             path = self._mark(step)
+            Record.check_owner(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             MARKS.write(path, Mark(step=step, certificate=certificate, found=found, time=now()))
 

@@ -94,6 +94,8 @@ def own_folder(path: AnyPath) -> Path:
     be able to block, read, forge or redirect what a process writes there.
     """
     place = Path(path)
+    if foreign := planted(place):
+        raise PermissionError(errno.EPERM, foreign, os.fspath(place))
     place.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         place.mkdir(mode=0o700)
@@ -109,21 +111,25 @@ def own_folder(path: AnyPath) -> Path:
     raise PermissionError(errno.EPERM, problem, os.fspath(place))
 
 
-def check_owner(path: AnyPath) -> None:
-    """Checks that no other user planted a path: in a folder to which everyone can write, such as /tmp, a file, folder
-    or link on the path must belong to this user, to root, or to the owner of that folder.
-
-    Raises RecordError if another user could read, forge or redirect what is written to the path.
-    """
+def planted(path: AnyPath) -> str | None:
+    """Returns why another user may have planted a path, and could then read, forge or redirect what is written to it;
+    None if not: in a folder to which everyone can write, such as /tmp, a file, folder or link on the path must belong
+    to this user, to root, or to the owner of that folder."""
     if not appends(path):
-        return
+        return None
     given, followed = Path(path).absolute(), Path(path).resolve()
     for each in (given, *given.parents, followed, *followed.parents):
         with suppress(FileNotFoundError, NotADirectoryError):
             owner, above = each.lstat().st_uid, each.parent.stat()
             if above.st_mode & stat.S_IWOTH and owner not in (os.geteuid(), 0, above.st_uid):
-                problem = f"belongs to another user, and everyone can write to {each.parent}"
-                raise RecordError(f"{each} {problem}; choose another folder")
+                return f"{each} belongs to another user, and everyone can write to {each.parent}"
+    return None
+
+
+def check_owner(path: AnyPath) -> None:
+    """Raises RecordError if another user may have planted a path."""
+    if problem := planted(path):
+        raise RecordError(f"{problem}; choose another folder")
 
 
 def read_bytes(path: AnyPath) -> bytes:

@@ -12,9 +12,11 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 
 import sdc
+from sdc.analysis.fleet.ledger import update_ledger
+from sdc.analysis.fleet.suspects import vote
 from sdc.burnin import standing_of
 from sdc.checkpoints import CertificateError, RunningCheckpoint
-from sdc.records import Lock, Record, RecordError
+from sdc.records import Lock, Record, RecordError, own_folder
 from tests.tools.command import sdc as command
 
 OTHER = 65534
@@ -71,6 +73,8 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "lock": lambda folder: Lock(folder),
     "certificates": certified,
     "running checkpoint": running,
+    "fleet ledger": lambda folder: update_ledger(folder / "ledger.json", [], vote([])),
+    "local copies": own_folder,
 }
 PLANTS = {
     "folder": "mkdir -m 777 {place}",
@@ -89,7 +93,9 @@ def test_nothing_is_written_into_what_another_user_planted(shared: Path, writer:
     place = shared / "runs"
     assert as_other(PLANTS[plant].format(place=place, own=own)) == 0
     folder = place / "mine" if plant == "folder above" else place
-    with pytest.raises((RecordError, CertificateError), match="belongs to another user, and everyone can write to"):
+    with pytest.raises(
+        (RecordError, CertificateError, PermissionError), match="belongs to another user, and everyone can write to"
+    ):
         WRITERS[writer](folder)
     assert [path for path in own.rglob("*") if path.is_file()] == [own / "precious"]
     assert (own / "precious").read_text() == "content"
@@ -125,3 +131,13 @@ def test_a_planted_result_decides_nothing(shared: Path) -> None:
     code, _, err = command("burnin", "--devices", 2, "--run", shared / "planted", "--resume")
     assert code == 2
     assert "belongs to another user" in err
+
+
+def test_a_planted_golden_file_judges_nothing(shared: Path) -> None:
+    golden = shared / "devices.golden"
+    assert command("golden", "record", shared.parent / "own.golden", *COMMANDS[1][1:])[0] == 0
+    assert as_other(f"cp {shared.parent}/own.golden {golden}") == 0
+    code, _, err = command(*COMMANDS[1], "--golden", golden, "--run", shared.parent / "run")
+    assert (code, "belongs to another user" in err) == (2, True), err
+    code, _, err = command("golden", "verify", golden, "--no-run")
+    assert (code, "belongs to another user" in err) == (3, True), err

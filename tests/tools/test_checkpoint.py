@@ -145,7 +145,7 @@ def test_a_scrub_of_what_cannot_be_read(run: Run, tmp_path: Path, monkeypatch: p
         (("look", "FOLDER"), "look"),
         (("verify", "FOLDER", "--every", "1h"), "--every 1h: only scrub repeats"),
         (("scrub", "FOLDER", "--every", "soon"), "--every soon: expected a time above 0"),
-        (("scrub", "FOLDER", "--rate", "0"), "--rate 0.0: expected at least 1 byte per second"),
+        (("scrub", "FOLDER", "--rate", "0"), "--rate 0.0: expected 1 to 1099511627776 bytes per second"),
         (("scrub", "FOLDER", "--step", "7"), "--step 7: "),
         (("scrub", "nowhere"), "nowhere is not a folder"),
     ],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdc import burnin
 from sdc.burnin import BurninResult, BurninSettings, DeviceRequest
-from sdc.records import RecordError, write_text
+from sdc.records import Record, RecordError, write_text
 from sdc.settings import SettingError
 
 from .. import ResultCommand, gently, give_up, new_folder, onward, require, run_errors, usage_errors
@@ -170,8 +170,10 @@ def _check_outputs(options: BurninCommand) -> None:
     """Raises SettingError before the load, rather than after an hour of it, if an output cannot be written."""
     if options.golden is not None and not options.golden.exists():
         raise SettingError("golden", options.golden, "there is no such file; sdc golden record writes one")
-    if options.golden is not None and options.golden.is_dir():
-        raise SettingError("golden", options.golden, burnin.A_FOLDER)
+    if options.golden is not None:
+        Record.check_owner(options.golden)
+        if options.golden.is_dir():
+            raise SettingError("golden", options.golden, burnin.A_FOLDER)
     if options.prometheus is not None:
         require("--prometheus", "metrics")
         burnin.check_metrics_file(options.prometheus)

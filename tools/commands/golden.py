@@ -11,7 +11,7 @@ import tyro
 
 from sdc import burnin
 from sdc.burnin import GOLDEN, MOST_ROUNDS, BurninSettings, DeviceRequest, Register
-from sdc.records import RecordError
+from sdc.records import Record, RecordError
 from sdc.settings import SettingError, Within
 from sdc.verdict import Exit, Verdict
 
@@ -204,6 +204,8 @@ def _read(files: Sequence[Path]) -> list[Register]:
         if file.is_dir():
             raise CommandError(f"{file} {burnin.A_FOLDER}")
     try:
+        for file in files:
+            Record.check_owner(file)
         return [GOLDEN.read(file) for file in files]
     except RecordError as error:
         raise CommandError(str(error), Exit.INCONCLUSIVE) from error

@@ -59,7 +59,7 @@ tidy() {
 sdc_settings
 case ${SDC_PROLOG:-verdict} in
   burnin)
-    mkdir -p -- "$SDC_STATE"
+    mkdir -p -m 755 -- "$SDC_STATE"
     tidy
     burn_in
     ;;
