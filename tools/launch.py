@@ -177,7 +177,7 @@ def check_folder(folder: str | PathLike[str], resume: bool, kind: str, *, resuma
     if not there.is_dir():
         problem = "is not a folder" if there == folder.absolute() else f"{there} is not a folder"
         raise SettingError("folder", folder, f"{problem}; choose a new one")
-    if there == folder.absolute() and any(folder.iterdir()):
+    if there == folder.absolute() and not records.Record.is_free(folder):
         mend = ", or continue its run with --resume" if resumable else ""
         raise SettingError("folder", folder, f"exists already; choose another folder{mend}")
     if not os.access(there, os.W_OK | os.X_OK):

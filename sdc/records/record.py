@@ -21,7 +21,7 @@ from .format import FIELD, REMEDY, Format, encode, to_json, to_text, write_seale
 from .layout import DISCARDED, MANIFEST, SUMMARY, Kind, LineFile, kind_of
 from .lines import Lines, Pace, Rows, end_of, read_content, read_rows, start
 from .lock import LOCK, Lock
-from .storage import AnyPath, RecordError, appends, check_owner, names, reason, remove
+from .storage import AnyPath, RecordError, appends, check_owner, names, reason, remove, temporary_of
 
 # Files that show that a folder is not a record, and the commands that read them.
 OTHERS = {
@@ -257,10 +257,18 @@ class Record:
             if folder.exists():
                 raise FolderTaken(folder) from error
             raise
-        if set(there) - {LOCK}:
+        if _content(there):
             if LOCK in there:
                 Lock(folder).release()  # raises RecordBusy if another process is writing
             raise FolderTaken(folder)
+
+    @staticmethod
+    def is_free(path: AnyPath) -> bool:
+        """Returns whether a folder is empty, but for what a start leaves that ends before the manifest is written.
+
+        Raises OSError if the path is a file, or cannot be read.
+        """
+        return not _content(names(path))
 
     @staticmethod
     def check_owner(path: AnyPath) -> None:
@@ -297,8 +305,11 @@ class Record:
             if appends(folder):  # an object store has no folders, and a mistyped name would create a bucket
                 folder.mkdir(parents=True, exist_ok=True)
             with _locked(folder) as lock:
-                if set(names(folder)) - {LOCK}:  # another process was faster and has finished
+                there = names(folder)
+                if _content(there):  # another process was faster and has finished
                     raise FolderTaken(folder)
+                for name in set(there) - {LOCK}:
+                    remove(folder / name)
                 whole = _stamped(schema.Manifest, {"created": schema.now(), **given, "kind": known.name})
                 write_sealed(folder / MANIFEST, whole)
                 return cls(folder, whole, known, lock)
@@ -524,6 +535,11 @@ class Record:
         if self._closed or self._ended:
             state = "is closed" if self._closed else "has ended"
             raise RecordError(f"the record {self.path} {state}; resume it to continue writing")
+
+
+def _content(there: Iterable[str]) -> set[str]:
+    """Returns the names in a folder other than those that a start leaves which ends before the manifest is written."""
+    return {name for name in there if name != LOCK and temporary_of(name) != MANIFEST}
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import tempfile
 import uuid
@@ -26,6 +27,7 @@ AnyPath: TypeAlias = str | os.PathLike[str]
 
 # Types of objects at a path, other than files, that block when read or have no end.
 ENDLESS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+_TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}")  # the random part is that of `tempfile.mkstemp`
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}  # the client of each object store
 
 
@@ -163,6 +165,12 @@ def write_bytes(path: AnyPath, data: bytes, *, mode: int = 0o644) -> None:
         if isinstance(error, OSError) and error.filename is None:  # the error of a full disk does not name the file
             error.filename = os.fspath(place)
         raise
+
+
+def temporary_of(name: str) -> str | None:
+    """Returns the name of the file for which `write_bytes` made a temporary file of this name; None for other names."""
+    found = _TEMPORARY.fullmatch(name)
+    return found and found[1]
 
 
 def sync_folder(folder: AnyPath) -> None:

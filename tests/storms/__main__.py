@@ -22,8 +22,9 @@ STORMS = {
     "pairs": 24,
     "soak": 20_000,
     "schedules": 10_000,
+    "calls": 50_000,
 }
-"""Number of trials of each storm; for the soak, of steps."""
+"""Number of trials of each storm; for the soak, of steps; for calls, more than there are."""
 
 
 def main(storms: tyro.conf.Positional[tuple[str, ...]] = (), share: float = 1.0, seed: int = 0) -> None:
@@ -33,7 +34,7 @@ def main(storms: tyro.conf.Positional[tuple[str, ...]] = (), share: float = 1.0,
 
     Args:
         storms: names of the storms to run: mutations, commands, kills, flips, cuts, bits, saves, pairs,
-            soak, schedules; by default all.
+            soak, schedules, calls; by default all.
         share: share of the trials to run; all of them take less than three hours on two cores.
         seed: seed of all random choices.
     """

@@ -13,6 +13,7 @@ import pytest
 from sdc.records import KINDS, FolderTaken, Record, RecordError, json_schema, read_manifest, read_record
 from sdc.records.lines import Pace, unlink
 from sdc.schema import MismatchRow, RunManifest, RunSummary, StepRow, package_version
+from sdc.tools.launch import check_folder
 from sdc.verdict import Verdict
 
 OLD = Path(__file__).parent / "records_1"
@@ -128,6 +129,21 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
         Record.create(tmp_path, {}, kind="twin")
     assert caught.value.path == str(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
+
+
+def test_a_start_that_was_killed_before_its_manifest_can_be_repeated(tmp_path: Path) -> None:
+    """Neither a restart nor `--resume` would be possible in a folder that is taken and has no manifest."""
+    for name in ("lock.json", ".manifest.json.a1b2c3d4"):
+        (tmp_path / name).touch()
+    assert Record.is_free(tmp_path)
+    check_folder(tmp_path, resume=False, kind="twin")
+    with Record.create(tmp_path, {}, kind="twin"):
+        assert {path.name for path in tmp_path.iterdir()} > {"manifest.json", "lock.json"}
+    assert not list(tmp_path.glob(".*"))
+    for number, name in enumerate((".manifest.json", "notes", ".manifest.json.bak")):
+        (folder := tmp_path / str(number)).mkdir()
+        (folder / name).touch()
+        assert not Record.is_free(folder)
 
 
 def test_a_damaged_record_is_refused_before_anything_is_changed(tmp_path: Path) -> None:
