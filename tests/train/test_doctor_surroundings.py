@@ -1,5 +1,7 @@
 """What is told of an environment without running anything, for platforms that are not here."""
 
+import pytest
+
 from sdc.records.determinism import GPU_FLAGS
 from sdc.schema import Environment
 from sdc.train.doctor.results import Check, HostPart
@@ -57,6 +59,20 @@ def test_options_and_caches_are_told() -> None:
     assert "widest vectors: avx2" in checks["processor features"].sentence
     quiet = looked("cpu", {})
     assert {quiet[name].outcome for name in ("options of JAX", "shared compilation cache", "other settings")} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "outcome"),
+    [
+        ("", "information"),
+        ("--xla_allow_excess_precision", "information"),
+        ("--xla_allow_excess_precision=false", "ok"),
+    ],
+)
+def test_roundings_that_xla_may_omit(flags: str, outcome: str) -> None:
+    check = looked("gpu", {"XLA_FLAGS": flags})["rounding to bfloat16"]
+    assert check.outcome == outcome
+    assert "--xla_allow_excess_precision=false" in check.sentence
 
 
 def test_libraries_that_do_not_belong_together_are_told() -> None:

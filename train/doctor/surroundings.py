@@ -254,6 +254,12 @@ def look(scene: Scene) -> Iterator[Check]:
             there = (f"{name} {version}" for name, version in packages.items() if version != "not installed")
             said = f"{', '.join(there)}; {environment.platform_version}"
             yield check("libraries", "ok", said[:300].replace("\n", " "))
+    rounding, flag = "rounding to bfloat16", "--xla_allow_excess_precision"
+    if given.get(flag, "").lower() in ("false", "0"):
+        yield check(rounding, "ok", f"{shown(flag, given[flag])}: every operation is rounded to its type")
+    else:
+        said = f"{flag}=false is not set, so XLA may omit roundings: observing a bfloat16 step may move its results"
+        yield check(rounding, "information", said, [flag])
     known = {THREADS, *SET_FOR_GPUS, *SET_FOR_SEVERAL_GPUS, *SCHEDULED, *GPU_SETTINGS}
     others = {name: value for name, value in given.items() if name not in known}
     said = f"{', '.join(shown(*each) for each in others.items())}: keep these equal on all hosts"

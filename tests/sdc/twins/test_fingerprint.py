@@ -135,6 +135,26 @@ def test_fingerprint_of_a_step() -> None:
         np.testing.assert_array_equal(digests["fwd/p"][row, 0], reference(value))
 
 
+@pytest.mark.parametrize("excess", [True, False])
+def test_bfloat16_with_and_without_excess_precision(excess: bool) -> None:
+    """docs/your-own-step.md says that gradients move by about 2 %, or not at all."""
+
+    def loss(w: Any, x: Any) -> Any:
+        for weights in w:
+            hidden = jax.nn.gelu(x @ weights)
+            x = x + jnp.tanh(hidden / (1 + jnp.mean(hidden * hidden, axis=-1, keepdims=True)) @ weights)
+        return jnp.mean(x * x)
+
+    draw = np.random.default_rng(0)
+    w, x = ((0.3 * draw.normal(size=size)).astype("bfloat16") for size in ((2, 32, 32), (16, 32)))
+    options = {"xla_allow_excess_precision": excess}
+    plain = jax.jit(jax.grad(loss), compiler_options=options)(w, x).astype("float32")
+    step = sdc.fingerprint(jax.grad(loss), "operations")
+    observed = jax.jit(step, compiler_options=options)(w, x)[0].astype("float32")
+    moved = jnp.sqrt(jnp.mean((observed - plain) ** 2) / jnp.mean(plain**2))
+    assert (0 < moved < 0.02) if excess else (observed == plain).all()
+
+
 def test_fingerprint_of_a_while_depends_on_the_order() -> None:
     def step(values: Any) -> Any:
         return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, sdc.probe(values[c[0]], "p")), (0, 0.0))
