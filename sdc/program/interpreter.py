@@ -42,7 +42,7 @@ from jax.sharding import PartitionSpec
 from .arguments import taking, traced
 from .control_flow import moved, switch, traced_here, while_any, zeros
 from .identities import mark, mark_p, port_p, underived
-from .mesh import varying
+from .mesh import bound_axes, varying
 from .plan import (
     DERIVED,
     Plan,
@@ -475,14 +475,25 @@ def _shard_map(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied
             rows = jax.tree.map(lambda x: lax.expand_dims(x, range(len(axes))), reports)
         return tuple(outs), rows
 
-    outs, reports = jax.shard_map(
+    mapped = jax.shard_map(
         body,
         mesh=params["mesh"],
         in_specs=(PartitionSpec(), list(params["in_specs"])),
         out_specs=(tuple(params["out_specs"]), PartitionSpec(*axes)),
         axis_names=set(params["newly_manual_axes"]),
         check_vma=params["check_vma"],
-    )(iteration, inputs)
+    )
+    try:
+        outs, reports = mapped(iteration, inputs)
+    except AssertionError as error:  # JAX types what depends on an axis of `vmap` as varying over this axis
+        others = sorted(set(bound_axes()).difference(params["mesh"].axis_names))
+        if not params["check_vma"] or not others:
+            raise
+        raise ValueError(
+            f"the step has a shard_map over {', '.join(map(repr, axes))} with check_vma=True, in which JAX cannot use "
+            f"axis {others[0]!r} of vmap; pass check_vma=False to that shard_map, or make {others[0]!r} an axis of its "
+            "mesh"
+        ) from error
     return list(outs), reports
 
 

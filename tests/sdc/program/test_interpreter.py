@@ -1,5 +1,6 @@
 """One contract over a table of steps: same outputs, right reports, identical program when nothing is selected."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -273,6 +274,29 @@ def test_rows_of_a_mesh_are_its_devices() -> None:
     _, reports = jax.jit(rewrite(step_shard_map, probes, Total()))(X)
     shards = 2.0 * X.reshape(2, 1, 2, 2).sum((1, 3))
     np.testing.assert_allclose(reports["fwd/p"]["sum"], shards, rtol=1e-6)
+
+
+@pytest.mark.parametrize("tool", ["probe", "step", "inject", "strike", "fingerprint"])
+def test_an_axis_of_vmap_around_a_mesh_whose_varying_axes_are_checked(tool: str) -> None:
+    fault = sdc.Fault(sdc.faults.BitFlip(), rate=0.5)
+    given = (sdc.Moment(jax.random.key(0), jnp.int32(0)), sdc.no_strike(axes=["twin"]))
+    tools: dict[str, Callable[..., Any]] = {
+        "inject": lambda step: functools.partial(sdc.inject(step, [fault]), given[0]),
+        "strike": lambda step: functools.partial(sdc.strike(step, probes), given[1]),
+        "fingerprint": sdc.fingerprint,
+    }
+    transform = tools.get(tool, lambda step: sdc.lockstep(step, "twin", exchange=tool))
+
+    def run(step: Callable[[Any], Any]) -> Any:
+        return jax.eval_shape(jax.vmap(transform(step), axis_name="twin"), jnp.stack([X, X]))
+
+    run(step_shard_map)
+    if tool == "fingerprint":  # needs no axis
+        run(step_shard_map_checked)
+    else:
+        ways = "pass check_vma=False to that shard_map, or make 'twin' an axis of its mesh"
+        with pytest.raises(ValueError, match=f"'a', 'b' with check_vma=True, .* axis 'twin' of vmap; {ways}"):
+            run(step_shard_map_checked)
 
 
 def test_a_rule_changes_the_value() -> None:
