@@ -26,7 +26,7 @@ from sdc.verdict import Exit
 # Flags of this process's command whose name differs from that of the setting.
 FLAGS: dict[str, str] = {"folder": "run"}
 # Errors of a full or broken disk.
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EINTR)
 # Maximum length of a line of a message, and the number of characters shown from the start of a longer one: quoted text
 # can have any length, and the remedy comes last.
 LONGEST, SHOWN = 4_000, 3_000

@@ -117,6 +117,7 @@ class Session:
                     self._register = str(error)
             self._result, programs, kept = result, Programs(devices), dict[str, Kept]()
             golden = lookup(self._register) if isinstance(self._register, Register) else {}
+            self.save()  # before the log: a folder without a result could be neither started in again nor resumed
             self._handle({"event": "begin", "devices": described, "workloads": len(found)})
             try:
                 burn_in(

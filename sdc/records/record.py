@@ -264,7 +264,7 @@ class Record:
 
     @staticmethod
     def is_free(path: AnyPath) -> bool:
-        """Returns whether a folder is empty, but for what a start leaves that ends before the manifest is written.
+        """Returns whether a folder is empty, but for what a start leaves if it ends before its first file is written.
 
         Raises OSError if the path is a file, or cannot be read.
         """
@@ -538,8 +538,8 @@ class Record:
 
 
 def _content(there: Iterable[str]) -> set[str]:
-    """Returns the names in a folder other than those that a start leaves which ends before the manifest is written."""
-    return {name for name in there if name != LOCK and temporary_of(name) != MANIFEST}
+    """Returns the names in a folder other than those that a start leaves if it ends before its first file exists."""
+    return {name for name in there if name != LOCK and temporary_of(name) not in (MANIFEST, *OTHERS)}
 
 
 @contextmanager

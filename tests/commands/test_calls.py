@@ -4,7 +4,7 @@ from tests.storms import calls
 
 
 def test_runs_go_on_after_any_call() -> None:
-    """An eighth of all strikes."""
+    """A twentieth of all strikes."""
     tally = calls.run(100, seed=0)
     assert tally.wrong == []
     assert tally.trials == 100

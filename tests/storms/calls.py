@@ -91,6 +91,7 @@ def serve(where: str, count: str, seed: str, *names: str) -> None:
     """Runs the trials, in the process that has the shim and imports everything, so that its children need not."""
     import tests.tools.warm  # noqa: F401 - imports modules, starts no device
 
+    from . import bits, saves  # noqa: F401 - as above
     from .starts import STARTS
 
     tally, place = Tally("calls"), Path(where)
@@ -238,9 +239,11 @@ def _work(rest: Sequence[tuple[Path, Trial]], file: Path, place: Path) -> None:
 
 
 def _start(action: Callable[[], str]) -> tuple[str, str]:
+    from .starts import Ended
+
     try:
         return "result", action()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, Ended) as error:
         text = str(error)
         one = len(text.splitlines()) <= 1 or type(error).__module__.partition(".")[0] != "sdc"
         return "line" if one else "traceback", f"{type(error).__name__}: {text}"

@@ -12,7 +12,9 @@ from typing import Any
 from sdc.analysis.fleet import read_ledger, update_ledger, vote
 from sdc.burnin import GOLDEN
 from sdc.burnin.golden_register import merge
+from sdc.checkpoints import CertificateError, RunningCheckpoint, certified_steps
 from sdc.records import Contents, Lock, Record, read_record
+from sdc.tools import cli
 from sdc.tools.launch import check_folder
 from tests.analysis.fleet.test_majority import NEXT_DAY, reduced, wrong
 from tests.reports import DAY, make_report
@@ -61,6 +63,43 @@ def _rolled_back(found: Contents) -> bool:
     return 1 in {row["step"] for row in found.discarded}
 
 
+def of_certificates(folder: Path) -> str:
+    """Saves certified checkpoints, of which two are kept, and restores the newest."""
+    from .bits import bits_of, quiet
+    from .saves import opened, state
+
+    with quiet(), opened(folder) as checkpointer:
+        try:
+            done = checkpointer.restore_verified(state(0))[1]
+        except CertificateError:
+            if certified_steps(folder):  # a checkpoint that no certificate follows was never complete
+                raise
+            done = 0
+        for step in range(done + 1, STEPS + 1):
+            checkpointer.save(step, state(step), overwrite=True)
+        found, step = checkpointer.restore_verified(state(0))
+        if checkpointer.rejected:
+            raise Ended(f"step {step} instead of {checkpointer.rejected}")
+        return _digest(bits_of(found))
+
+
+def of_running(folder: Path) -> str:
+    """Saves all blocks of a running checkpoint after each step, and restores them."""
+    from .bits import bits_of, quiet
+    from .saves import state
+
+    with quiet(), RunningCheckpoint(folder, state(0), moving="params", rows=32, fraction=1.0) as running:
+        done = max(0, int(running.steps.max()))
+        for step in range(done + 1, STEPS + 1):
+            running.save(state(step), step)
+        if not running.wait():
+            raise Ended("the last save failed")
+        found = running.recover(list(range(len(running.partition.blocks))), state(0))
+        if age := found.age(STEPS):
+            raise Ended(f"blocks are {age} steps old: {found.older}")
+        return _digest(bits_of(found.state))
+
+
 def of_lock(folder: Path) -> str:
     """Takes the lock of a folder and writes, twice."""
     for _ in range(2):
@@ -92,6 +131,28 @@ def of_golden(folder: Path) -> str:
     return _digest(map(repr, (found.environments, found.recordings, found.entries, found.disputed)))
 
 
+def of_burnin(folder: Path) -> str:
+    """Runs the smallest burn-in of one family as the command, with `--resume` if there is a result."""
+    from sdc.burnin import BURN_IN
+
+    place = folder / "run"
+    words = ["burnin", "--only", "transfers", "--dtypes", "float32", "--rounds", str(STEPS), "--devices", "2"]
+    resume = ["--resume"] if (place / "result.json").exists() else []
+    if resume and BURN_IN.read(place / "result.json").stopped is None:
+        resume = []
+    else:
+        code = cli.run([*words, "--run", str(place), *resume])
+        if code != 0:
+            raise Ended(f"exit code {code}")
+    result = BURN_IN.read(place / "result.json")
+    rows = [[row.workload, row.device, row.runs, row.digest] for row in result.workloads]
+    return _digest([json.dumps(rows), result.verdict.acceptance])
+
+
+class Ended(Exception):
+    """A run ended without its result, and stated the reason in one line."""
+
+
 def _digest(parts: Iterable[str | bytes]) -> str:
     digest = hashlib.sha256()
     for part in parts:
@@ -104,5 +165,7 @@ STARTS: dict[str, Callable[[Path], Any]] = {
     "lock": of_lock,
     "ledger": of_ledger,
     "golden file": of_golden,
+    "running checkpoint": of_running,
+    "burn-in": of_burnin,
 }
 """The kinds of run, by name."""

@@ -1,5 +1,7 @@
 """`sdc burnin`: every verdict as exit code, JSON, JUnit and metrics; early ends; short tests that add up."""
 
+import errno
+import os
 import signal
 import time
 from pathlib import Path
@@ -9,7 +11,8 @@ import pytest
 from sdc import records
 from sdc.burnin.judgement import BURN_IN
 from sdc.burnin.pair import PAIR, POOL
-from sdc.burnin.results import RESULT
+from sdc.burnin.results import EVENTS, RESULT
+from sdc.burnin.session import Session
 from sdc.tools import cli
 from tests.tools.command import Started
 
@@ -60,6 +63,23 @@ def test_short_tests_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     (tmp_path / "run" / RESULT).write_text("{}")
     assert cli.run([*words.split(), "4", "--resume"]) == 2
     assert "is not a result of sdc burnin" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [errno.EINTR, errno.EIO])
+def test_a_broken_log_ends_it_in_one_line_and_it_can_be_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """From the first event on: a folder without a result could be neither started in again nor resumed."""
+    words = ["burnin", *FAST.split(), "--devices", "2", "--run", str(tmp_path / "run")]
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_log", lambda *_: (_ for _ in ()).throw(OSError(error, os.strerror(error))))
+        assert cli.run(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"sdc: error: cannot write to {tmp_path / 'run'} ({os.strerror(error)}); make room there")
+    assert cli.run([*words, "--resume"]) == 0
+    (tmp_path / "run" / RESULT).rename(tmp_path / "run" / f".{RESULT}.a1b2c3d4")  # killed before the first result
+    (tmp_path / "run" / EVENTS).unlink()
+    assert cli.run(words) == 0
 
 
 def test_ended_by_a_signal_it_says_what_is_known(tmp_path: Path) -> None:
