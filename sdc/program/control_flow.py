@@ -99,6 +99,11 @@ def traced_once(
     @functools.partial(jax.jit, static_argnums=static_argnums)
     @functools.wraps(function)
     def traced(outs: Values, *others: Any) -> tuple[Values, Report]:
+        spaces = [jax.typeof(x).memory_space for x in outs]
+        new, report = placed([_in(jax.memory.Space.Device, x) for x in outs], *others)
+        return [_in(space, x) for space, x in zip(spaces, new, strict=True)], report
+
+    def placed(outs: Values, *others: Any) -> tuple[Values, Report]:
         meshes = map(_mesh, jax.tree.leaves((outs, others)))
         here = jax.sharding.get_abstract_mesh()
         mesh = next((each for each in meshes if each is not None and each.explicit_axes), here)
@@ -115,6 +120,11 @@ def traced_once(
         return new, moved(report, mesh)
 
     return traced
+
+
+def _in(space: Any, x: Any) -> Any:
+    """Returns an array in a memory space (of the device or of its host): outside of the device, nothing is computed."""
+    return x if jax.typeof(x).memory_space == space else jax.device_put(x, space)
 
 
 def closable(tree: Tree) -> Tree:

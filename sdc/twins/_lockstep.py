@@ -297,6 +297,7 @@ def _synchronized(outs: program.Values, axis_name: str, compare: Compare) -> tup
     return _synchronize(outs, agreement(outs, axis_name), axis_name, compare)
 
 
+@functools.partial(program.traced_once, static_argnums=(2, 3))
 def _synchronize(
     leaves: program.Values, agreed: Agreement, axis_name: str, compare: Compare
 ) -> tuple[program.Values, Mismatch]:

@@ -96,6 +96,8 @@ def _mixed(
     x: Shaped[Array, "*shard"], shape: Sequence[int], offset: Sequence[int | Int[Array, ""]]
 ) -> tuple[UInt32[Array, "*words"], UInt32[Array, "*words"]]:
     """Computes, for each element, the sums of h and of h squared over the element's words."""
+    if jax.typeof(x).memory_space != jax.memory.Space.Device:  # nothing is computed in the memory of the host
+        x = jax.device_put(x, jax.memory.Space.Device)
     words = element_words(x)
     trailing = words[0].shape[x.ndim :]  # the axes of key data
     extent, start = [*shape, *trailing], [*offset, *[0] * len(trailing)]

@@ -16,7 +16,7 @@ import pytest
 from flax import nnx
 from jax import lax
 from jax.experimental import pallas as pl, sparse
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import sdc
 from sdc.program import argument, primitive, products
@@ -118,6 +118,13 @@ def rematerialized(w: Any, x: Any) -> Any:
     return jax.checkpoint(lambda x: jax.nn.relu(clipped(x @ w)))(jax.nn.relu(x @ w))
 
 
+def offloaded(w: Any, x: Any) -> Any:
+    policy = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+    new, value = trained(jax.checkpoint(lambda w, x: jnp.sin(jnp.tanh(x @ w) @ w), policy=policy))(w, x)
+    host = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    return jax.device_put(jax.device_put(new, host), jax.memory.Space.Device), value
+
+
 def experts(w: Any, x: Any) -> Any:
     return lax.ragged_dot(x, jnp.stack([w, -w]), jnp.asarray([3, 5], jnp.int32))
 
@@ -153,6 +160,7 @@ FORMS: dict[str, Form] = {
     "`shard_map`": Form(mapped),
     "`scan`, `while`, `cond` in one another": Form(nested),
     "`remat`, custom derivatives": Form(trained(rematerialized)),
+    "offloading (values in the memory of the host)": Form(offloaded, where=products | primitive("device_put")),
     "experts (`ragged_dot`)": Form(trained(experts), mesh=True),  # JAX supports ragged_dot under vmap for few axes only
     "sparse arrays (BCOO, BCSR)": Form(trained(lambda w, x: SPARSE @ w + x @ w)),
     "complex products": Form(complex_step, struck=argument("1")),

@@ -68,6 +68,21 @@ def test_independent_of_sharding(dtype: str) -> None:
     np.testing.assert_array_equal(rows[3], reference(x[3:4]))
 
 
+def test_independent_of_the_memory() -> None:
+    x = random_array("bfloat16", (3, 5))
+    host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    np.testing.assert_array_equal(digest(jax.device_put(x, host)), reference(x))
+
+    def step(x: Any) -> Any:
+        return jax.device_put(jax.device_put(x, host), jax.memory.Space.Device)
+
+    out, digests = jax.jit(sdc.fingerprint(step, "everything"))(x)
+    np.testing.assert_array_equal(out, x)
+    assert len(digests) == 4  # the argument, both copies and the result
+    for found in digests.values():
+        np.testing.assert_array_equal(found, reference(x)[None])
+
+
 def test_a_shard_may_cut_anywhere() -> None:
     x = random_array("bfloat16", (2, 6))
     parts = [digest(jnp.asarray(x[:, a:b]), shape=(2, 6), offset=(0, a)) for a, b in ((0, 3), (3, 4), (4, 6))]

@@ -118,6 +118,15 @@ def test_what_is_no_array_passes_through() -> None:
     assert mismatch.difference.mismatched[0].tolist() == [0, 3]
 
 
+def test_states_in_the_memory_of_the_host_are_synchronized_there() -> None:
+    host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    pair = jax.device_put(jnp.asarray([[1.0, 2.0], [1.0, 5.0]]), host)
+    same, mismatch = jax.jit(jax.vmap(lambda x: sdc.synchronize(x, "twin"), axis_name="twin"))(pair)
+    assert same.sharding.memory_kind == "pinned_host"
+    assert np.asarray(same).tolist() == [[1, 2], [1, 2]]
+    assert mismatch.difference.mismatched[0].tolist() == [0, 1]
+
+
 def test_at_most_64_bytes_per_probe_cross_the_twin_axis() -> None:
     run = jax.jit(place(twins(FAULTS), "shard_map", 2))
     text = run.lower(Moment(jax.random.key(0), jnp.int32(0))).compile().as_text()
