@@ -76,21 +76,23 @@ class Watch:
 
     def asking(self) -> Steps[None]:
         """Publishes what this process has to say and reads what the others say, until all know the end."""
-        beat = 0
+        beat, published = 0, set[str]()
         while not self._known():
             busy = self._proposal or self._passed is not None or self._arrived or self._failed or self.end
             yield Pause(self._pace() if busy else BEAT)
             beat += 1
             word = FAILED if self._failed else DONE if self.end else f"{beat} {self.doing}"
+            news = {
+                END: self.end or self._proposal,
+                WHY: self._stop.asked if self._passed is None else None,
+                f"{ROOT}/passed/{self._me}": None if self._passed is None else str(self._passed),
+                f"{ROOT}/arrived/{self._me}": "yes" if self._arrived else None,
+            }
             try:  # the end before the sign that this process knows it
-                if end := self.end or self._proposal:
-                    yield Set(END, end, overwrite=False)
-                if self._stop.asked is not None and self._passed is None:
-                    yield Set(WHY, self._stop.asked, overwrite=False)
-                if self._passed is not None:
-                    yield Set(f"{ROOT}/passed/{self._me}", str(self._passed))
-                if self._arrived:
-                    yield Set(f"{ROOT}/arrived/{self._me}", "yes")
+                for key, value in news.items():
+                    if value and key not in published:  # once each: with slow answers, every request delays an end
+                        yield Set(key, value, overwrite=False)
+                        published.add(key)
                 yield Set(f"{ROOT}/alive/{self._me}", word)
                 values = yield Read(ROOT)
             except RuntimeError:
@@ -211,17 +213,22 @@ class Watch:
         if self._interrupted is not None and self._stop.pending and now - self._interrupted > LAST_STEP:
             return f"- {self._stop.late()}"
         for peer, sign in sorted(self._peers.items(), key=lambda one: -one[1].silence):
-            if sign.value == FAILED and now - sign.since > GRACE:
-                return f"{peer} process {peer} ended early; see its output for the reason"
-            if sign.value not in (DONE, FAILED) and sign.silence > self.patience:
+            failed = sign.value == FAILED and now - sign.since > GRACE
+            if failed or (sign.value not in (DONE, FAILED) and sign.silence > self.patience):
                 return self._lost(peer)
         return None
 
     def _lost(self, peer: int) -> str:
-        """Returns the end for a silent peer. A process that was suspended itself does not accuse a peer that it has not
-        heard since: that peer may have ended in the meantime."""
+        """Returns the end for a peer that has failed or is silent.
+
+        A process that was suspended itself does not accuse a silent peer that it has not heard since: that peer may
+        have ended in the meantime.
+        """
+        last = self._peers.get(peer, Sign())
+        if last.value == FAILED:
+            return f"{peer} process {peer} ended early; see its output for the reason"
         if self._suspended and not self._alive_since(self._before).get(peer):
             since = f"was suspended for {self._suspended:.0f} s, and has not heard from process {peer} since"
             return f"{self._me} process {self._me} {since}"
-        doing = f"last reported activity: {self._peers.get(peer, Sign()).doing}"
-        return f"{peer} process {peer} was lost (no heartbeat for {self.patience:g} s; {doing})"
+        since = f"no heartbeat for {self.patience:g} s; last reported activity: {last.doing}"
+        return f"{peer} process {peer} was lost ({since})"

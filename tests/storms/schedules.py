@@ -306,6 +306,10 @@ class Schedule:
         steps = {one.steps for one in ended if one.outcome == FINISHED}
         if len(steps) > 1:
             found.append(f"other bits: processes finish after different steps {steps}")
+        early = [one for one in ended if one.outcome == FINISHED and (one.steps or 0) < self.total - 1]
+        asked = {one.stop.asked for one in early}  # after the last step, a request may reach only some
+        if len(asked) > 1:
+            found.append(f"false clean: processes finish for different reasons {asked}")
         whole = {one.me for one in self.processes if one.hit is None}
         for one in ended:
             words = str(one.outcome)
@@ -315,6 +319,9 @@ class Schedule:
                 blamed -= {0}
             if blamed & whole:
                 found.append(f"false corrupt: process {one.me} says {words}")
+            announced = {peer.me for peer in ended if str(peer.outcome).startswith("own") and peer.hit == "failed"}
+            if blamed & announced and "was lost" in words and one.hit is None and not self.cuts:
+                found.append(f"odd exit code: process {one.me} says {words}, but that process ended early")
         if 0 in whole:
             outcomes = {one.outcome for one in ended if one.me in whole}
             if len(outcomes) > 1:
