@@ -8,12 +8,14 @@ saved it.
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import inspect
 import logging
 import math
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, Self, TypeAlias, TypeVar
@@ -48,6 +50,7 @@ LOG = logging.getLogger("sdc.checkpoints")
 Result = TypeVar("Result")
 ScrubResult: TypeAlias = Literal["clean", "repaired", "damaged", "unreadable", "gone"]
 FAILURES = (OSError, RuntimeError, ValueError)  # errors of Orbax, its storage and devices
+ORBAX = "orbax/checkpoint"  # part of the path of its modules
 AT_ONCE = 1 << 28  # maximum bytes of arrays that an audit reads at a time
 
 
@@ -284,9 +287,10 @@ class Certified:
         """
         saving, self._saving = self._saving, None
         try:
-            if saving is not None:
-                saving.result()
-            self._orbax.wait()
+            with _tidy():
+                if saving is not None:
+                    saving.result()
+                self._orbax.wait()
         finally:
             self._written()
 
@@ -330,7 +334,8 @@ class Certified:
                 )
         if options.get("overwrite"):
             self._noted(self._statuses.leaving, step)
-        response = getattr(self._orbax, method)(step, given, **options)
+        with _tidy():
+            response = getattr(self._orbax, method)(step, given, **options)
         if response is None:
             return None
         if options.get("overwrite"):
@@ -354,7 +359,7 @@ class Certified:
     def _loaded(self, step: int, abstract: dict[str, Any] | None) -> dict[str, Any]:
         def load() -> dict[str, Any]:
             check_files(self._orbax.directory / self._orbax._step_name_format.build_name(step))
-            with _reading():
+            with _tidy():
                 return dict(self._orbax.load_checkpointables(step, abstract))
 
         try:
@@ -405,7 +410,8 @@ class SaveResponse:
         Raises:
             CertificateError: the certificate cannot be written.
         """
-        done = bool(self._orbax.result(timeout))
+        with _tidy():
+            done = bool(self._orbax.result(timeout))
         self._written()
         return done
 
@@ -453,30 +459,38 @@ def _agreed(step: int, action: Callable[[], Result]) -> Result:
 
 
 @contextlib.contextmanager
-def _reading() -> Iterator[None]:
-    """Disposes of Orbax's unfinished reads if a read fails.
+def _tidy() -> Iterator[None]:
+    """Disposes of Orbax's other reads and writes if one of them fails.
 
-    Otherwise, each of these reads would print a traceback when TensorStore completes it after the event loop has
-    closed.
+    Otherwise, each of them would print a traceback, immediately or when TensorStore completes it after the event loop
+    has closed.
     """
-    hook, log = sys.unraisablehook, logging.getLogger("asyncio")
-
-    def filtered(found: Any) -> None:
-        if not (isinstance(found.exc_value, RuntimeError) and "Event loop is closed" in str(found.exc_value)):
-            hook(found)
-
-    sys.unraisablehook = filtered
+    _ignore_remains()
     try:
         yield
     except Exception as error:
-        before, log.disabled = log.disabled, True
         for each in _chain(error):
             traceback.clear_frames(each.__traceback__)
-        gc.collect()
-        log.disabled = before
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+            gc.collect()
         raise
-    finally:
-        sys.unraisablehook = hook
+
+
+@functools.cache
+def _ignore_remains() -> None:
+    """Ignores errors of Orbax's unfinished reads and writes from now on: they may be completed or deleted at any
+    time."""
+    hook = sys.unraisablehook
+
+    def filtered(found: Any) -> None:
+        closed = found.object is None and "Event loop is closed" in str(found.exc_value)  # not called by Python
+        if not (closed or (inspect.iscoroutine(found.object) and ORBAX in found.object.cr_code.co_filename)):
+            hook(found)
+
+    sys.unraisablehook = filtered
+    # asyncio logs the repr of a task, with the file of its coroutine.
+    logging.getLogger("asyncio").addFilter(lambda entry: ORBAX not in entry.getMessage())
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -646,7 +660,7 @@ def audit(folder: str, step: int, *, restore: bool = True, pace: Callable[[int],
     seen: set[str] = set()
     problem = ""
     try:
-        with _opened(place, step) as checkpointer, _reading():
+        with _opened(place, step) as checkpointer, _tidy():
             for part in _parts(checkpointer, step, set(certificate.uncovered), pace):
                 seen |= set(part)
                 wrong += [one for one in compare(certificate, part) if one not in wrong]

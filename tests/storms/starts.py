@@ -165,6 +165,7 @@ STARTS: dict[str, Callable[[Path], Any]] = {
     "lock": of_lock,
     "ledger": of_ledger,
     "golden file": of_golden,
+    "certificates": of_certificates,
     "running checkpoint": of_running,
     "burn-in": of_burnin,
 }
