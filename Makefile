@@ -3,16 +3,15 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 BIN = $(VENV)/bin
-LATEST ?= python3.12
 
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: data demo docs storms targets targets-quick test test-all test-browser test-conformance test-fleet test-latest test-optimized
+.PHONY: data demo docs storms targets targets-quick test test-all test-browser test-conformance test-fleet test-latest test-latest-quick test-optimized
 
-$(VENV)/.installed: setup.cfg pyproject.toml
+$(addsuffix /.installed,$(sort $(VENV) .venv-latest)): setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version)'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
 # Two twins, one of them on a simulated corrupting node; the demo succeeds if the corruption is detected (exit code 1).
@@ -40,11 +39,17 @@ test-all: $(VENV)/.installed data docs
 	$(BIN)/python tests/check_wheel.py
 	$(BIN)/python -m pytest tests/matrix tests/commands tests/papers tests/docs tests/conformance
 
-# Runs the suite on Python 3.12 with the newest jax.
-test-latest:
-	$(MAKE) VENV=.venv-latest PYTHON=$(LATEST) .venv-latest/.installed
-	.venv-latest/bin/python -m pytest tests/sdc tests/train tests/analysis tests/tools tests/test_house.py \
-	  tests/matrix tests/commands tests/papers tests/docs tests/conformance
+# The suite with the newest jax, on the newest of Python 3.12 and later that is found or LATEST=PATH: unit tests and the
+# table of forms (test-latest-quick), or all of it (test-latest).
+LATEST ?= $(firstword $(foreach minor,14 13 12,$(shell for python in python3.$(minor) \
+  "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/3.$(minor).*/bin/python; do \
+  "$$python" -c 'import ensurepip' 2> /dev/null && echo "$$python" && break; done)))
+UNITS = tests/sdc tests/train tests/analysis tests/tools
+.venv-latest/.installed: PYTHON = $(or $(LATEST),$(error Python 3.12 or newer was not found; install it or give LATEST=PATH))
+test-latest-quick: PARTS = $(UNITS) tests/matrix/test_forms.py
+test-latest: PARTS = $(UNITS) tests/test_house.py tests/matrix tests/commands tests/papers tests/docs tests/conformance
+test-latest-quick test-latest: .venv-latest/.installed
+	.venv-latest/bin/python -m pytest $(PARTS)
 
 # The examples of the documentation, compiled as users compile them; in the suite, XLA optimizes less.
 test-optimized: $(VENV)/.installed
