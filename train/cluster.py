@@ -8,6 +8,7 @@ calls `lost`, which must end the process.
 import functools
 import itertools
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -31,6 +32,9 @@ from .stopping import Stop
 # blocked in a collective that nothing else can end, so the callback must end the process.
 Lost = Callable[[str], None]
 
+
+# Prefixes of the runtime's own errors
+FAILURE = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|CANCELLED|ABORTED|DEADLINE_EXCEEDED): ")
 
 _threads: "Threads | None" = None
 
@@ -82,18 +86,37 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
             )
         yield
         threads.perform(threads.watch.finishing())
-    except jax.errors.JaxRuntimeError as error:
+    except Exception as error:
+        failure = collective_failure(error)
+        if failure is None:
+            threads.perform(threads.watch.failing())
+            raise
         # A peer was probably lost; a monitoring thread then ends the process.
         threads.perform(threads.watch.confirming())
         threads.perform(threads.watch.failing())
         raise Unreachable(
-            f"the run failed although all processes are alive ({first_line(error)}); no verdict is possible"
+            f"the run failed although all processes are alive ({first_line(failure)}); no verdict is possible"
         ) from error
     except BaseException:
         threads.perform(threads.watch.failing())
         raise
     finally:
         _threads = None
+
+
+def collective_failure(error: BaseException | None) -> BaseException | None:
+    """Returns the runtime's error among an error and its causes, or None.
+
+    Some calls of JAX report a failed collective as a ValueError, which Orbax passes on when it saves.
+    """
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        return error
+    while error is not None:
+        text = str(error)
+        if FAILURE.match(text) and "tensorstore" not in text:  # whose errors of files have the same prefixes
+            return error
+        error = error.__cause__
+    return None
 
 
 def announce(doing: str) -> None:

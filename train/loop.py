@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import json
 import math
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -310,10 +309,6 @@ def _evidence(mesh: jax.sharding.Mesh) -> dict[str, Any]:
     return {"devices": on_mesh(devices, mesh), "hosts": len({each["host"] for each in said})}
 
 
-# Prefixes of the runtime's own errors
-FAILURE = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|CANCELLED|ABORTED|DEADLINE_EXCEEDED): ")
-
-
 class StepFailed(RuntimeError):
     """A step raised an error that is due to the program, not to its input."""
 
@@ -401,9 +396,6 @@ def _advance(program: Program, state: Any, tokens: Array, number: int, attempt: 
         new, seen = program.observe(new, out)
         row, details = program.rows(number, out, seen)
     except ValueError as error:
-        if jax.process_count() > 1 and FAILURE.match(str(error)):
-            # Some runtime calls report a lost peer by this error; `joined` identifies the peer.
-            raise jax.errors.JaxRuntimeError(str(error)) from error
         raise StepFailed(f"step {number} failed: {error}") from error
     again = {"attempts": attempt + 1} if attempt else {}
     return new, StepRows({"step": number, **row, **again, "seconds": time.perf_counter() - started}, details)

@@ -435,6 +435,12 @@ class Stuck(FaultKind):
 
     value: float
 
+    def __eq__(self, other: object) -> bool:  # NaN equals NaN
+        return type(other) is Stuck and repr(other) == repr(self)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
         words = np.asarray(two_words(held_bits(self.value, dtype)), np.uint32)
         return neutral()._replace(keep=np.zeros(2, np.uint32), set=words)

@@ -2,10 +2,9 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import sdc
@@ -14,7 +13,9 @@ from sdc.burnin.pair import FOLDERS, PAIR, PAIR_FORMAT, Pair, TwinRow, contradic
 from sdc.records.storage import RecordError
 from sdc.tools import cli
 from sdc.train import run, stages
-from sdc.train.loop import StepFailed, _advance
+from sdc.train.checkpoints import NotWritten
+from sdc.train.cluster import collective_failure
+from sdc.train.loop import StepFailed
 from sdc.train.specs import ComparedTwins, FullLoad, Operations
 from sdc.verdict import SIMULATED, Verdict
 from tests.train.runs import WORKLOAD, loaded
@@ -181,16 +182,26 @@ def test_results_that_contradict_themselves_are_refused(
         PAIR_FORMAT.read(tmp_path)
 
 
-@pytest.mark.parametrize(("processes", "kind"), [(1, StepFailed), (2, jax.errors.JaxRuntimeError)])
-def test_a_collective_that_fails_is_the_runtimes_failure(
-    processes: int, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of several processes: then it is found out which was lost. Some calls of JAX tell it as a ValueError."""
+GLOO = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer"
 
-    class Broken:
-        def step(self, *_: Any) -> Any:
-            raise ValueError("UNKNOWN: Gloo AllGather failed: Connection reset by peer")
 
-    monkeypatch.setattr(jax, "process_count", lambda: processes)
-    with pytest.raises(kind, match="Gloo AllGather failed"):
-        _advance(cast("Any", Broken()), None, jnp.zeros(1), 0, 0)
+def raised(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "failed"),
+    [
+        (jax.errors.JaxRuntimeError("anything"), True),
+        (ValueError(GLOO), True),
+        (raised(StepFailed("step 3 failed"), ValueError(GLOO)), True),
+        (raised(NotWritten("cannot write checkpoint 3"), ValueError(GLOO)), True),
+        (NotWritten("cannot write checkpoint 3"), False),
+        (raised(NotWritten("cannot write"), ValueError("UNKNOWN: [source locations='tensorstore/kvstore']")), False),
+        (raised(NotWritten("cannot write"), OSError(28, "No space left on device")), False),
+    ],
+)
+def test_a_collective_that_fails_is_the_runtimes_failure(error: Exception, failed: bool) -> None:
+    """Then the processes determine which peer was lost, whichever call the collective belongs to."""
+    assert (collective_failure(error) is not None) == failed
