@@ -33,8 +33,11 @@ from .stopping import Stop
 Lost = Callable[[str], None]
 
 
-# Prefixes of the runtime's own errors
-FAILURE = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|CANCELLED|ABORTED|DEADLINE_EXCEEDED): ")
+# Errors of files that TensorStore raises have the same prefixes.
+FAILED_COLLECTIVE = re.compile(
+    "(UNKNOWN|INTERNAL|UNAVAILABLE|CANCELLED|ABORTED|DEADLINE_EXCEEDED): .*"
+    "(Gloo|NCCL|RCCL|[Cc]ollective|[Cc]oordination)"
+)
 
 _threads: "Threads | None" = None
 
@@ -87,7 +90,7 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
         yield
         threads.perform(threads.watch.finishing())
     except Exception as error:
-        failure = collective_failure(error)
+        failure = runtime_failure(error)
         if failure is None:
             threads.perform(threads.watch.failing())
             raise
@@ -104,19 +107,16 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
         _threads = None
 
 
-def collective_failure(error: BaseException | None) -> BaseException | None:
-    """Returns the runtime's error among an error and its causes, or None.
+def runtime_failure(error: BaseException | None) -> BaseException | None:
+    """Returns the error of JAX's runtime that `error` is or stems from, or None.
 
-    Some calls of JAX report a failed collective as a ValueError, which Orbax passes on when it saves.
+    Some calls of JAX report a failed collective as a ValueError, which other calls, such as a save by Orbax, pass on.
     """
     if isinstance(error, jax.errors.JaxRuntimeError):
         return error
-    while error is not None:
-        text = str(error)
-        if FAILURE.match(text) and "tensorstore" not in text:  # whose errors of files have the same prefixes
-            return error
+    while error is not None and not FAILED_COLLECTIVE.match(str(error)):
         error = error.__cause__
-    return None
+    return error
 
 
 def announce(doing: str) -> None:

@@ -260,8 +260,8 @@ def value_digest(value: Any) -> str:
 
 
 def certificate_digest(folder: epath.Path, step: int) -> str:
-    """Returns the SHA-256 digest of all files of a step's certificate, which tells a checkpoint from one that replaced
-    it; an empty string if there is no readable certificate."""
+    """Returns the SHA-256 digest of all files of a step's certificate, which distinguishes a checkpoint from one that
+    replaced it; an empty string if there is no readable certificate."""
     place = step_folder(folder, step)
     try:
         paths = sorted(path for path in place.iterdir() if path.name.startswith("process-"))

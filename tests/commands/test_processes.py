@@ -50,6 +50,34 @@ def test_processes_that_compile_at_unequal_speed_meet_before_the_first_collectiv
     assert run_pair(UNEQUAL, tmp_path) == [[False, 1], [False, None]]
 
 
+# A save that fails because the peer was lost in one of its collectives
+LOST = """
+import json, os, signal, sys, time
+
+folder, process, port = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+
+from sdc.train import Peers, joined
+from sdc.train.checkpoints import NotWritten
+
+def lost(why):
+    print(json.dumps(why), flush=True)
+    os._exit(3)
+
+with joined(Peers(coordinator=f"127.0.0.1:{port}", processes=2, process=process), lambda processes: None, lost):
+    if process == 1:
+        print("null", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    collective = ValueError("UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer")
+    raise NotWritten("cannot write checkpoint 3") from collective
+"""
+
+
+def test_a_save_that_fails_because_a_peer_was_lost_says_so(tmp_path: Path) -> None:
+    why, nothing = run_pair(LOST, tmp_path)
+    assert why.startswith("process 1 was lost (no heartbeat for ")
+    assert nothing is None
+
+
 def messages(err: str) -> list[str]:
     """Returns the last messages of a command, without progress, waiting, and the runtime's log.
 

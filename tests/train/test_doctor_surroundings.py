@@ -1,4 +1,4 @@
-"""What is told of an environment without running anything, for platforms that are not here."""
+"""What doctor reports of an environment without running anything, for platforms that are not here."""
 
 import pytest
 
@@ -11,9 +11,9 @@ MACHINE = HostPart(cores=8, allowed=2, quota=1.5, features=["avx2", "fma"], sibl
 
 
 def scene(platform: str | None, environ: dict[str, str], devices: int = 1, **options: str) -> Scene:
-    told = {"jax_enable_x64": "False", **options}
+    given = {"jax_enable_x64": "False", **options}
     packages = {"jax": "0.10.2", "jaxlib": "0.10.2"}
-    found = Environment(platform=platform, local_devices=devices, packages=packages, options=told)
+    found = Environment(platform=platform, local_devices=devices, packages=packages, options=given)
     return Scene(environ, found if platform else None, MACHINE)
 
 
@@ -42,7 +42,7 @@ def test_a_gpu_as_the_commands_set_it_up_is_none() -> None:
     assert bare["deterministic operations"].outcome == "ok"
 
 
-def test_threads_that_follow_the_host_are_told() -> None:
+def test_threads_that_follow_the_host_are_reported() -> None:
     check = looked("cpu", {})["size of the thread pool"]
     assert (check.outcome, check.lines) == ("information", ["export NPROC=2"])
     assert "of which this process may use 2 (affinity), limited to the CPU time of 1.5 processors" in check.sentence
@@ -50,7 +50,7 @@ def test_threads_that_follow_the_host_are_told() -> None:
     assert looked("cpu", {}, 4)["size of the thread pool"].lines == ["export NPROC=4"]
 
 
-def test_options_and_caches_are_told() -> None:
+def test_options_and_caches_are_reported() -> None:
     environ = {"JAX_COMPILATION_CACHE_DIR": "/shared/cache", "OMP_NUM_THREADS": "3"}
     checks = looked("cpu", environ, 1, jax_enable_x64="True", jax_default_matmul_precision="bfloat16")
     assert checks["options of JAX"].causes == ["jax_enable_x64", "jax_default_matmul_precision"]
@@ -75,7 +75,7 @@ def test_roundings_that_xla_may_omit(flags: str, outcome: str) -> None:
     assert "--xla_allow_excess_precision=false" in check.sentence
 
 
-def test_libraries_that_do_not_belong_together_are_told() -> None:
+def test_libraries_that_do_not_belong_together_are_reported() -> None:
     apart = scene("cpu", {})
     assert apart.environment is not None
     apart.environment.packages["jaxlib"] = "0.11.0"

@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import pytest
 
 from sdc.train import heartbeats, stopping
-from sdc.train.cluster import Threads
+from sdc.train.checkpoints import NotWritten
+from sdc.train.cluster import Threads, runtime_failure
 from sdc.train.heartbeats import DONE, FAILED, ROOT, Watch
 from sdc.train.stopping import Stop
 from tests.storms import schedules
@@ -145,3 +147,27 @@ def test_a_run_that_does_not_come_to_the_end_of_a_step_is_ended(monkeypatch: pyt
     assert quick.reached()
     time.sleep(0.2)
     assert late == ["slow"]
+
+
+GLOO = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer"
+NCCL = "INTERNAL: NCCL operation ncclGroupEnd() failed: unhandled system error"
+
+
+@pytest.mark.parametrize(
+    ("error", "failed"),
+    [
+        (jax.errors.JaxRuntimeError("anything"), True),
+        (ValueError(GLOO), True),
+        (ValueError(NCCL), True),
+        (ValueError("UNKNOWN: Error writing local file \"c/0\": Input/output error [os_error_code='5']"), False),
+        (ValueError("INTERNAL: Error opening \"zarr3\" driver [source locations='tensorstore/driver.cc:98']"), False),
+        (OSError(28, "No space left on device"), False),
+    ],
+)
+def test_a_failed_collective_is_a_failure_of_the_runtime(error: Exception, failed: bool) -> None:
+    """The processes then determine which peer was lost, whichever call passes the error on."""
+    save = NotWritten("cannot write checkpoint 3")
+    save.__cause__ = error
+    assert (runtime_failure(error) is error) == failed
+    passed_on = failed and not isinstance(error, jax.errors.JaxRuntimeError)
+    assert runtime_failure(save) is (error if passed_on else None)

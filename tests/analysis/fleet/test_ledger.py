@@ -67,8 +67,8 @@ def test_a_device_that_moves_takes_its_past_along(tmp_path: Path) -> None:
     summary = summarize_results(Collection(tuple(later)), ledger=ledger)
     assert Moved(identity="serial S1", hosts=["old", "new"]) in summary.moved
     assert summary.suspects == []
-    (told,) = [each for each in summary.watch if each.identity == "serial S1"]
-    assert told.reason == f"differed in 1 earlier burn-in according to the ledger, most recently on {DAY}"
+    (watched,) = [each for each in summary.watch if each.identity == "serial S1"]
+    assert watched.reason == f"differed in 1 earlier burn-in according to the ledger, most recently on {DAY}"
 
 
 def test_what_was_seen_before_makes_a_suspect_surer(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_other_hosts_may_accuse_later(tmp_path: Path) -> None:
     assert add(path, together)[0].devices["serial SN-x-1"] == account
 
 
-def test_a_burn_in_that_went_on_is_told_and_kept_as_it_was(tmp_path: Path) -> None:
+def test_a_burn_in_that_went_on_is_reported_and_kept_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
     add(path, reduced(make_report("a", id="one")))
     ledger, counts = add(path, reduced(make_report("a", id="one", runs=300, elements=10**6, ended=NEXT_DAY)))
@@ -156,7 +156,7 @@ def test_several_writers_lose_nothing(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["ledger.json"]
 
 
-def test_a_writer_that_goes_on_is_waited_for_and_then_told(tmp_path: Path) -> None:
+def test_a_writer_that_goes_on_is_waited_for_and_then_reported(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
     results = reduced(make_report("a"))
     lock = Lock(tmp_path, "ledger.json.lock")

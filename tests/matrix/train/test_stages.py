@@ -13,9 +13,6 @@ from sdc.burnin.pair import FOLDERS, PAIR, PAIR_FORMAT, Pair, TwinRow, contradic
 from sdc.records.storage import RecordError
 from sdc.tools import cli
 from sdc.train import run, stages
-from sdc.train.checkpoints import NotWritten
-from sdc.train.cluster import collective_failure
-from sdc.train.loop import StepFailed
 from sdc.train.specs import ComparedTwins, FullLoad, Operations
 from sdc.verdict import SIMULATED, Verdict
 from tests.train.runs import WORKLOAD, loaded
@@ -180,28 +177,3 @@ def test_results_that_contradict_themselves_are_refused(
     (tmp_path / PAIR).write_bytes(PAIR_FORMAT.encode(pair))
     with pytest.raises(RecordError, match=told):
         PAIR_FORMAT.read(tmp_path)
-
-
-GLOO = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer"
-
-
-def raised(error: Exception, cause: Exception) -> Exception:
-    error.__cause__ = cause
-    return error
-
-
-@pytest.mark.parametrize(
-    ("error", "failed"),
-    [
-        (jax.errors.JaxRuntimeError("anything"), True),
-        (ValueError(GLOO), True),
-        (raised(StepFailed("step 3 failed"), ValueError(GLOO)), True),
-        (raised(NotWritten("cannot write checkpoint 3"), ValueError(GLOO)), True),
-        (NotWritten("cannot write checkpoint 3"), False),
-        (raised(NotWritten("cannot write"), ValueError("UNKNOWN: [source locations='tensorstore/kvstore']")), False),
-        (raised(NotWritten("cannot write"), OSError(28, "No space left on device")), False),
-    ],
-)
-def test_a_collective_that_fails_is_the_runtimes_failure(error: Exception, failed: bool) -> None:
-    """Then the processes determine which peer was lost, whichever call the collective belongs to."""
-    assert (collective_failure(error) is not None) == failed

@@ -1,4 +1,4 @@
-"""Products of other forms than dense real ones: ragged, sparse, complex, scaled; and what cannot be checked is told."""
+"""Products of other forms than dense real ones: ragged, sparse, complex, scaled; what cannot be checked is reported."""
 
 import re
 from collections.abc import Callable
