@@ -74,7 +74,7 @@ def _trial(tally: Tally, words: list[str], folder: Path) -> None:
 
     places = (
         "sdc.records.prepare", "sdc.train.joined",
-        "sdc.train.studies.chosen_tasks",
+        "sdc.train.studies.chosen_tasks", "sdc.train.doctor.laboratory.Laboratory.ask",
     )  # fmt: skip
     said, out = io.StringIO(), io.StringIO()
     started = time.monotonic()
