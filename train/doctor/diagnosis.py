@@ -19,12 +19,26 @@ from sdc.verdict import Verdict
 
 from ..programs import check, get_config
 from .laboratory import CHILD, SUITE, ChildFailed, Laboratory, Request
-from .results import TRAINING, Answer, Asked, Check, Examined, HostPart, by_name, different, read_examined, steady
+from .results import (
+    TRAINING,
+    Answer,
+    Asked,
+    Check,
+    Examined,
+    HostPart,
+    Outcome,
+    by_name,
+    different,
+    digests_of,
+    read_examined,
+    steady,
+)
 from .surroundings import PLACES, Scene, candidates, changed, describe_host, lines, look, settings_of, shown
 
 REPEAT, PROCESS, CACHE, ORDER = "twice in one process", "in two processes", "compilation cache", "order of devices"
 THREAD_POOL, DECIDING = "other thread pool", "settings here"
-ENVIRONMENTS, BITS = "environments of both hosts", "bits of both hosts"
+ENVIRONMENTS, BITS, OTHER = "environments of both hosts", "bits of both hosts", "verdict of the other host"
+OUTCOMES: Mapping[Verdict, Outcome] = {Verdict.CLEAN: "ok", Verdict.CORRUPT: "differs", Verdict.INCONCLUSIVE: "risk"}
 FAULTY = "A faulty device is a possible cause; run sdc burnin"
 TIMES = 3  # runs of each operation in a process
 
@@ -349,10 +363,16 @@ FIXED = ("python", "packages", "platform_version", "device_kind", "machine", "pr
 
 
 def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machine: HostPart) -> list[Check]:
-    """Compares the measurements of this host with the doctor's results from another host."""
+    """Compares all measurements of this host with those of another host, whose verdict counts too."""
+    said = f"{other.host.name} is {other.verdict.fitness}: {other.sentence}"
+    theirs = Check(OTHER, "host", OUTCOMES[other.verdict], said)
     if first is None:
         said = "no operation could be run on this host"
-        return [Check(name, "host", "could not be run", said) for name in (ENVIRONMENTS, BITS)]
+        return [*(Check(name, "host", "could not be run", said) for name in (ENVIRONMENTS, BITS)), theirs]
+    return [*_compare_answers(lab, first, other, machine), theirs]
+
+
+def _compare_answers(lab: Laboratory, first: Answer, other: Examined, machine: HostPart) -> list[Check]:
     here = Scene(lab.environ, first.environment, machine)
     there = Scene(other.settings, other.environment, other.machine)
     own = settings_of(lab.environ)
@@ -363,17 +383,27 @@ def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machin
     )
 
     mine, theirs = by_name(first), by_name(other)
-    both = [name for name in mine if name in theirs]
-    alone = [name for name in both if mine[name].devices != theirs[name].devices]
-    comparable = [name for name in both if name not in alone]
-    if not comparable:
-        said = "no operation ran on the same number of devices on both hosts"
-        return [environments, Check(BITS, "host", "could not be run", said)]
-    operations = [name for name in different(first, other) if name in comparable]
-    aside = f" ({', '.join(alone)}: not compared, because the numbers of devices differ)" if alone else ""
+    missing: dict[str, list[str]] = {}  # operations that cannot be compared, by reason
+    comparable = []
+    for name in dict.fromkeys(row.operation for row in (*first.operations, *other.operations)):
+        if name not in mine or name not in theirs:
+            where = [host for host, ran in (("this host", mine), (other.host.name, theirs)) if name not in ran]
+            missing.setdefault(f"did not run on {' and '.join(where)}", []).append(name)
+        elif mine[name].devices != theirs[name].devices:
+            numbers = f"{mine[name].devices} devices here, {theirs[name].devices} there"
+            missing.setdefault(f"ran on different numbers of devices ({numbers})", []).append(name)
+        else:
+            comparable.append(name)
+    operations = [name for name in comparable if len(digests_of(mine[name]) | digests_of(theirs[name])) > 1]
+    left_out = "; ".join(f"not compared: {', '.join(names)} {why}" for why, names in missing.items())
+    aside = f" ({left_out})" if left_out else ""
     if not operations:
         said = f"{len(comparable)} operations gave the same bits as on {other.host.name}{aside}"
-        return [environments, Check(BITS, "host", "ok", said)]
+        outcome: Outcome = "could not be run" if missing else "ok"
+        return [
+            environments,
+            Check(BITS, "host", outcome, said, [name for names in missing.values() for name in names]),
+        ]
 
     # Settings of the other host that differ from those of this host and can be tried here.
     adopt = {
@@ -398,7 +428,10 @@ def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machin
         return explanations(names, operations, equal_with)
 
     whole = f"{', '.join(operations)}: the bits differ from those on {other.host.name}{aside}"
+    if unsteady := [name for name in operations if len(digests_of(theirs[name])) > 1]:
+        whole += f". {', '.join(unsteady)}: the bits differed between the runs on {other.host.name}"
     check = Check(BITS, "host", "differs", whole, operations)
+    operations = [name for name in operations if name not in unsteady]
     try:
         # The training step takes longest, so it is rerun only with settings that affect other operations.
         reasons = reasons_of([name for name in operations if name != TRAINING], list(adopt))

@@ -128,7 +128,12 @@ def by_name(answer: Answer | Examined) -> dict[str, Measured]:
     return {row.operation: row for row in answer.operations if row.digests and row.problem is None}
 
 
-def different(one: Answer, other: Answer | Examined) -> list[str]:
+def digests_of(row: Measured) -> set[str]:
+    """Returns all digests of an operation's outputs; an operation that repeats itself has one."""
+    return {*row.digests, *([] if row.permuted is None else [row.permuted])}
+
+
+def different(one: Answer, other: Answer) -> list[str]:
     """Returns the operations that ran in both processes and whose first runs gave different digests."""
     here, there = by_name(one), by_name(other)
     return [name for name in here if name in there and here[name].digests[0] != there[name].digests[0]]
@@ -139,7 +144,5 @@ def steady(answers: Sequence[Answer], *, order: bool) -> frozenset[str]:
     as well."""
     digests: dict[str, set[str]] = {}
     for row in (row for each in answers for row in by_name(each).values()):
-        digests.setdefault(row.operation, set()).update(
-            row.digests, [row.permuted] if order and row.permuted is not None else ()
-        )
+        digests.setdefault(row.operation, set()).update(digests_of(row) if order else row.digests)
     return frozenset(name for name, found in digests.items() if len(found) == 1)

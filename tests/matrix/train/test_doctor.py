@@ -2,16 +2,18 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from sdc.schema import Environment
-from sdc.train.doctor.diagnosis import Examination, compare_hosts, examine
+from sdc.train.doctor.diagnosis import Examination, compare_hosts, decide, examine
 from sdc.train.doctor.laboratory import Laboratory, Request, ask
 from sdc.train.doctor.operations import measure, standard
 from sdc.train.doctor.results import Answer, Check, Examined
 from sdc.train.doctor.surroundings import describe_host, settings_of
+from sdc.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parents[3]
 PLAIN = {
@@ -102,15 +104,46 @@ def test_of_two_hosts_the_deciding_settings_are_named(elsewhere: Examined) -> No
     assert said in checks["environments of both hosts"].sentence
 
 
-def test_what_no_setting_explains_is_left_open(elsewhere: Examined) -> None:
-    """A digest that is other on a like host: no setting and no library is blamed, nor the hardware for certain."""
-    answer = Answer(
+def answer_of(found: Examined) -> Answer:
+    """What a host gives that is like the one of these results."""
+    return Answer(
         format="jax-sdc doctor child",
-        environment=msgspec.convert(msgspec.to_builtins(elsewhere.environment), Environment),
-        operations=[msgspec.structs.replace(row) for row in elsewhere.operations],
+        environment=msgspec.convert(msgspec.to_builtins(found.environment), Environment),
+        operations=[msgspec.structs.replace(row) for row in found.operations],
         hits=0,
         seconds=0.0,
     )
+
+
+@pytest.mark.parametrize(
+    ("changed", "gone", "verdict", "code", "said"),
+    [
+        ({}, (), Verdict.CLEAN, 0, "5 operations gave the same bits"),
+        ({"problem": "it crashed"}, (), Verdict.CLEAN, 3, "(not compared: steady did not run on there)"),
+        ({}, ("sum", "types"), Verdict.CLEAN, 3, "(not compared: sum, types did not run on there)"),
+        ({"devices": 2}, (), Verdict.CLEAN, 3, "steady ran on different numbers of devices (1 devices here, 2 there"),
+        ({"digests": ["0" * 16]}, (), Verdict.CLEAN, 1, "steady: the bits differ from those on there"),
+        ({"permuted": "0" * 16}, (), Verdict.CLEAN, 1, "steady: the bits differed between the runs on there"),
+        ({}, (), Verdict.CORRUPT, 1, "there is NOT FIT: its reason"),
+        ({}, (), Verdict.INCONCLUSIVE, 3, "there is INCONCLUSIVE: its reason"),
+    ],
+)
+def test_what_the_other_host_did_not_show_is_missed(
+    elsewhere: Examined, changed: dict[str, Any], gone: tuple[str, ...], verdict: Verdict, code: int, said: str
+) -> None:
+    """Only operations that ran on both hosts and repeated their bits there are compared, and the others are named."""
+    rows = [row for row in elsewhere.operations if row.operation not in gone]
+    rows = [msgspec.structs.replace(row, **(changed if row.operation == "steady" else {})) for row in rows]
+    host = msgspec.structs.replace(elsewhere.host, name="there")
+    other = msgspec.structs.replace(elsewhere, operations=rows, verdict=verdict, sentence="its reason", host=host)
+    checks = compared(answer_of(elsewhere), other, {**PLAIN, "NPROC": "8", "XLA_FLAGS": OTHER})
+    assert decide([Check("this host", "run", "ok", ""), *checks.values()])[0].code == code
+    assert said in " ".join(each.sentence for each in checks.values())
+
+
+def test_what_no_setting_explains_is_left_open(elsewhere: Examined) -> None:
+    """A digest that is other on a like host: no setting and no library is blamed, nor the hardware for certain."""
+    answer = answer_of(elsewhere)
     environ = {**PLAIN, "NPROC": "8", "XLA_FLAGS": OTHER}
     checks = compared(answer, elsewhere, environ)
     assert {check.outcome for check in checks.values()} == {"ok"}
