@@ -7,24 +7,18 @@ import itertools
 import math
 import os
 import sys
-import unicodedata
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from sdc.burnin import BURN_IN, RESULT, BurninResult, CheckedDevice, Ended, Finding, Tally
+from sdc.burnin import BURN_IN, RESULT, BurninResult, CheckedDevice, Ended, Finding, Tally, candidates, identities
 from sdc.records import AnyPath, RecordError, reason
 from sdc.settings import SettingError
 from sdc.verdict import Verdict
 
-PLACEHOLDERS = {
-    "", "na", "n/a", "[n/a]", "none", "null", "unknown", "default string", "not specified", "not available",
-    "to be filled by o.e.m.", "[unknown error]", "[not supported]",
-}  # fmt: skip
-"""Placeholders for missing serial numbers."""
 LONGEST = 300
 
 
@@ -265,37 +259,3 @@ def printable(text: str, longest: int = LONGEST) -> str:
     if shown.isprintable():
         return shown
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in shown)
-
-
-def candidates(report: BurninResult, device: CheckedDevice) -> tuple[str, ...]:
-    """Returns the possible identities of a device, the most reliable first: serial number, UUID, slot, index."""
-    host, machine = device.host or report.host.name, device.machine or report.host.machine
-    core = "" if device.core is None else f" core {device.core}"
-    found = [
-        f"{name} {value}{core}" for name, value in (("serial", device.serial), ("uuid", device.uuid)) if _is(value)
-    ]
-    if machine and _is(device.bus):
-        found.append(f"machine {machine} bus {device.bus}")
-    elif machine and device.coordinates is not None:
-        part = "" if device.slice is None else f" slice {device.slice}"
-        found.append(f"machine {machine}{part} chip {','.join(map(str, device.coordinates))}{core}")
-    whose = f" ({machine[:8]})" if machine else ""
-    return (*found, f"host {host}{whose} device {device.index}")
-
-
-def _is(value: str | None) -> bool:
-    if value is None:
-        return False
-    plain = unicodedata.normalize("NFKC", value).strip().lower()
-    return plain not in PLACEHOLDERS and not any(set(plain) <= set(each) for each in ("0-", "f-"))
-
-
-def identities(named: Sequence[Sequence[str]], doubtful: Set[str] = frozenset()) -> list[str]:
-    """Returns, for each device of a result, the first candidate that is unique in the result and not doubtful.
-
-    Devices on the same board share its serial number, and some drivers report the same serial number for all devices.
-    """
-    counts = Counter(name for names in named for name in names)
-    return [
-        next((name for name in names[:-1] if counts[name] == 1 and name not in doubtful), names[-1]) for names in named
-    ]

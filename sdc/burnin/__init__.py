@@ -7,6 +7,7 @@ rounds       rounds of all workloads on all devices
 examination  evidence from runs, reruns after a difference, and element-by-element comparison
 rehearsal    simulated faults, and the number of rounds needed to detect them
 results      the result of a burn-in, and `result.json`
+identity     the identity of a device, by which it is recognized
 judgement    the verdict that follows from a result
 session      a burn-in of a host, from its settings to its files
 host         requested devices, locks on devices, and the properties other than the program that determine bits
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         claimed as claimed,
         parse_devices as parse_devices,
     )
+    from .identity import candidates as candidates, identities as identities
     from .judgement import BURN_IN as BURN_IN, judge as judge
     from .pair import (
         PairDifference as PairDifference,

@@ -3,10 +3,11 @@
 import contextlib
 import dataclasses
 import datetime
+import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,21 @@ import jax
 import msgspec
 
 from sdc.faults import Fault
-from sdc.records import RecordError, describe_devices
+from sdc.records import RecordError, describe_devices, differences
 from sdc.settings import SettingError
 
 from ..records import Lock, environment, reason, to_json
 from ..schema import Environment, now
+from ..verdict import Verdict
 from .bundle import write_bundle
 from .golden_register import GOLDEN, Register, itself_alone, lookup, shortfall
 from .host import claim_names, claimed, surroundings
+from .identity import candidates, recognize
 from .judgement import BURN_IN, judge
 from .programs import Programs
 from .results import BUNDLE, EVENTS, RESULT, UNDER_WAY, BurninResult, BurninSettings, BurstOutlook, GoldenUse
 from .rounds import Kept, burn_in, planned_result
-from .sensors import Monitor
+from .sensors import Monitor, driver_errors
 from .workloads import find_level
 
 EVERY = 10.0  # seconds between snapshots of the result
@@ -87,10 +90,7 @@ class Session:
         `OSError` otherwise.
         """
         settings, described = self.settings, describe_devices(devices)
-        earlier = BURN_IN.read(self.folder) if self.resume else None
-        length: dict[str, Any] = {"rounds": settings.rounds}
-        if settings.minutes is not None:
-            length = {"minutes": max(settings.minutes - (earlier.seconds if earlier else 0.0) / 60, 1e-3)}
+        earlier = self._earlier()
         with contextlib.ExitStack() as held:
             problems = held.enter_context(claimed(claim_names(described)))
             self.folder.mkdir(parents=True, exist_ok=True)  # only after all other checks
@@ -103,11 +103,13 @@ class Session:
             )  # fmt: skip
             if earlier is not None:
                 go_on(result, earlier)
-            result.doubts += self.doubts
-            only = (
-                [f"only some families of workloads were selected: {', '.join(settings.only)}"] if settings.only else []
-            )
-            result.notes += [note for note in (*problems, *only) if note not in result.notes]
+            add(result.doubts, self.doubts)
+            add(result.notes, problems)
+            if settings.only:
+                add(result.notes, [f"only some families of workloads were selected: {', '.join(settings.only)}"])
+            length: dict[str, Any] = {"rounds": settings.rounds}
+            if settings.minutes is not None:
+                length = {"minutes": max(settings.minutes - result.seconds / 60, 1e-3)}
             if self.golden is not None:
                 result.golden = GoldenUse(file=str(self.golden))
                 self._here = surroundings(devices)
@@ -143,9 +145,15 @@ class Session:
         return result
 
     def without(self, reason: str) -> BurninResult:
-        self._result = BurninResult(settings=self.settings, command=self.command, doubts=[reason])
+        """Saves and returns a result without runs, or without further runs if a burn-in is resumed."""
+        self._result = self._earlier() or BurninResult(settings=self.settings, command=self.command)
+        add(self._result.doubts, [reason])
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.save(final=True)
+
+    def _earlier(self) -> BurninResult | None:
+        """Returns the result of the burn-in to resume."""
+        return BURN_IN.read(self.folder) if self.resume else None
 
     def _handle(self, event: Mapping[str, Any]) -> None:
         """Logs an event and saves the result so far, in case the process is killed."""
@@ -163,6 +171,8 @@ class Session:
     def known(self, why: str) -> BurninResult:
         """Saves and returns the result so far; called by a thread that is about to end the process."""
         self.stop(why)
+        if self._result is None:
+            self._result = self._earlier()
         return self.without(f"ended by {why} before the devices had started") if self._result is None else self.save()
 
     def save(self, *, final: bool = False) -> BurninResult:
@@ -185,14 +195,14 @@ class Session:
         if not final or live.stopped is not None:
             result.stopped = self.stopped or live.stopped or UNDER_WAY
         if self._monitor is not None:
-            result.notes += self._monitor.notes()
+            add(result.notes, self._monitor.notes())
             result.devices = [
                 msgspec.structs.replace(device, sensors=course)
                 for device, course in zip(live.devices, self._monitor.courses(), strict=True)
             ]
         shift = clock_shift(self._begun, datetime.datetime.now(datetime.UTC), time.monotonic() - self._watch)
-        result.notes += [shift] if shift else []
-        if result.golden is not None:
+        add(result.notes, [shift] if shift else [])
+        if result.golden is not None and self._register is not None:
             result.golden = msgspec.structs.replace(result.golden, doubt=self._doubt(result, final=final))
         runs = dict.fromkeys((device.index for device in result.devices), 0)
         for tally in result.workloads:
@@ -223,8 +233,18 @@ def clock_shift(begun: datetime.datetime, ended: datetime.datetime, seconds: flo
     return f"the host's clock was changed by {shift:+.0f} s during the burn-in, so start and end times are inconsistent"
 
 
+def add(texts: list[str], more: Iterable[str]) -> None:
+    """Adds texts that are not in a list yet."""
+    texts += dict.fromkeys(text for text in more if text not in texts)
+
+
 def go_on(result: BurninResult, earlier: BurninResult) -> None:
-    """Copies the result of an earlier burn-in with the same workloads, devices and faults into a planned result."""
+    """Copies the result of an earlier burn-in with the same workloads, devices and faults into a planned result.
+
+    Counts are copied only if devices, boot and environment are those of the earlier result; otherwise, the burn-in
+    begins anew, and a note says why. What was found on the devices is copied in any case. Raises SettingError if the
+    devices are others and the earlier burn-in found differences, which would be lost.
+    """
 
     def short(values: Sequence[str | None]) -> str:
         return ", ".join(map(str, values[:3])) + (" ..." if len(values) > 3 else "") if values else "none"
@@ -242,9 +262,39 @@ def go_on(result: BurninResult, earlier: BurninResult) -> None:
                 None,
                 f"the {what} were {short(before)}, but are now {short(here)}; pass the same flags as before",
             )
+    pairs = list(zip(result.devices, earlier.devices, strict=False))
+    recognized = [recognize((result, now), (earlier, then)) for now, then in pairs]
+    if "other" in recognized:
+        swapped = (
+            f"device {now.index} was {candidates(earlier, then)[0]}, and is now {candidates(result, now)[0]}"
+            for (now, then), known in zip(pairs, recognized, strict=True)
+            if known == "other"
+        )
+        said = f"the devices are not those of the burn-in in this folder ({'; '.join(itertools.islice(swapped, 3))})"
+        if earlier.verdict is Verdict.CORRUPT:
+            raise SettingError("resume", None, f"{said}, which found differences; begin a burn-in in another folder")
+        result.notes.append(f"{said}, so the burn-in began anew")
+        return
     result.id, result.created = earlier.id, earlier.created
-    result.rounds, result.seconds = earlier.rounds, earlier.seconds
-    result.notes = list(earlier.notes)
-    done = earlier.tallies
-    result.workloads = [done.get((tally.workload, tally.device), tally) for tally in result.workloads]
+    result.notes, result.doubts = list(earlier.notes), list(earlier.doubts)
     result.findings, result.unfinished = list(earlier.findings), list(earlier.unfinished)
+    for device in earlier.devices:
+        if device.sensors is not None:
+            add(result.doubts, (f"device {device.index}: {error}" for error in driver_errors(device.sensors)))
+    done = {place: msgspec.structs.replace(tally) for place, tally in earlier.tallies.items()}
+    result.workloads = [done.get((tally.workload, tally.device), tally) for tally in result.workloads]
+    changed = differences([msgspec.to_builtins(each.environment) for each in (earlier, result)])
+    why = "; ".join(each.describe(("then", "now")) for each in changed[:3])
+    if "unknown" in recognized:
+        why = "the system was restarted, after which devices without a serial number or UUID cannot be recognized"
+    if why:
+        add(result.notes, [f"{sum(tally.runs for tally in result.workloads):,} earlier runs do not count: {why}"])
+    else:
+        result.rounds, result.seconds = earlier.rounds, earlier.seconds
+    for tally in result.workloads:
+        if why:
+            tally.begin_anew()
+        elif tally.void:
+            void = f"{tally.seconds:.3g} s under load were void, because the device was throttled"
+            add(result.notes, [f"device {tally.device}, {tally.workload}: {void}"])
+            tally.begin_anew()

@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import pytest
 from sdc import records
 from sdc.burnin.judgement import BURN_IN
 from sdc.burnin.pair import PAIR, POOL
-from sdc.burnin.results import EVENTS, RESULT
+from sdc.burnin.results import EVENTS, RESULT, BurninResult
 from sdc.burnin.session import Session
-from sdc.tools import cli
+from sdc.tools import cli, runtime
+from sdc.tools.commands import burnin
 from tests.tools.command import Started
 
 FAST = "--only transfers --rounds 1"
@@ -125,6 +127,53 @@ def test_on_a_full_disk_it_says_what_is_known(fault: tuple[str, ...], room: int,
     assert ("FAIL" in out, "device 1, transfers/" in out, "SIMULATION" in out) == (code == 1, code == 1, code == 1)
     assert "PASS" not in out
     assert cli.run(["verdict", str(tmp_path / "run")]) == 3
+
+
+def test_a_finding_is_never_lost(tmp_path: Path) -> None:
+    """Neither by a signal during the burn-in, nor by one before the devices of the resumed burn-in have started, nor if
+    these devices cannot be used."""
+    fault, run = ("--fault", "bitflip,rate=1e-5"), ("--run", str(tmp_path / "a"))
+    words = ("burnin", "--only", "transfers", "--devices", "2", *fault, *run)
+    started = Started((*words, "--minutes", "5"), None)
+    until = time.monotonic() + 60
+    while not ((tmp_path / "a" / RESULT).exists() and BURN_IN.read(tmp_path / "a").findings):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    asked = time.monotonic()
+    started.send(signal.SIGTERM)
+    code, out, _ = started.end()
+    assert time.monotonic() - asked < 5
+    assert code == 1
+    assert "FAIL" in out
+    before = BURN_IN.read(tmp_path / "a")
+    for end in (Session.known, Session.without):
+        again = Session(before.settings, tmp_path / "a", resume=True)
+        end(again, "a driver that does not answer")
+        found = BURN_IN.read(tmp_path / "a")
+        assert (found.verdict, found.findings, found.workloads) == ("corrupt", before.findings, before.workloads)
+        assert any("a driver that does not answer" in sentence for sentence in found.sentences)
+
+
+def test_a_finding_decides_the_exit_code_even_if_a_device_does_not_end_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["burnin", *FAST.split(), "--devices", "2", "--fault", "bitflip,rate=1e-2", "--run", str(tmp_path / "a")]
+    assert cli.run(words) == 1
+    found = BURN_IN.read(tmp_path / "a")
+    codes: list[int] = []
+    ended = threading.Event()
+
+    def wait(*_: object) -> BurninResult:
+        assert runtime._gentle is not None
+        runtime._gentle("SIGTERM")
+        assert ended.wait(20)
+        return found
+
+    monkeypatch.setattr(runtime, "_gentle", None)
+    monkeypatch.setattr(burnin, "_burn", wait)
+    monkeypatch.setattr(os, "_exit", lambda code: (codes.append(code), ended.set()))
+    cli.run([*words, "--resume"])
+    assert codes == [1]
 
 
 def test_killed_it_leaves_what_was_known(tmp_path: Path) -> None:

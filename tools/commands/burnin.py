@@ -13,6 +13,7 @@ from sdc import burnin
 from sdc.burnin import BurninResult, BurninSettings, DeviceRequest
 from sdc.records import Record, RecordError, write_text
 from sdc.settings import SettingError
+from sdc.verdict import Verdict
 
 from .. import ResultCommand, gently, give_up, new_folder, onward, require, run_errors, usage_errors
 
@@ -99,13 +100,22 @@ def run(options: BurninCommand) -> int:
             session.stop(why)
             _start_timer(PATIENCE, options, session, why)
 
+        def last_words(why: str) -> tuple[int, str]:
+            """Returns what a burn-in that ends at once has found so far."""
+            result = session.known(why)
+            found = f"{result.sentences[0]}. " if result.verdict is Verdict.CORRUPT else ""
+            return int(result.verdict.code), f"{found}{why}. {onward.how()}"
+
         gently(end)
+        onward.last_words = last_words
         unwritten = None
         with run_errors(folder):
             try:
                 result = _burn(options, asked, session)
             except NotOnRecord as error:  # the findings are printed, and written to the other outputs
                 result, unwritten = error.result, error
+            finally:
+                onward.last_words = None
     options.say(result, folder if unwritten is None else None)
     if unwritten is not None:
         with contextlib.suppress(OSError):  # these outputs may be on the same full disk

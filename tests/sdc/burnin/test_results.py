@@ -13,12 +13,14 @@ from sdc.burnin.judgement import BURN_IN, contradictions, judge
 from sdc.burnin.programs import Programs
 from sdc.burnin.results import BurninResult, BurninSettings
 from sdc.burnin.rounds import burn_in, planned_result
+from sdc.burnin.sensors import Course, Sensors
 from sdc.burnin.session import clock_shift, go_on
 from sdc.burnin.workloads.workload import BurninWorkload
 from sdc.faults import BitFlip, Fault
 from sdc.records import describe_devices
 from sdc.records.format import write_sealed
 from sdc.records.storage import RecordError
+from sdc.schema import Environment
 from sdc.settings import SettingError
 from sdc.verdict import Verdict
 
@@ -170,6 +172,75 @@ def test_going_on_from_a_report(
         going_on(other, programs, few)
     with pytest.raises(SettingError, match="devices"):
         going_on(healthy, programs, few, devices=2)
+
+
+ANEW = "earlier runs do not count: "
+# Changes of the host and of device 1 that a resumed burn-in meets, and whether the devices are recognized
+PARTS: dict[str, tuple[dict[str, str | None], dict[str, str | None], str, str]] = {
+    "nothing": ({}, {}, "same", ""),
+    "a renamed host": ({"name": "b"}, {"host": "b"}, "same", ""),
+    "another slot": ({}, {"bus": "0000:02:00.0"}, "same", ""),
+    "another serial number": ({}, {"serial": "S2"}, "other", "device 1 was serial S1, and is now serial S2"),
+    "another UUID": ({}, {"serial": None, "uuid": "GPU-2"}, "other", "was serial S1, and is now uuid GPU-2"),
+    "another machine": ({"machine": "m2"}, {"machine": "m2"}, "other", "device 0 was machine m1 bus 0000:00:00.0"),
+    "another boot": ({"boot": "b2"}, {}, "unknown", f"{ANEW}the system was restarted, after which devices without"),
+    "an unknown boot": ({"boot": None}, {}, "unknown", f"{ANEW}the system was restarted"),
+}
+
+
+@pytest.mark.parametrize("change", PARTS)
+def test_only_the_same_devices_go_on(
+    healthy: BurninResult, struck: BurninResult, programs: Programs, few: list[BurninWorkload], change: str
+) -> None:
+    """Others begin anew, except that findings on them are never lost. A serial number is known again after a boot, a
+    slot is not."""
+    here, part, recognized, said = PARTS[change]
+
+    def host(report: BurninResult, here: dict[str, str | None], part: dict[str, str | None]) -> BurninResult:
+        place: dict[str, str | None] = {"machine": part.get("machine", "m1"), "host": "a"}
+        devices = [
+            msgspec.structs.replace(row, **place, bus=f"0000:0{row.index}:00.0", serial=None) for row in report.devices
+        ]
+        devices[1] = msgspec.structs.replace(devices[1], **{"serial": "S1", "uuid": "GPU-1", **part})
+        known = msgspec.structs.replace(report.host, **{"name": "a", "machine": "m1", "boot": "b1", **here})
+        return msgspec.structs.replace(report, devices=devices, host=known)
+
+    for report, faults in ((healthy, ()), (struck, (FAULT,))):
+        earlier, result = host(report, {}, {}), host(planned(programs, few, *faults), here, part)
+        if faults and recognized == "other":
+            with pytest.raises(SettingError, match="which found differences"):
+                go_on(result, earlier)
+            continue
+        go_on(result, earlier)
+        same = recognized == "same"
+        assert (result.id == earlier.id) == (recognized != "other")
+        assert (result.rounds, any(tally.runs for tally in result.workloads)) == (2 * same, same)
+        assert said in " ".join(result.notes)
+        assert result.findings == earlier.findings
+        assert judge(result).verdict == ("corrupt" if faults else "clean" if same else "inconclusive")
+
+
+def test_what_was_seen_is_seen_after_a_resumption_too(
+    healthy: BurninResult, programs: Programs, few: list[BurninWorkload]
+) -> None:
+    """Doubts, notes and errors of drivers stay; void time counts for nothing; other versions begin anew."""
+    course = Course(source="nvml", before=Sensors(), after=Sensors(), samples=1, events=["Xid 48"])
+    devices = [msgspec.structs.replace(row, sensors=course if row.index == 2 else None) for row in healthy.devices]
+    rows = [msgspec.structs.replace(row, void=row.device == 3) for row in healthy.workloads]
+    seen = msgspec.structs.replace(healthy, doubts=["a doubt"], notes=["a note"], devices=devices, workloads=rows)
+    result = going_on(seen, programs, few)
+    assert result.doubts == ["a doubt", "device 2: Xid 48 (double-bit ECC error)"]
+    assert result.notes[0] == "a note"
+    assert all("s under load were void" in note for note in result.notes[1:])
+    assert {tally.device for tally in result.workloads if not tally.runs} == {3}
+    again = going_on(judge(result), programs, few)
+    assert (again.doubts, again.notes) == (result.doubts, result.notes)
+
+    newer = planned(programs, few)
+    newer.environment = Environment(packages={"jaxlib": "0.11.0"})
+    go_on(newer, healthy)
+    assert not any(tally.runs for tally in newer.workloads)
+    assert any(f"{ANEW}packages" in note for note in newer.notes)
 
 
 def test_another_program_is_not_compared_with_earlier_runs(
