@@ -7,14 +7,14 @@ import itertools
 import math
 import os
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from sdc.burnin import BURN_IN, RESULT, BurninResult, CheckedDevice, Ended, Finding, Tally, candidates, identities
+from sdc.burnin import BURN_IN, RESULT, BurninResult, CheckedDevice, Ended, Finding, Tally, candidates
 from sdc.records import AnyPath, RecordError, reason
 from sdc.settings import SettingError
 from sdc.verdict import Verdict
@@ -259,3 +259,14 @@ def printable(text: str, longest: int = LONGEST) -> str:
     if shown.isprintable():
         return shown
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in shown)
+
+
+def identities(named: Sequence[Sequence[str]], doubtful: Set[str] = frozenset()) -> list[str]:
+    """Returns, for each device of a result, the first candidate that is unique in the result and not doubtful.
+
+    Devices on the same board share its serial number, and some drivers report the same serial number for all devices.
+    """
+    counts = Counter(name for names in named for name in names)
+    return [
+        next((name for name in names[:-1] if counts[name] == 1 and name not in doubtful), names[-1]) for names in named
+    ]

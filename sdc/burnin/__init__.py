@@ -34,11 +34,10 @@ if TYPE_CHECKING:  # for the other packages of this project
     )
     from .host import (
         DeviceRequest as DeviceRequest,
-        claim_names as claim_names,
         claimed as claimed,
         parse_devices as parse_devices,
     )
-    from .identity import candidates as candidates, identities as identities
+    from .identity import candidates as candidates
     from .judgement import BURN_IN as BURN_IN, judge as judge
     from .pair import (
         PairDifference as PairDifference,

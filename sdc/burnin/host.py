@@ -7,7 +7,7 @@ load. The kernel releases the lock of a device when the process that holds the l
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -94,8 +94,9 @@ def lock_folder() -> Path:
 
 
 @contextmanager
-def claimed(names: Iterable[str], folder: Path | None = None) -> Iterator[list[str]]:
-    """Locks devices for the duration of the block; yields messages about devices that could not be locked.
+def claimed(described: Sequence[Mapping[str, Any]], folder: Path | None = None) -> Iterator[list[str]]:
+    """Locks devices, given as `describe_devices` returns them, for the duration of the block; yields messages about
+    devices that could not be locked.
 
     By default, the locks are in `lock_folder`, so they exclude other burn-ins by the same user on this host, except
     those in containers. Raises a `SettingError` that names the device if another burn-in has locked the device.
@@ -103,7 +104,7 @@ def claimed(names: Iterable[str], folder: Path | None = None) -> Iterator[list[s
     held: list[Lock] = []
     problems: list[str] = []
     try:
-        for name in sorted(set(names)):
+        for name in sorted(set(claim_names(described))):
             file = f"{name}.lock"
             try:
                 place = folder or lock_folder()

@@ -1,8 +1,6 @@
 """The identity of a device, by which results of the same physical part are recognized."""
 
 import unicodedata
-from collections import Counter
-from collections.abc import Sequence, Set
 from typing import Literal, TypeAlias
 
 from .results import BurninResult, CheckedDevice
@@ -36,17 +34,6 @@ def _is(value: str | None) -> bool:
         return False
     plain = unicodedata.normalize("NFKC", value).strip().lower()
     return plain not in PLACEHOLDERS and not any(set(plain) <= set(each) for each in ("0-", "f-"))
-
-
-def identities(named: Sequence[Sequence[str]], doubtful: Set[str] = frozenset()) -> list[str]:
-    """Returns, for each device of a result, the first candidate that is unique in the result and not doubtful.
-
-    Devices on the same board share its serial number, and some drivers report the same serial number for all devices.
-    """
-    counts = Counter(name for names in named for name in names)
-    return [
-        next((name for name in names[:-1] if counts[name] == 1 and name not in doubtful), names[-1]) for names in named
-    ]
 
 
 def recognize(now: tuple[BurninResult, CheckedDevice], then: tuple[BurninResult, CheckedDevice]) -> Recognized:

@@ -23,7 +23,7 @@ from ..schema import Environment, now
 from ..verdict import Verdict
 from .bundle import write_bundle
 from .golden_register import GOLDEN, Register, itself_alone, lookup, shortfall
-from .host import claim_names, claimed, surroundings
+from .host import claimed, surroundings
 from .identity import candidates, recognize
 from .judgement import BURN_IN, judge
 from .programs import Programs
@@ -92,7 +92,7 @@ class Session:
         settings, described = self.settings, describe_devices(devices)
         earlier = self._earlier()
         with contextlib.ExitStack() as held:
-            problems = held.enter_context(claimed(claim_names(described)))
+            problems = held.enter_context(claimed(described))
             self.folder.mkdir(parents=True, exist_ok=True)  # only after all other checks
             held.callback(Lock(self.folder).release)
             self._monitor = held.enter_context(Monitor(described))

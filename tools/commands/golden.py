@@ -235,7 +235,7 @@ def _at_load(
     from .. import BurninProgress
 
     register_training()
-    claim = burnin.claimed(burnin.claim_names(describe_devices(devices)))  # a burn-in may be testing them
+    claim = burnin.claimed(describe_devices(devices))  # a burn-in may be testing them
     with BurninProgress(minutes, rounds) as progress, run_errors(file, resumable=False), claim:
         yield devices, progress.update
 

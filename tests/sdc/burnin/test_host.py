@@ -17,10 +17,14 @@ HOLD = """
 import sys
 from pathlib import Path
 from sdc.burnin.host import claimed
-with claimed(["a"], Path(sys.argv[1])):
+with claimed([{"kind": "gpu", "id": "a"}], Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
+
+
+def gpus(*names: str) -> list[dict[str, str]]:
+    return [{"kind": "gpu", "id": name} for name in names]
 
 
 def test_a_second_burn_in_is_refused_until_the_first_has_gone(tmp_path: Path) -> None:
@@ -30,17 +34,17 @@ def test_a_second_burn_in_is_refused_until_the_first_has_gone(tmp_path: Path) ->
     with first:
         assert first.stdout is not None
         assert first.stdout.readline() == "held\n"
-        with pytest.raises(SettingError, match=f"process {first.pid}"), claimed(["b", "a"], tmp_path):
+        with pytest.raises(SettingError, match=f"process {first.pid}"), claimed(gpus("b", "a"), tmp_path):
             pass
-        with claimed(["b"], tmp_path) as problems:
+        with claimed(gpus("b"), tmp_path) as problems:
             assert problems == []
         first.kill()
-    with claimed(["a", "b"], tmp_path):
+    with claimed(gpus("a", "b"), tmp_path):
         pass
 
 
 def test_a_folder_that_takes_no_locks_is_told_and_no_obstacle(tmp_path: Path) -> None:
-    with claimed(["a"], tmp_path / "nowhere") as problems:
+    with claimed(gpus("a"), tmp_path / "nowhere") as problems:
         assert "could not be locked, so a second burn-in can use it" in problems[0]
 
 
@@ -49,10 +53,10 @@ def test_what_others_planted_is_no_obstacle(tmp_path: Path, plant: str) -> None:
     victim = tmp_path / "victim"
     victim.write_text("content")
     if plant == "pipe":
-        os.mkfifo(tmp_path / "a.lock")
+        os.mkfifo(tmp_path / "gpu-a.lock")
     elif plant == "hard link":
-        (tmp_path / "a.lock").hardlink_to(victim)
-    with claimed(["a"], tmp_path / "nowhere" if plant == "folder of others" else tmp_path) as problems:
+        (tmp_path / "gpu-a.lock").hardlink_to(victim)
+    with claimed(gpus("a"), tmp_path / "nowhere" if plant == "folder of others" else tmp_path) as problems:
         # A link is replaced: the lock is a file of its own.
         assert plant == "hard link" or "could not be locked, so a second burn-in can use it" in problems[0]
         assert plant != "hard link" or problems == []
