@@ -41,9 +41,11 @@ def compilation_cache(pytestconfig: pytest.Config) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def devices_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Gives each process of the suite its own folder of locks, so that burn-ins do not exclude each other."""
+    """Gives each process of the suite its own folder of locks, so that burn-ins do not exclude each other, and a ledger
+    other than that of this host."""
     folder = tmp_path_factory.mktemp("locks")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SDC_LEDGER", str(tmp_path_factory.mktemp("ledger") / "ledger.sqlite"))
         patch.setattr("sdc.burnin.host.lock_folder", lambda: folder)
         yield
 

@@ -15,7 +15,6 @@ golden_register  registers of golden digests
 recorder     recording and verification of golden digests on this host
 bundle       evidence for the vendor, with a standalone program (`reproduce`) that demonstrates the fault
 pair         the result of comparing hosts, `pair.json` and `pool.json`
-standing     the most recent result of a host
 exports      results as JUnit XML and Prometheus metrics, and JSON Schemas of the files
 """
 
@@ -66,14 +65,15 @@ if TYPE_CHECKING:  # for the other packages of this project
         Ended as Ended,
         Finding as Finding,
         BurstOutlook as BurstOutlook,
+        EVENTS as EVENTS,
         RESULT as RESULT,
         BurninSettings as BurninSettings,
         MOST_ROUNDS as MOST_ROUNDS,
+        Standing as Standing,
         Tally as Tally,
         CheckedDevice as CheckedDevice,
     )
     from .rounds import burn_in as burn_in, planned_result as planned_result
     from .session import NotOnRecord as NotOnRecord, Session as Session
-    from .standing import Standing as Standing, standing_of as standing_of
 
 __getattr__, __dir__, __all__ = facade(__name__, public=False)

@@ -24,10 +24,10 @@ from .results import (
     Ended,
     Finding,
     GoldenUse,
+    Standing,
     Tally,
 )
 from .sensors import Course, Sensors
-from .standing import Standing
 
 # Layouts by name: `result.json`, `pair.json` and `pool.json`, golden registers, and the output of `sdc verdict --json`.
 FILES: Mapping[str, type[Fields]] = MappingProxyType(

@@ -302,6 +302,10 @@ class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
         return bool(self.settings.faults)
 
     @property
+    def under_way(self) -> bool:
+        return self.stopped == UNDER_WAY
+
+    @property
     def headline(self) -> str:
         mark = "SIMULATION: " if self.simulated else ""
         return f"{mark}{self.verdict.acceptance} ({', '.join(self.evidence) or 'no evidence'})"
@@ -320,3 +324,13 @@ class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
             or (end.workload == workload and (end.device is None or end.device in devices))
             for end in self.unfinished
         )
+
+
+class Standing(Fields, kw_only=True):
+    """Whether the devices of a host may be used: the output of `sdc verdict --json`."""
+
+    verdict: Annotated[Verdict, about("`clean`, `corrupt` or `inconclusive`")]
+    reason: Annotated[str, about("the first sentence of the verdict, or why there is no valid result")]
+    simulated: Annotated[bool, about("whether faults were simulated")] = False
+    file: Annotated[str | None, about("file of the result")] = None
+    ended: Annotated[str | None, about("when the result was written, UTC")] = None

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import msgspec
@@ -48,6 +48,9 @@ class NotOnRecord(Exception):
 
 @dataclasses.dataclass
 class Session:
+    # Beginning of a doubt that a resumed burn-in does not share
+    UNLISTED: ClassVar[str] = "the ledger does not contain this burn-in: "
+
     settings: BurninSettings
     folder: Path  # folder of the result, the log and the bundle
     golden: Path | None = None  # file of golden digests
@@ -276,7 +279,8 @@ def go_on(result: BurninResult, earlier: BurninResult) -> None:
         result.notes.append(f"{said}, so the burn-in began anew")
         return
     result.id, result.created = earlier.id, earlier.created
-    result.notes, result.doubts = list(earlier.notes), list(earlier.doubts)
+    result.notes = list(earlier.notes)
+    result.doubts = [doubt for doubt in earlier.doubts if not doubt.startswith(Session.UNLISTED)]
     result.findings, result.unfinished = list(earlier.findings), list(earlier.unfinished)
     for device in earlier.devices:
         if device.sensors is not None:

@@ -14,9 +14,9 @@ from orbax.checkpoint import v1 as ocp
 import sdc
 from sdc.analysis.fleet.ledger import update_ledger
 from sdc.analysis.fleet.suspects import vote
-from sdc.burnin import standing_of
 from sdc.checkpoints import CertificateError, RunningCheckpoint
 from sdc.records import Lock, Record, RecordError, own_folder
+from sdc.standing import standing_of
 from tests.tools.command import sdc as command
 
 OTHER = 65534

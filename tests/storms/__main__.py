@@ -7,6 +7,7 @@ given moment depends on the machine.
 import importlib
 import os
 import sys
+import tempfile
 import time
 
 import tyro
@@ -22,6 +23,7 @@ STORMS = {
     "pairs": 24,
     "soak": 20_000,
     "schedules": 10_000,
+    "standing": 500,
     "calls": 50_000,
 }
 """Number of trials of each storm; for the soak, of steps; for calls, more than there are."""
@@ -34,11 +36,12 @@ def main(storms: tyro.conf.Positional[tuple[str, ...]] = (), share: float = 1.0,
 
     Args:
         storms: names of the storms to run: mutations, commands, kills, flips, cuts, bits, saves, pairs,
-            soak, schedules, calls; by default all.
+            soak, schedules, standing, calls; by default all.
         share: share of the trials to run; all of them take less than three hours on two cores.
         seed: seed of all random choices.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("SDC_LEDGER", f"{tempfile.mkdtemp()}/ledger.sqlite")
     bad = 0
     summary = []
     for name in storms or STORMS:

@@ -1,21 +1,25 @@
 """`sdc burnin`: every verdict as exit code, JSON, JUnit and metrics; early ends; short tests that add up."""
 
 import errno
+import json
 import os
 import signal
 import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sdc import records
-from sdc.burnin.judgement import BURN_IN
+from sdc.burnin.judgement import BURN_IN, judge
 from sdc.burnin.pair import PAIR, POOL
 from sdc.burnin.results import EVENTS, RESULT, BurninResult
 from sdc.burnin.session import Session
+from sdc.standing import Ledger
 from sdc.tools import cli, runtime
 from sdc.tools.commands import burnin
+from tests.reports import make_finding
 from tests.tools.command import Started
 
 FAST = "--only transfers --rounds 1"
@@ -82,6 +86,66 @@ def test_a_broken_log_ends_it_in_one_line_and_it_can_be_resumed(
     (tmp_path / "run" / RESULT).rename(tmp_path / "run" / f".{RESULT}.a1b2c3d4")  # killed before the first result
     (tmp_path / "run" / EVENTS).unlink()
     assert cli.run(words) == 0
+
+
+def test_the_ledger_decides_until_a_failure_is_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pass and a rehearsal add to it, a failure stays, a burn-in that was killed leaves it inconclusive."""
+    monkeypatch.setenv("SDC_LEDGER", str(tmp_path / "ledger.sqlite"))
+
+    def said(*words: str) -> tuple[int, str]:
+        code = cli.run(list(words))
+        return code, "".join(capsys.readouterr())
+
+    assert said("verdict")[0] == 3
+    words = ["burnin", *FAST.split(), "--devices", "2", "--run"]
+    assert cli.run([*words, str(tmp_path / "first")]) == 0
+    assert cli.run([*words, str(tmp_path / "second"), "--fault", "bitflip,rate=1e-2"]) == 1
+    capsys.readouterr()
+    code, line = said("verdict", "--max-age", "1h")
+    assert (code, line[:6]) == (0, "PASS  ")
+    assert "passed at level quick, only transfers" in line
+    assert str(tmp_path / "first" / RESULT) in line
+
+    report = BURN_IN.read(tmp_path / "first")
+    device = report.devices[1]
+    finding = make_finding(report.workloads[0].workload, devices=(device.index,))
+    report.workloads[1].differences = 1
+    with Ledger(tmp_path / "ledger.sqlite", write=True) as ledger:
+        ledger.add(judge(msgspec.structs.replace(report, findings=[finding])), begun="")
+    assert cli.run([*words, str(tmp_path / "third")]) == 0
+    capsys.readouterr()
+    code, line = said("verdict")
+    assert (code, line[:6]) == (1, "FAIL  ")
+    name = line[6 : line.index(": ")]
+    assert said("verdict", "--format", "nagios")[0] == 2
+    assert said("fleet", "acknowledge", name, "--reason", " ", "--by", "me")[0] == 2
+    assert said("fleet", "acknowledge", "serial 7", "--reason", "none", "--by", "me")[0] == 2
+    assert said("fleet", "acknowledge", name, "--reason", "reseated", "--by", "me")[0] == 0
+    assert said("verdict")[0] == 0
+    code, text = said("fleet", "ledger", "--json")
+    entries = json.loads(text)["entries"]
+    assert [entry["kind"] for entry in entries] == [
+        "begun", "result", "result", "begun", "result", "result", "result", "result", "begun", "result", "result",
+        "acknowledged",
+    ]  # fmt: skip
+    assert [entry["number"] for entry in entries if entry.get("simulated")] == [4, 5, 6]
+    assert "reseated" in said("fleet", "ledger")[1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(burnin, "_burn", lambda *_: 1 / 0)  # as if killed
+        assert cli.run([*words, str(tmp_path / "fourth")]) == 3
+    capsys.readouterr()
+    code, line = said("verdict")
+    assert (code, "left no result" in line) == (3, True)
+    (tmp_path / "ledger.sqlite").write_bytes(b"x" * 9000)
+    assert said("fleet", "ledger")[0] == said("verdict")[0] == 3
+    assert cli.run([*words, str(tmp_path / "fifth")]) == 3
+    assert "the ledger does not contain this burn-in" in capsys.readouterr().out
+    (tmp_path / "ledger.sqlite").unlink()
+    assert cli.run([*words, str(tmp_path / "fifth"), "--resume"]) == 0
+    assert said("verdict")[0] == 0
 
 
 def test_ended_by_a_signal_it_says_what_is_known(tmp_path: Path) -> None:

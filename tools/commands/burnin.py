@@ -5,6 +5,7 @@ import dataclasses
 import os
 import sys
 import threading
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from sdc import burnin
 from sdc.burnin import BurninResult, BurninSettings, DeviceRequest
 from sdc.records import Record, RecordError, write_text
 from sdc.settings import SettingError
+from sdc.standing import Ledger, ledger_path
 from sdc.verdict import Verdict
 
 from .. import ResultCommand, gently, give_up, new_folder, onward, require, run_errors, usage_errors
@@ -52,6 +54,9 @@ class BurninCommand(ResultCommand):
     resume: bool = False
     """Resume the burn-in in the folder given with --run, until its time is used up; several short sessions thus add up
     to a long one."""
+    ledger: Path | None = None
+    """Ledger of this host, which records the verdict on each device (default: SDC_LEDGER, or in /var/lib/sdc for root,
+    in ~/.local/state/sdc for others)."""
     junit: Path | None = None
     """Also write the result as JUnit XML."""
     prometheus: Path | None = None
@@ -79,8 +84,10 @@ def run(options: BurninCommand) -> int:
     with usage_errors():
         settings, asked = options.settings.resolved(), burnin.parse_devices(options.devices)
         _check_outputs(options)
-        burnin.rehearsed(options.suspect, settings.faults, 0)
+        simulated = bool(burnin.rehearsed(options.suspect, settings.faults, 0))
         folder = _folder(options)
+        account = _Account(options.ledger or ledger_path(), folder / burnin.RESULT)
+        unlisted = account.begin(settings, simulated=simulated)  # before anything that could end the process
     from sdc.analysis import burst_outlooks
     from sdc.burnin import NotOnRecord, Session
     from sdc.train import BURNIN_STEPS, register_training
@@ -89,10 +96,16 @@ def run(options: BurninCommand) -> int:
 
     register_training()
     onward.folder = folder
+
+    def publish(result: BurninResult) -> None:
+        account.add(result)
+        options.publish(result)
+
     with BurninProgress(settings.minutes, settings.rounds) as progress:
         session = Session(
             settings, folder, golden=options.golden, resume=options.resume, command=["sdc", *sys.argv[1:]],
-            outlooks=burst_outlooks, steps=BURNIN_STEPS, on_event=progress.update, on_result=options.publish,
+            doubts=[f"{Session.UNLISTED}{error}" for error in unlisted], outlooks=burst_outlooks,
+            steps=BURNIN_STEPS, on_event=progress.update, on_result=publish,
         )  # fmt: skip
 
         def end(why: str) -> None:
@@ -119,13 +132,43 @@ def run(options: BurninCommand) -> int:
     options.say(result, folder if unwritten is None else None)
     if unwritten is not None:
         with contextlib.suppress(OSError):  # these outputs may be on the same full disk
-            options.publish(result)
+            publish(result)
         print(f"sdc: cannot write to {folder} ({unwritten}): this folder does not contain the result", file=sys.stderr)
     if session.hung:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(result.verdict.code)  # a thread waits for its device forever
     return result.verdict.code
+
+
+class _Account:
+    """The entries of this burn-in in the ledger of the host."""
+
+    def __init__(self, path: Path, file: Path) -> None:
+        self._path, self._file, self._begun, self._failed = path, file, uuid.uuid4().hex, False
+
+    def begin(self, settings: BurninSettings, *, simulated: bool) -> list[RecordError]:
+        """Announces the burn-in; returns the error if that fails."""
+        try:
+            with Ledger(self._path, write=True) as ledger:
+                ledger.begin(self._begun, simulated=simulated, level=settings.level, only=settings.only or ())
+        except RecordError as error:
+            self._failed = True
+            return [error]
+        return []
+
+    def add(self, result: BurninResult) -> None:
+        """Adds what is known. If that fails, the burn-in cannot pass, and a difference still decides its exit code."""
+        if self._failed:
+            return
+        try:
+            with Ledger(self._path, write=True) as ledger:
+                ledger.add(result, self._file, begun=self._begun, ended=not result.under_way)
+        except RecordError as error:
+            if result.verdict is not Verdict.CORRUPT:
+                raise SettingError("ledger", self._path, str(error)) from error
+            print(f"sdc: the ledger does not contain this result: {error}", file=sys.stderr)
+            self._failed = True
 
 
 def _burn(options: BurninCommand, asked: DeviceRequest, session: "Session") -> BurninResult:
@@ -135,7 +178,7 @@ def _burn(options: BurninCommand, asked: DeviceRequest, session: "Session") -> B
     finally:
         starting.cancel()
     platform = devices[0].platform if devices else None
-    session.doubts = asked.doubts(platform, len(devices))
+    session.doubts = [*session.doubts, *asked.doubts(platform, len(devices))]
     if problem is not None or platform is None or (asked.platform is not None and platform != asked.platform):
         return session.without("; ".join([*session.doubts, *filter(None, [problem])]))
     settings = session.settings

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 import tyro
 
-from sdc.records import endless, reason
+from sdc.records import RecordError, endless, reason
 from sdc.settings import SettingError, Within
+from sdc.standing import Ledger, LedgerEntry, ledger_path
 from sdc.verdict import Exit
 
-from .. import ResultCommand, usage_errors
+from .. import CommandError, ResultCommand, usage_errors
 
 LARGEST = 10_000_000  # bytes of a file of host names
 
@@ -92,16 +93,54 @@ class SimulateCommand(ResultCommand):
     """Seed of the draws."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AcknowledgeCommand:
+    """Records that a person has dealt with the failure of a device of this host.
+
+    Example: sdc fleet acknowledge "serial 1653923000123" --reason "reseated, 8 h soak" --by "N. Weber"
+    Example: sdc fleet acknowledge "uuid GPU-5b1c..." --gone --reason "returned to the vendor" --by "N. Weber"
+
+    The device must pass a burn-in before the host passes again. Exit codes: 0 recorded, 2 bad usage, or no such device.
+    """
+
+    device: Annotated[str, tyro.conf.Positional]
+    """Name of the device, as sdc verdict prints it."""
+    reason: str
+    """What was done."""
+    by: str
+    """Who did it."""
+    gone: bool = False
+    """The device has left this host for good; if it returns, its failure counts again."""
+    ledger: Path | None = None
+    """Ledger of this host (default: as in sdc burnin)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LedgerCommand(ResultCommand):
+    """Prints the ledger of this host: the burn-ins, the verdicts on each device, and acknowledgements.
+
+    Example: sdc fleet ledger
+    Example: sdc fleet ledger --json > gpu-17.json
+
+    Starts no device. Exit codes: 0 done, 2 bad usage, 3 the ledger is missing or damaged.
+    """
+
+    ledger: Path | None = None
+    """Ledger of this host (default: as in sdc burnin)."""
+
+
 Subcommand: TypeAlias = (
     Annotated[SummarizeCommand, tyro.conf.subcommand("summarize")]
     | Annotated[ScheduleCommand, tyro.conf.subcommand("schedule")]
     | Annotated[SimulateCommand, tyro.conf.subcommand("simulate")]
+    | Annotated[AcknowledgeCommand, tyro.conf.subcommand("acknowledge")]
+    | Annotated[LedgerCommand, tyro.conf.subcommand("ledger")]
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class FleetCommand:
-    """Summarizes the results of many hosts, and schedules pairs of them.
+    """Summarizes results of hosts, schedules pairs, keeps a ledger.
 
     Example: sdc fleet summarize /shared/burnin
     Example: sdc fleet schedule gpu-1 gpu-2 gpu-3 gpu-4 --rounds 2
@@ -112,7 +151,10 @@ class FleetCommand:
 
 def run(options: FleetCommand) -> int:
     runs: dict[type, Callable[[Any], int]]
-    runs = {SummarizeCommand: _summarize, ScheduleCommand: _schedule, SimulateCommand: _simulate}
+    runs = {
+        SummarizeCommand: _summarize, ScheduleCommand: _schedule, SimulateCommand: _simulate,
+        AcknowledgeCommand: _acknowledge, LedgerCommand: _ledger,
+    }  # fmt: skip
     return runs[type(options.command)](options.command)
 
 
@@ -188,6 +230,38 @@ def _simulate(options: SimulateCommand) -> int:
     result = {"simulated": True, **asked, "rounds": [row._asdict() for row in rows]}
     table = simulation_table(rows, options.hosts, options.bad, options.probability)
     show(result, table, as_json=options.json)
+    return Exit.CLEAN
+
+
+def _acknowledge(options: AcknowledgeCommand) -> int:
+    for name in ("reason", "by"):
+        if not getattr(options, name).strip():
+            raise CommandError(f"--{name}: expected a text, which the ledger keeps")
+    try:
+        with Ledger(options.ledger or ledger_path(), write=True, create=False) as ledger:
+            ledger.acknowledge(options.device, options.reason, options.by, gone=options.gone)
+    except RecordError as error:
+        raise CommandError(str(error)) from error
+    return Exit.CLEAN
+
+
+def _ledger(options: LedgerCommand) -> int:
+    from rich.text import Text
+
+    from .. import show
+
+    try:
+        with Ledger(options.ledger or ledger_path()) as ledger:
+            entries = list(ledger.entries())
+    except RecordError as error:
+        raise CommandError(str(error), Exit.INCONCLUSIVE) from error
+
+    def line(entry: LedgerEntry) -> Text:
+        what = entry.kind if entry.verdict is None else entry.verdict.acceptance
+        words = ["SIMULATION" if entry.simulated else "", what, entry.device or "", entry.sentence, entry.by or ""]
+        return Text(f"{entry.at.written}  {'  '.join(filter(None, words))}")
+
+    show({"entries": msgspec.to_builtins(entries)}, map(line, entries), as_json=options.json)
     return Exit.CLEAN
 
 

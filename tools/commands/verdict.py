@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 
 import tyro
 
-from sdc.burnin import Standing, standing_of
+from sdc.burnin import Standing
 from sdc.records import to_json
 from sdc.settings import SettingError
+from sdc.standing import ledger_path, standing_here, standing_of
 from sdc.verdict import Exit
 
 from .. import CommandError, ResultCommand, flag
@@ -24,15 +25,18 @@ NAGIOS = {Exit.CLEAN: ("OK", 0), Exit.CORRUPT: ("CRITICAL", 2), Exit.INCONCLUSIV
 class VerdictCommand(ResultCommand):
     """Prints the latest recorded verdict of a burn-in, pair or pool.
 
-    Example: sdc verdict --max-age 24h runs/burnin
+    Example: sdc verdict --max-age 24h
     Example: sdc verdict --format nagios --max-age 7d /var/lib/sdc
 
-    Starts no device. Exit codes: 0 PASS, 1 FAIL, 2 bad usage, 3 INCONCLUSIVE (no result, an outdated result, or a
-    damaged one).
+    Without a result, prints the standing of this host by its ledger, in which a FAIL stays until it is acknowledged
+    (sdc fleet acknowledge). Starts no device. Exit codes: 0 PASS, 1 FAIL, 2 bad usage, 3 INCONCLUSIVE (no result, an
+    outdated result, or a damaged one).
     """
 
-    result: Annotated[Path, tyro.conf.Positional] = Path("runs")
-    """Result file, run folder, or folder of run folders; in the last case, the newest result counts."""
+    result: Annotated[Path | None, tyro.conf.Positional] = None
+    """Result file, run folder, or folder of run folders, of which the newest result counts; by default, the ledger."""
+    ledger: Path | None = None
+    """Ledger of this host (default: SDC_LEDGER, or in /var/lib/sdc for root, in ~/.local/state/sdc for others)."""
     max_age: str | None = None
     """Maximum age of a result, such as 90s, 30m, 24h or 7d; if the result is older, the verdict is INCONCLUSIVE."""
     format: Literal["text", "nagios"] = "text"
@@ -45,7 +49,10 @@ def run(options: VerdictCommand) -> int:
         age = None if options.max_age is None else seconds_of(options.max_age)
     except SettingError as error:  # exit code 2 is critical for Nagios
         raise CommandError(flag(error), Exit.INCONCLUSIVE if options.format == "nagios" else Exit.USAGE) from error
-    standing = standing_of(options.result, age)
+    if options.result is None:
+        standing = standing_here(options.ledger or ledger_path(), age)
+    else:
+        standing = standing_of(options.result, age)
     word, code = NAGIOS[standing.verdict.code]
     if options.json:
         text = json.dumps(to_json(standing), allow_nan=False, indent=1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sdc.burnin.results import BurninResult
-from sdc.burnin.standing import standing_of
+from sdc.standing.assessment import standing_of
 from sdc.verdict import Verdict
 from tests.reports import DAY, make_finding, make_report, put_report
 

@@ -1,0 +1,432 @@
+"""The ledger of a host: what burn-ins, pairs and people have said about its devices, from which its standing follows.
+
+The ledger is a SQLite file on the host's own disk. The table `entries` is the history; nothing in it is changed, and
+only passes are folded. The table `states` holds what follows from the history for the host and for each device, so that
+a health check reads a few rows, however long the history is. Both are written in one transaction, and each row carries
+the SHA-256 of its content, so that a damaged row is never taken for another one.
+"""
+
+import contextlib
+import datetime
+import hashlib
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+from sdc.burnin import BurninResult, CheckedDevice, candidates
+from sdc.records import AnyPath, Record, RecordError, identify
+from sdc.schema import Fields, Host, about, now
+from sdc.verdict import Verdict
+
+Kind: TypeAlias = Literal["begun", "result", "acknowledged", "gone"]
+VERSION = 1  # of the tables
+PATIENCE = 10.0  # seconds to wait for another writer
+KEPT_DAYS = 30  # days after which passes are folded: of each day, the last pass of each device remains
+HOST = "host"  # key of the host's state
+
+SCHEMA = """
+CREATE TABLE entries (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    written TEXT NOT NULL,      -- UTC
+    kind TEXT NOT NULL,         -- begun, result, acknowledged, gone
+    run TEXT,                   -- identifier of the burn-in or pair
+    device TEXT,                -- the most reliable name of the device; NULL for the whole host
+    verdict TEXT,               -- clean, corrupt or inconclusive; NULL unless a result
+    simulated INTEGER NOT NULL, -- 1 for a rehearsal, which says nothing about the hardware
+    content TEXT NOT NULL,      -- the entry as JSON
+    seal TEXT NOT NULL          -- SHA-256 of number and content
+);
+CREATE INDEX by_device ON entries (device, number);
+CREATE TABLE states (key TEXT PRIMARY KEY, content TEXT NOT NULL, seal TEXT NOT NULL) WITHOUT ROWID;
+CREATE TRIGGER entries_stay BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'entries are never changed'); END;
+CREATE TRIGGER findings_stay BEFORE DELETE ON entries
+    WHEN OLD.kind IN ('acknowledged', 'gone') OR (OLD.kind = 'result' AND OLD.verdict IS NOT 'clean')
+    BEGIN SELECT RAISE(ABORT, 'findings and acknowledgements are never deleted'); END;
+CREATE VIEW findings AS SELECT number, written, run, device, json_extract(content, '$.sentence') AS sentence
+    FROM entries WHERE kind = 'result' AND verdict = 'corrupt' AND NOT simulated;
+"""
+
+
+class LedgerError(RecordError):
+    """A ledger cannot be read or written, or is that of another host; the message names the file and the remedy."""
+
+
+class Origin(Fields, kw_only=True):
+    """The time and place at which an entry was written. The clock may be wrong, the time since the boot is not."""
+
+    written: Annotated[str, about("time, UTC")]
+    uptime: Annotated[float, about("seconds since the system was booted, including time asleep")]
+    host: Annotated[Host, about("process and host")]
+    chassis: Annotated[
+        str | None, about("hash of the numbers of the mainboard and the network adapters; `null` if unknown")
+    ]
+
+    uuids: Annotated[tuple[str, ...], about("UUIDs of the GPUs that the kernel lists, which are not asked")] = ()
+
+    @classmethod
+    def current(cls) -> "Origin":
+        return cls(
+            written=now(), uptime=time.clock_gettime(time.CLOCK_BOOTTIME), host=identify(), chassis=read_chassis(),
+            uuids=read_uuids(),
+        )  # fmt: skip
+
+
+class LedgerEntry(Fields, kw_only=True):
+    """A line of a ledger."""
+
+    number: Annotated[int, about("number of the entry, from 1; a later entry has a higher number")] = 0
+    kind: Annotated[Kind, about("`begun`, `result`, `acknowledged` or `gone`")]
+    at: Annotated[Origin, about("when and where the entry was written")]
+    run: Annotated[str | None, about("identifier of the burn-in or pair")] = None
+    device: Annotated[str | None, about("the most reliable name of the device")] = None
+    names: Annotated[tuple[str, ...], about("all names of the device, the most reliable first")] = ()
+    verdict: Annotated[Verdict | None, about("verdict on the device; `null` unless a result")] = None
+    simulated: Annotated[bool, about("whether faults were simulated")] = False
+    level: Annotated[str | None, about("level of the burn-in, or `pair`")] = None
+    only: Annotated[tuple[str, ...], about("families of workloads, if not all")] = ()
+    sentence: Annotated[str, about("the finding, or the reason for the entry")] = ""
+    file: Annotated[str | None, about("file of the result")] = None
+    by: Annotated[str | None, about("who acknowledged, as given, and the user of the process")] = None
+
+
+class DeviceState(Fields, kw_only=True):
+    """What follows from all entries on a device."""
+
+    names: Annotated[tuple[str, ...], about("all names of the device, the most reliable first")]
+    result: Annotated[LedgerEntry, about("the last result")]
+    failed: Annotated[LedgerEntry | None, about("the last difference that nobody has acknowledged")] = None
+    gone: Annotated[bool, about("whether a person said that the device has left the host for good")] = False
+
+
+class HostState(Fields, kw_only=True):
+    """What follows from all entries on a host."""
+
+    machine: Annotated[str | None, about("hash of the machine's identity")]
+    devices: Annotated[list[str], about("names of the devices, which are keys of `states`")] = msgspec.field(
+        default_factory=list
+    )
+    begun: Annotated[dict[str, LedgerEntry], about("burn-ins that have begun and left no result, by identifier")] = (
+        msgspec.field(default_factory=dict)
+    )
+    entries: Annotated[int, about("number of entries so far, including folded ones")] = 0
+    folded: Annotated[str, about("day on which old passes were last folded")] = ""
+
+
+def ledger_path() -> Path:
+    """Returns the place of this host's ledger: the variable SDC_LEDGER, `/var/lib/sdc` for root, or the user's state
+    folder. The name contains a hash of the machine's identity, because hosts may share a state folder."""
+    if given := os.environ.get("SDC_LEDGER"):
+        return Path(given)
+    me = identify()
+    if os.geteuid() == 0:
+        folder = Path("/var/lib/sdc")
+    else:
+        folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "sdc"
+    return folder / f"ledger-{me.machine or me.name}.sqlite"
+
+
+def read_uuids(root: AnyPath = "/") -> tuple[str, ...]:
+    """Returns the UUIDs of GPUs according to files of the kernel, as `sdc.records.describe_devices` returns them."""
+    found = []
+    for pattern, what in (
+        ("proc/driver/nvidia/gpus/*/information", r"GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$"),
+        ("sys/bus/pci/drivers/amdgpu/*/unique_id", r"^(\w+)\s*$"),
+    ):
+        for path in sorted(Path(root).glob(pattern)):
+            with contextlib.suppress(OSError):
+                text = path.read_text(encoding="utf-8", errors="replace")
+                found += re.findall(what, text, re.MULTILINE)
+    return tuple(found)
+
+
+def read_chassis() -> str | None:
+    """Returns a hash of the numbers of the mainboard and the network adapters, which differ between machines that were
+    installed from one disk image; None if the system reports none."""
+    numbers: list[str] = []
+    for pattern in ("class/dmi/id/product_uuid", "class/dmi/id/board_serial"):
+        with contextlib.suppress(OSError):
+            numbers.append(Path("/sys", pattern).read_text(encoding="utf-8", errors="replace").strip())
+    for adapter in sorted(Path("/sys/class/net").glob("*/device")):  # virtual adapters have no device
+        with contextlib.suppress(OSError):
+            numbers.append((adapter.parent / "address").read_text(encoding="utf-8").strip())
+    found = [number for number in numbers if number]
+    return hashlib.sha256(" ".join(found).encode()).hexdigest()[:16] if found else None
+
+
+class Ledger:
+    """A context manager that opens a ledger, to be read or, with `write`, to be written; with `create`, it is created
+    if there is none.
+
+    Raises LedgerError if the file cannot be opened, is damaged, is no ledger, or may have been planted by another user.
+    """
+
+    def __init__(
+        self, path: AnyPath, *, write: bool = False, create: bool = True, origin: Callable[[], Origin] = Origin.current
+    ) -> None:
+        self.path, self._write, self._create, self._origin = Path(path), write, write and create, origin
+
+    def __enter__(self) -> "Ledger":
+        Record.check_owner(self.path)
+        if not self._create and not self.path.exists():
+            raise LedgerError(f"there is no ledger {self.path}; run sdc burnin, which begins one")
+        # Whoever may write also reads with write access, because SQLite undoes what a killed writer left.
+        may_write = self._write or os.access(self.path, os.W_OK)
+        mode = "rwc" if self._create else "rw" if may_write else "ro"
+        with self._errors():
+            if self._create:
+                self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+            place = f"{self.path.absolute().as_uri()}?mode={mode}"
+            self._base = sqlite3.connect(place, uri=True, timeout=PATIENCE, isolation_level=None)
+        try:
+            with self._errors():
+                if self._create:
+                    self._make_tables()
+                (version,) = self._base.execute("PRAGMA user_version").fetchone()
+            if version != VERSION:
+                raise LedgerError(f"{self.path} is not a ledger of this version of jax-sdc; give another file")
+        except BaseException:
+            self._base.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._base.close()
+
+    def begin(self, run: str, *, simulated: bool, level: str, only: Sequence[str] = ()) -> None:
+        """Announces a burn-in. Until its result is added, the host's standing is at best inconclusive."""
+        entry = LedgerEntry(
+            kind="begun", at=self._origin(), run=run, simulated=simulated, level=level, only=tuple(only),
+            sentence="a burn-in has begun",
+        )  # fmt: skip
+        with self._transaction():
+            host = self._host_state(entry.at)
+            self._append(host, entry)
+            if not simulated:
+                host.begun[run] = entry
+            self._set(HOST, host)
+
+    def add(self, result: BurninResult, file: AnyPath | None = None, *, begun: str, ended: bool = True) -> None:
+        """Adds a burn-in's verdict on each of its devices. While the burn-in is under way (`ended` is false), only
+        differences are added, because they count however it ends.
+
+        Args:
+            result: the result so far.
+            file: file of the result.
+            begun: the identifier with which the burn-in was announced.
+            ended: whether the burn-in has ended.
+        """
+        if not ended and (result.simulated or result.verdict is not Verdict.CORRUPT):
+            return
+        guilty = {device for finding in result.findings for device in finding.devices}
+        guilty |= {tally.device for tally in result.workloads if tally.differences or tally.confirmed}
+        at, tested = self._origin(), set()
+        with self._transaction():
+            host = self._host_state(at)
+            for device in result.devices if ended else [each for each in result.devices if each.index in guilty]:
+                verdict = result.verdict
+                sentence = next((each.sentence for each in result.findings if device.index in each.devices), "")
+                if verdict is Verdict.CORRUPT and device.index not in guilty:
+                    verdict, sentence = Verdict.INCONCLUSIVE, "another device differed in its last burn-in"
+                entry = LedgerEntry(
+                    kind="result", at=at, run=result.id, names=names_of(result, device),
+                    verdict=verdict, simulated=result.simulated,
+                    level=result.settings.level, only=tuple(result.settings.only or ()),
+                    sentence=sentence or next(iter(result.sentences), ""),
+                    file=None if file is None else os.fspath(file),
+                )  # fmt: skip
+                tested.add(self._add(host, entry, once=not ended))
+            if ended and not result.simulated:
+                runs = list(host.begun)
+                # Results of all devices replace those that earlier burn-ins did not leave.
+                earlier = runs[: runs.index(begun)] if begun in runs and tested >= {*host.devices} else []
+                for run in (*earlier, begun):
+                    host.begun.pop(run, None)
+            if host.folded != (today := at.written[:10]):
+                host.folded = today
+                self._fold(at)
+            self._set(HOST, host)
+
+    def acknowledge(self, device: str, reason: str, by: str, *, gone: bool = False) -> None:
+        """Records that a person has dealt with the failures of a device, or that the device has left the host. The
+        device must pass a burn-in before the host passes again."""
+        with self._transaction():
+            at = self._origin()
+            host = self._host_state(at)
+            states = self.devices()
+            state = states.get(device)
+            if state is None:
+                known = ", ".join(states) or "none"
+                raise LedgerError(f"{self.path} contains no device {device!r}; its devices are: {known}")
+            entry = LedgerEntry(
+                kind="gone" if gone else "acknowledged", at=at, device=device, names=state.names, sentence=reason,
+                by=f"{by} (user {os.getuid()})",
+            )  # fmt: skip
+            self._append(host, entry)
+            if gone:
+                host.devices = [name for name in host.devices if name != device]
+                state.gone = True
+            else:
+                state.failed = None
+            self._set(device, state)
+            self._set(HOST, host)
+
+    def host(self) -> HostState | None:
+        """Returns the state of the host; None if the ledger is empty."""
+        return self._get(HOST, HostState)
+
+    def devices(self) -> dict[str, DeviceState]:
+        """Returns the states of all devices that the host has ever had, by name."""
+        with self._errors():
+            rows = self._base.execute("SELECT key, content, seal FROM states WHERE key != ?", (HOST,)).fetchall()
+        return {key: self._decoded(key, content, seal, DeviceState) for key, content, seal in rows}
+
+    def entries(self) -> Iterator[LedgerEntry]:
+        """Yields all entries, in the order in which they were written."""
+        with self._errors():
+            for number, content, seal in self._base.execute(
+                "SELECT number, content, seal FROM entries ORDER BY number"
+            ):
+                yield self._decoded(str(number), content, seal, LedgerEntry)
+
+    def _add(self, host: HostState, entry: LedgerEntry, *, once: bool) -> str:
+        """Adds a result to the state of its device, which is recognized by any of its names, and returns its name;
+        with `once`, only if there is no entry of the same run and verdict."""
+        states = self.devices()
+        present = [name for name in states if name in host.devices]
+        gone = [name for name in states if name not in host.devices]
+        name = next((name for name in present if _same(states[name].names, entry.names)), None)
+        name = name or next((name for name in gone if _same(states[name].names, entry.names, place=False)), None)
+        entry.device = name = name or entry.names[0]
+        before = states.get(name)
+        if once and before is not None and (before.result.run, before.result.verdict) == (entry.run, entry.verdict):
+            return name
+        self._append(host, entry)
+        if entry.simulated:
+            return name
+        # Whatever had this place has left it; its state remains, in case it returns.
+        host.devices = [other for other in present if other != name and states[other].names[-1] != entry.names[-1]]
+        host.devices.append(name)
+        failed = entry if entry.verdict is Verdict.CORRUPT else None if before is None else before.failed
+        names = entry.names if before is None else _merged(before.names, entry.names)
+        self._set(name, DeviceState(names=names, result=entry, failed=failed))
+        return name
+
+    def _append(self, host: HostState, entry: LedgerEntry) -> None:
+        host.entries += 1
+        entry.number = host.entries
+        content = msgspec.json.encode(entry).decode()
+        row = (
+            host.entries,
+            entry.at.written,
+            entry.kind,
+            entry.run,
+            entry.device,
+            entry.verdict,
+            entry.simulated,
+            content,
+        )
+        self._base.execute(
+            "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, _seal(str(host.entries), content))
+        )
+
+    def _fold(self, at: Origin) -> None:
+        """Deletes old passes, except each device's last pass of a day."""
+        limit = datetime.datetime.fromisoformat(at.written) - datetime.timedelta(days=KEPT_DAYS)
+        self._base.execute(
+            "DELETE FROM entries WHERE kind = 'result' AND verdict = 'clean' AND written < ? AND number NOT IN "
+            "(SELECT max(number) FROM entries WHERE kind = 'result' AND verdict = 'clean' "
+            "GROUP BY device, substr(written, 1, 10))",
+            (limit.isoformat(timespec="seconds"),),
+        )
+
+    def _host_state(self, at: Origin) -> HostState:
+        return self.host() or HostState(machine=at.host.machine)
+
+    def _get(self, key: str, type: Any) -> Any:
+        with self._errors():
+            row = self._base.execute("SELECT content, seal FROM states WHERE key = ?", (key,)).fetchone()
+        return None if row is None else self._decoded(key, row[0], row[1], type)
+
+    def _set(self, key: str, state: Any) -> None:
+        content = msgspec.json.encode(state).decode()
+        self._base.execute("INSERT OR REPLACE INTO states VALUES (?, ?, ?)", (key, content, _seal(key, content)))
+
+    def _decoded(self, key: str, content: str, seal: str, type: Any) -> Any:
+        try:
+            if _seal(key, content) != seal:
+                raise ValueError("a checksum is wrong")
+            return msgspec.json.decode(content, type=type)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise LedgerError(f"{self.path} is damaged ({error}); {REMEDY}") from error
+
+    def _make_tables(self) -> None:
+        with self._transaction():
+            if self._base.execute("PRAGMA user_version").fetchone() == (0,):
+                if self._base.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+                    raise LedgerError(f"{self.path} is a database, but not a ledger; give another file")
+                for statement in SCHEMA.split(";\n"):  # `executescript` would end the transaction
+                    self._base.execute(statement)
+                self._base.execute(f"PRAGMA user_version = {VERSION}")
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._errors():
+            self._base.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):  # some errors roll back
+                    self._base.execute("ROLLBACK")
+                raise
+            self._base.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError, UnicodeError) as error:
+            raise LedgerError(f"{self.path} cannot be used as a ledger ({error}); {REMEDY}") from error
+
+
+REMEDY = "correct the cause; if the file is lost, keep a copy, delete it and run sdc burnin, which begins a new one"
+
+
+def _seal(key: str, content: str) -> str:
+    return hashlib.sha256(f"{key} {content}".encode()).hexdigest()
+
+
+def names_of(result: BurninResult, device: CheckedDevice) -> tuple[str, ...]:
+    """Returns the names of a device, the most reliable first; the last is its place in the machine, which does not
+    depend on the name of the host."""
+    *names, _ = candidates(result, device)
+    machine = device.machine or result.host.machine
+    return (
+        tuple(names)
+        if names and names[-1].startswith("machine ")
+        else (*names, f"machine {machine} device {device.index}")
+    )
+
+
+def _by_kind(names: Sequence[str]) -> dict[str, str]:
+    return {name.partition(" ")[0]: name for name in names}
+
+
+def _same(names: Sequence[str], others: Sequence[str], *, place: bool = True) -> bool:
+    """Returns whether two descriptions are of the same device: by serial number or UUID if both have one, otherwise by
+    the place, if it counts."""
+    here, there = _by_kind(names), _by_kind(others)
+    for kind in ("serial", "uuid"):
+        if kind in here and kind in there:
+            return here[kind] == there[kind]
+    return place and names[-1] == others[-1]
+
+
+def _merged(names: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+    found = {**_by_kind(names), **_by_kind(others)}
+    return tuple(found[kind] for kind in ("serial", "uuid", "machine") if kind in found)

@@ -1,0 +1,187 @@
+"""The ledger of a host: a failure stays until a person has dealt with it, and nothing that is in doubt passes."""
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdc.burnin import BurninResult, Standing
+from sdc.schema import Host
+from sdc.standing.assessment import standing_here
+from sdc.standing.ledger import Ledger, LedgerError, Origin, read_uuids
+from sdc.verdict import Verdict
+from tests.reports import make_finding, make_report
+from tests.storms import standing
+
+FIRST, SECOND = "serial SN-host-0-0", "serial SN-host-0-1"
+
+
+def test_histories() -> None:
+    """No host passes that must not, and no failure is lost; `make storms STORMS=standing` plays five hundred."""
+    tally = standing.run(15, 0)
+    assert tally.wrong == []
+    assert {*tally.seen} == {"PASS", "FAIL", "INCONCLUSIVE"}
+
+
+class Desk:
+    """A ledger with the host and clock of a test."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.moment = path, Origin(
+            written="2026-01-05T00:00:00+00:00", uptime=100.0, chassis="c0",
+            host=Host(name="host-0", machine="m0", boot="b0", pid=1, process=0),
+        )  # fmt: skip
+
+    def open(self) -> Ledger:
+        return Ledger(self.path, write=True, origin=lambda: self.moment)
+
+    def burn_in(self, *broken: int, ended: bool = True, **fields: Any) -> None:
+        findings = [make_finding(devices=(index,)) for index in broken]
+        report: BurninResult = make_report(machine="m0", findings=findings, **fields)
+        with self.open() as ledger:
+            ledger.begin("begun", simulated=report.simulated, level="quick")
+            ledger.add(report, "result.json", begun="begun", ended=ended)
+
+    def standing(self, max_age: float | None = None) -> Standing:
+        return standing_here(self.path, max_age, origin=lambda: self.moment)
+
+    def code(self) -> int:
+        return self.standing().verdict.code
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path / "state" / "ledger.sqlite")
+
+
+def test_a_failure_stays_until_it_is_acknowledged(desk: Desk) -> None:
+    desk.burn_in()
+    assert (desk.code(), desk.standing().file) == (0, "result.json")
+    desk.burn_in(1)
+    parts = make_report().devices
+    same = {name: lambda index, name=name: getattr(parts[index], name) for name in ("serial", "uuid")}
+    for change in ({}, {"simulated": True}, {"level": "soak"}, {"host": "renamed"}):
+        desk.burn_in(device=same, **change)
+        found = desk.standing()
+        assert (found.verdict, found.reason.startswith(f"{SECOND}: ")) == (Verdict.CORRUPT, True)
+    with desk.open() as ledger:
+        ledger.acknowledge(SECOND, "reseated", "me")
+    assert desk.code() == 0  # the later passes count
+    desk.burn_in(0)
+    with desk.open() as ledger:
+        ledger.acknowledge(FIRST, "reseated", "me")
+    assert "acknowledged, but it has not passed since" in desk.standing().reason
+    with (
+        pytest.raises(LedgerError, match="contains no device 'serial X'; its devices are: serial SN"),
+        desk.open() as ledger,
+    ):
+        ledger.acknowledge("serial X", "reseated", "me")
+    with desk.open() as ledger:
+        kinds = [entry.kind for entry in ledger.entries()]
+        assert kinds.count("acknowledged") == 2
+
+
+def test_a_device_that_left_is_forgotten_only_while_it_is_away(desk: Desk) -> None:
+    desk.burn_in(0)
+    replaced = {"serial": lambda index: f"SN-new-{index}", "uuid": lambda index: f"GPU-new-{index}"}
+    desk.burn_in(device=replaced)
+    assert desk.code() == 0
+    desk.moment.host.boot = "b1"
+    assert "may have returned since" in desk.standing().reason
+    desk.burn_in(device=replaced)
+    assert desk.code() == 0
+    desk.moment.uuids = (make_report().devices[0].uuid or "",)
+    assert desk.standing().reason.startswith(FIRST)
+    assert desk.code() == 1
+    desk.moment.uuids = ("GPU-unknown",)
+    assert "uuid GPU-unknown of this host has no result" in desk.standing().reason
+    desk.moment.uuids = ()
+    desk.burn_in()
+    assert desk.code() == 1  # it has returned, in another slot or not
+
+
+def test_a_burn_in_that_leaves_no_result_is_no_pass(desk: Desk) -> None:
+    desk.burn_in()
+    with desk.open() as ledger:
+        ledger.begin("rehearsal", simulated=True, level="quick")
+    assert desk.code() == 0
+    with desk.open() as ledger:
+        ledger.begin("killed", simulated=False, level="quick")
+    assert "left no result" in desk.standing().reason
+    desk.burn_in(devices=1, device={"serial": FIRST.split()[1]})
+    assert desk.code() == 3  # the other device may be the one that kills
+    desk.burn_in()
+    assert desk.code() == 0
+    desk.burn_in(0, ended=False)
+    assert desk.code() == 1  # before it ends
+
+
+@pytest.mark.parametrize(
+    ("change", "max_age", "said"),
+    [
+        ({"written": "2026-01-05T01:00:00+00:00"}, 3600.0, None),
+        ({"written": "2026-01-05T02:00:00+00:00"}, 3600.0, "its last result is 2 h old (PASS)"),
+        ({"written": "2026-01-04T00:00:00+00:00"}, None, "dated in the future"),
+        ({"uptime": 8000.0}, 3600.0, "its last result is 2 h old (PASS)"),  # the clock has gone back
+        ({"boot": "b1"}, None, None),
+        ({"boot": "b1", "chassis": "c1"}, None, "was recorded on another machine"),
+        ({"boot": "b1", "chassis": None}, None, None),
+        ({"machine": "m1"}, None, "is the ledger of another machine"),
+    ],
+)
+def test_a_pass_is_of_this_machine_and_not_too_old(
+    desk: Desk, change: dict[str, Any], max_age: float | None, said: str | None
+) -> None:
+    desk.burn_in()
+    for name, value in change.items():
+        setattr(desk.moment.host if name in ("boot", "machine") else desk.moment, name, value)
+    found = desk.standing(max_age)
+    if change == {"boot": "b1", "chassis": None}:
+        said = "was recorded on another machine"  # nothing shows that it is this one
+    assert (found.verdict is Verdict.CLEAN) == (said is None)
+    assert said is None or said in found.reason
+
+
+def test_a_ledger_that_is_lost_damaged_or_none_is_no_pass(desk: Desk, tmp_path: Path) -> None:
+    assert "there is no ledger" in desk.standing().reason
+    desk.burn_in()
+    content = desk.path.read_bytes()
+    for damaged in (content[: len(content) // 2], content.replace(b"SN-host-0-1", b"SN-host-0-2"), b"", b"text" * 1000):
+        desk.path.write_bytes(damaged)
+        assert desk.code() == 3
+    desk.path.unlink()
+    with sqlite3.connect(desk.path) as base:
+        base.execute("CREATE TABLE other (x)")
+    assert desk.code() == 3
+    with pytest.raises(LedgerError, match="is a database, but not a ledger"), desk.open():
+        pass
+
+
+def test_entries_stay(desk: Desk) -> None:
+    """Only passes are folded; the last of each day remains."""
+    for day in range(1, 29):
+        for hour in (1, 2):
+            desk.moment.written = f"2026-0{1 + day // 20}-{day:02}T0{hour}:00:00+00:00"
+            desk.burn_in(*([0] if day == 1 and hour == 1 else []))
+    desk.moment.written = "2026-05-01T00:00:00+00:00"
+    desk.burn_in()
+    with desk.open() as ledger:
+        found = [entry for entry in ledger.entries() if entry.device == FIRST and entry.kind == "result"]
+    assert [entry.verdict for entry in found[:2]] == ["corrupt", "clean"]
+    assert len(found) == 1 + 28 + 1
+    with sqlite3.connect(desk.path) as base:
+        for statement in ("UPDATE entries SET verdict = 'clean'", "DELETE FROM entries WHERE verdict = 'corrupt'"):
+            with pytest.raises(sqlite3.IntegrityError, match="never"):
+                base.execute(statement)
+
+
+def test_what_the_kernel_lists(tmp_path: Path) -> None:
+    for bus, uuid in (("0000:3b:00.0", "GPU-5b1c0e6a-0000-0000-0000-000000000001"), ("0000:5e:00.0", "GPU-????????")):
+        folder = tmp_path / "proc" / "driver" / "nvidia" / "gpus" / bus
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Model: \t\t NVIDIA H100\nGPU UUID: \t {uuid}\nBus Location: \t {bus}\n")
+    folder = tmp_path / "sys" / "bus" / "pci" / "drivers" / "amdgpu" / "0000:c1:00.0"
+    folder.mkdir(parents=True)
+    (folder / "unique_id").write_text("c2c5b6a1d0e0f001\n")
+    assert read_uuids(tmp_path) == ("GPU-5b1c0e6a-0000-0000-0000-000000000001", "c2c5b6a1d0e0f001")
