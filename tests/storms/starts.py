@@ -13,11 +13,13 @@ from sdc.analysis.fleet import read_ledger, update_ledger, vote
 from sdc.burnin import GOLDEN
 from sdc.burnin.golden_register import merge
 from sdc.checkpoints import CertificateError, RunningCheckpoint, certified_steps
-from sdc.records import Contents, Lock, Record, read_record
+from sdc.records import Contents, Lock, Record, identify, read_record
+from sdc.standing import Ledger, standing_here
 from sdc.tools import cli
 from sdc.tools.launch import check_folder
+from sdc.verdict import Verdict
 from tests.analysis.fleet.test_majority import NEXT_DAY, reduced, wrong
-from tests.reports import DAY, make_report
+from tests.reports import DAY, make_finding, make_report
 from tests.sdc.burnin.registers import BAD, register
 
 STEPS = 3
@@ -121,6 +123,25 @@ def of_ledger(folder: Path) -> str:
     return _digest([repr((ledger.burn_ins, ledger.devices))])
 
 
+def of_standing(folder: Path) -> str:
+    """Announces burn-ins in the ledger of a host, and adds their results, the second of which is a failure."""
+    path = folder / "ledger.sqlite"
+    for number in range(3):
+        with Ledger(path, write=True) as ledger:
+            report = make_report(
+                id=f"burn-in {number}", machine=identify().machine, findings=[make_finding()] if number == 1 else []
+            )
+            if not any(entry.run == report.id for entry in ledger.entries() if entry.kind == "result"):
+                ledger.begin(f"begun {number}", simulated=False, level="quick")
+                ledger.add(report, begun=f"begun {number}")
+    found = standing_here(path)
+    if found.verdict is not Verdict.CORRUPT:
+        raise Ended(found.reason)
+    with Ledger(path) as ledger:
+        rows = {(entry.run, entry.device, entry.verdict) for entry in ledger.entries() if entry.kind == "result"}
+    return _digest([found.reason, *map(repr, sorted(rows))])
+
+
 def of_golden(folder: Path) -> str:
     """Merges a register of golden digests into a file, once per host."""
     path = folder / "fleet.golden"
@@ -164,6 +185,7 @@ STARTS: dict[str, Callable[[Path], Any]] = {
     "record": of_record,
     "lock": of_lock,
     "ledger": of_ledger,
+    "standing": of_standing,
     "golden file": of_golden,
     "certificates": of_certificates,
     "running checkpoint": of_running,
