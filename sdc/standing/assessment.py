@@ -171,7 +171,7 @@ def _problem(state: DeviceState, here: Origin, max_age: float | None) -> str | N
     if result.verdict is not Verdict.CLEAN:
         return result.sentence
     booted = then.host.boot is not None and then.host.boot == here.host.boot
-    if not booted and (then.chassis is None or then.chassis != here.chassis):
+    if not booted and not {*then.chassis} & {*here.chassis}:
         return "its last result was recorded on another machine"
     ages = [(_time(here.written) - _time(then.written)).total_seconds()]
     if ages[0] < -AHEAD:

@@ -64,9 +64,8 @@ class Origin(Fields, kw_only=True):
     uptime: Annotated[float, about("seconds since the system was booted, including time asleep")]
     host: Annotated[Host, about("process and host")]
     chassis: Annotated[
-        str | None, about("hash of the numbers of the mainboard and the network adapters; `null` if unknown")
-    ]
-
+        tuple[str, ...], about("hashes of the numbers of the mainboard and the network adapters, as far as readable")
+    ] = ()
     uuids: Annotated[tuple[str, ...], about("UUIDs of the GPUs that the kernel lists, which are not asked")] = ()
 
     @classmethod
@@ -145,18 +144,18 @@ def read_uuids(root: AnyPath = "/") -> tuple[str, ...]:
     return tuple(found)
 
 
-def read_chassis() -> str | None:
-    """Returns a hash of the numbers of the mainboard and the network adapters, which differ between machines that were
-    installed from one disk image; None if the system reports none."""
-    numbers: list[str] = []
-    for pattern in ("class/dmi/id/product_uuid", "class/dmi/id/board_serial"):
+def read_chassis() -> tuple[str, ...]:
+    """Returns hashes of the numbers of the mainboard, which only root can read, and of the network adapters. Machines
+    that were installed from one disk image have none in common."""
+    paths = [Path("/sys/class/dmi/id", name) for name in ("product_uuid", "board_serial")]
+    # Virtual adapters have no device.
+    paths += [device.parent / "address" for device in sorted(Path("/sys/class/net").glob("*/device"))]
+    found: list[str] = []
+    for path in paths:
         with contextlib.suppress(OSError):
-            numbers.append(Path("/sys", pattern).read_text(encoding="utf-8", errors="replace").strip())
-    for adapter in sorted(Path("/sys/class/net").glob("*/device")):  # virtual adapters have no device
-        with contextlib.suppress(OSError):
-            numbers.append((adapter.parent / "address").read_text(encoding="utf-8").strip())
-    found = [number for number in numbers if number]
-    return hashlib.sha256(" ".join(found).encode()).hexdigest()[:16] if found else None
+            number = path.read_text(encoding="utf-8", errors="replace").strip()
+            found += [hashlib.sha256(f"jax-sdc {number}".encode()).hexdigest()[:16]] if number else []
+    return tuple(found)
 
 
 class Ledger:

@@ -72,7 +72,7 @@ class Machine:
         host = Host(name=self.name, machine=self.identity, boot=f"{self.name}-{self.boot}", pid=1, process=0)
         uuids = tuple(f"GPU-{part.number}" for part in self.slots if part.marked)
         return Origin(
-            written=written, uptime=now - self.booted, host=host, chassis=f"chassis of {self.name}", uuids=uuids
+            written=written, uptime=now - self.booted, host=host, chassis=(f"chassis of {self.name}",), uuids=uuids
         )
 
 
