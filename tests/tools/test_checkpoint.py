@@ -1,6 +1,7 @@
 """`sdc checkpoint`: inspects checkpoints of another program without that program."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,27 @@ def test_a_scrub_marks_what_is_damaged_until_it_is_repaired(
     assert "DAMAGED" not in run("show", folder, code=0).out
     found = json.loads(run("scrub", folder, "--json", code=0).out)
     assert [row["result"] for row in found["checkpoints"]] == ["clean", "clean"]
+
+
+def test_a_round_that_cannot_list_the_checkpoints_is_not_clean(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The results of earlier rounds may no longer be true."""
+    whole, rounds = reports._Scrub._round, []
+
+    def then(scrub: reports._Scrub) -> bool:
+        found = whole(scrub)
+        rounds.append(found)
+        if len(rounds) == 1:
+            os.mkfifo(folder / "2" / "pipe")
+        else:
+            scrub._ended.set()
+        return found
+
+    monkeypatch.setattr(reports._Scrub, "_round", then)
+    printed = run("scrub", folder, "--every", "0.001s", code=3).out
+    assert "pipe is a pipe, not a file" in printed
+    assert printed.splitlines()[-1].startswith("INCONCLUSIVE  ")
 
 
 def test_a_scrub_of_what_cannot_be_read(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,6 +193,7 @@ class _Scrub:
         self._ended = threading.Event()
         self._free = 0.0  # when the next read may begin
         self._results: dict[int, dict[str, Any]] = {}
+        self._problem = ""  # why the last round could not list the checkpoints, so that earlier results prove nothing
 
     def run(self) -> int:
         """Scrubs until the end, and returns the exit code that follows from the last result of each checkpoint."""
@@ -212,11 +213,11 @@ class _Scrub:
         verdict = Verdict.CLEAN
         if counts["damaged"]:
             verdict = Verdict.CORRUPT
-        elif partly or not rounds or not counts["clean"] + counts["repaired"]:
+        elif partly or self._problem or not rounds or not counts["clean"] + counts["repaired"]:
             verdict = Verdict.INCONCLUSIVE
         rows = [row for _, row in sorted(self._results.items())]
         found = ", ".join(f"{count} {result}" for result, count in counts.items()) or "no checkpoints"
-        more = "" if rounds else "; interrupted"
+        more = f"; {self._problem}" if self._problem else "" if rounds else "; interrupted"
         tools.show(
             {"verdict": verdict, "rounds": rounds, "rate": self._options.rate, "checkpoints": rows},
             [pages.Text(f"{found}{more}", lead=verdict.upper(), tone=verdict)],
@@ -231,8 +232,10 @@ class _Scrub:
         except (ValueError, OSError) as error:
             if self._interval is None:
                 raise CommandError(str(error)) from error
-            self._say(str(error))  # the run has not saved anything yet
+            self._problem = str(error)  # perhaps the run has not saved anything yet
+            self._say(self._problem)
             return True
+        self._problem = ""
         self._results = {step: row for step, row in self._results.items() if step in steps}
         with tools.CountProgress("checkpoint", len(steps)) as progress:
             for step in steps:
