@@ -1,5 +1,6 @@
 """The ledger of a host: a failure stays until a person has dealt with it, and nothing that is in doubt passes."""
 
+import contextlib
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,7 @@ def test_a_ledger_that_is_lost_damaged_or_none_is_no_pass(desk: Desk, tmp_path: 
         desk.path.write_bytes(damaged)
         assert desk.code() == 3
     desk.path.unlink()
-    with sqlite3.connect(desk.path) as base:
+    with contextlib.closing(sqlite3.connect(desk.path)) as base:
         base.execute("CREATE TABLE other (x)")
     assert desk.code() == 3
     with pytest.raises(LedgerError, match="is a database, but not a ledger"), desk.open():
@@ -169,7 +170,7 @@ def test_entries_stay(desk: Desk) -> None:
         found = [entry for entry in ledger.entries() if entry.device == FIRST and entry.kind == "result"]
     assert [entry.verdict for entry in found[:2]] == ["corrupt", "clean"]
     assert len(found) == 1 + 28 + 1
-    with sqlite3.connect(desk.path) as base:
+    with contextlib.closing(sqlite3.connect(desk.path)) as base:
         for statement in ("UPDATE entries SET verdict = 'clean'", "DELETE FROM entries WHERE verdict = 'corrupt'"):
             with pytest.raises(sqlite3.IntegrityError, match="never"):
                 base.execute(statement)
