@@ -19,7 +19,7 @@ from orbax.checkpoint import v1 as ocp
 
 from sdc.checkpoints import CertificateError, Certified, OtherState, certified_steps
 from sdc.multihost import everyone, first_line
-from sdc.records import RecordError, check_files, to_json
+from sdc.records import to_json
 from sdc.settings import SettingError
 
 LOG = logging.getLogger("sdc.checkpoints")
@@ -275,16 +275,12 @@ class Checkpoints:
             raise CheckpointError(f"{error}; protect the checkpoint again") from error
 
     def _opened(self, **options: Any) -> Certified:
-        try:
-            check_files(self.folder, levels=2)  # Orbax reads the metadata of all steps here
-        except RecordError as error:
-            raise CheckpointError(str(error)) from error
         context = ocp.Context()
         # By default, Orbax saves a slice of each replica, and replicas may differ if memory is faulty. This option
         # makes Orbax save a single replica.
         context.array.saving.use_replica_parallel = False
-        orbax = ocp.training.Checkpointer(self.folder, context=context, preservation_policy=self._newest, **options)
-        return Certified(orbax, lock=False)  # the record of the run has a lock of its own
+        # The record of the run has a lock of its own.
+        return Certified.open(self.folder, lock=False, context=context, preservation_policy=self._newest, **options)
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[Certified]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from sdc.records import write_text
+from sdc.records import Record, write_text
 from sdc.settings import SettingError
 from sdc.verdict import Verdict
 
@@ -45,6 +45,7 @@ DEFINITIONS = (
 
 
 def prepare_folder(folder: Path) -> None:
+    Record.check_owner(folder)
     if folder.exists() and not folder.is_dir():
         raise SettingError("output", folder, "is not a folder; pass the path of a folder")
     folder.mkdir(parents=True, exist_ok=True)

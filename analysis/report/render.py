@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sdc._lazy import missing, remedy
-from sdc.records import RecordError, write_text
+from sdc.records import Record, RecordError, write_text
 
 from .sections import Banner, Facts, Figure, Items, Part, Report, Section, Table, Text, cell
 
@@ -91,7 +91,9 @@ def sentence(reason: str) -> str:
 
 
 def write_page(report: Report, path: Path, *, markdown: bool = True) -> Path:
-    """Writes a report atomically as HTML to a path, and as Markdown to a file beside it; returns the path."""
+    """Writes a report atomically as HTML to a path, and as Markdown to a file beside it; returns the path. Raises
+    RecordError if that fails, or if another user may have planted the path."""
+    Record.check_owner(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if markdown:

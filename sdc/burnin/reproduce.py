@@ -11,7 +11,6 @@ Exit code 1 always results from a comparison; an error of this program, of JAX o
 import argparse
 import contextlib
 import hashlib
-import importlib.metadata
 import io
 import json
 import os
@@ -20,10 +19,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+if sys.version_info < (3, 11):  # noqa: UP036 (others run this file; by default, Python would exit with 1)
+    print("Python 3.11 or newer is needed; see requirements.txt")
+    sys.exit(3)
 try:
     import numpy as np
-except ImportError as error:  # by default, Python would exit with 1
-    print(f"NumPy cannot be imported ({error}); install the packages in requirements.txt")
+except Exception as error:
+    print(f"NumPy cannot be imported ({type(error).__name__}: {error}); install the packages in requirements.txt")
     sys.exit(3)
 
 FLAGS = ("XLA_FLAGS", "NPROC", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64", "JAX_DEFAULT_PRNG_IMPL")
@@ -39,7 +41,7 @@ def main(arguments: list[str], folder: Path) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return reproduce(options.case, options.runs, folder)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         with contextlib.suppress(OSError):  # nobody reads the output
             print(f"no comparison was possible ({type(error).__name__}: {error})")
         return 3
@@ -48,13 +50,13 @@ def main(arguments: list[str], folder: Path) -> int:
 def reproduce(names: list[str], runs: int, folder: Path) -> int:
     """Checks the bundle, reruns its cases (by default all), and returns the exit code."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json.loads(content(folder / "manifest.json"))
         checksum = manifest.pop("seal")
         damaged = [] if seal(manifest) == checksum else ["manifest.json"]
         damaged += [
             name
             for name, checksum in manifest["files"].items()
-            if hashlib.sha256((folder / name).read_bytes()).hexdigest() != checksum
+            if hashlib.sha256(content(folder / name)).hexdigest() != checksum
         ]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         damaged = [f"manifest.json or one of its files ({type(error).__name__}: {error})"]
@@ -73,6 +75,8 @@ def reproduce(names: list[str], runs: int, folder: Path) -> int:
     os.environ.update({name: manifest["variables"][name] for name in FLAGS if manifest["variables"].get(name)})
     if manifest["platform"] == "cpu":
         os.environ.update({"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(manifest["devices"])})
+    import importlib.metadata  # which Python 3.7 lacks
+
     import jax
 
     for name, here, there in (
@@ -96,6 +100,12 @@ def reproduce(names: list[str], runs: int, folder: Path) -> int:
     if manifest["simulated"]:
         print("SIMULATION: this result says nothing about the hardware, which should produce the right bits")
     return 1 if 1 in codes else max(codes, default=3)
+
+
+def content(path: Path) -> bytes:
+    if not path.is_file():  # reading a pipe would never end
+        raise OSError(f"{path.name} is not a file")
+    return path.read_bytes()
 
 
 def seal(manifest: dict[str, Any]) -> str:

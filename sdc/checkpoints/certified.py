@@ -8,11 +8,13 @@ saved it.
 
 import contextlib
 import dataclasses
+import datetime
 import functools
 import gc
 import inspect
 import logging
 import math
+import os
 import sys
 import traceback
 import warnings
@@ -51,6 +53,7 @@ Result = TypeVar("Result")
 ScrubResult: TypeAlias = Literal["clean", "repaired", "damaged", "unreadable", "gone"]
 FAILURES = (OSError, RuntimeError, ValueError)  # errors of Orbax, its storage and devices
 ORBAX = "orbax/checkpoint"  # part of the path of its modules
+NO_TIME = datetime.datetime.fromtimestamp(0, datetime.UTC)
 AT_ONCE = 1 << 28  # maximum bytes of arrays that an audit reads at a time
 
 
@@ -89,6 +92,13 @@ class Certified:
         )
         self._locks, self._owned = lock, False
         self.rejected: list[tuple[int, str]] = []  # steps that the last `restore_verified` skipped, and the reasons
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], *, lock: bool = True, **options: Any) -> Self:
+        """Opens a folder with an Orbax checkpointer of its own, which reads no checkpoint before it is restored:
+        damaged metadata of one checkpoint is in the way of no other. `options` are those of Orbax's checkpointer; its
+        list of checkpoints has no times."""
+        return cls(_open(path_of(folder), **options), lock=lock)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("_", "load", "save", "restore")):
@@ -725,13 +735,39 @@ def _abstract(leaf: Any, place: SingleDeviceSharding) -> Any:
 
 @contextlib.contextmanager
 def _opened(place: epath.Path, step: int | None = None) -> Iterator[Any]:
-    from orbax.checkpoint import v1 as ocp
-
-    try:
-        check_files(place, levels=2)  # Orbax reads the metadata of all steps
-        if step is not None:
+    if step is not None:
+        try:
             check_files(place / str(step))
-    except RecordError as error:
-        raise CertificateError(str(error)) from error
-    with contextlib.closing(ocp.training.Checkpointer(place)) as checkpointer:
+        except RecordError as error:
+            raise CertificateError(f"in checkpoint {step} of {place}, {error}") from error
+    with contextlib.closing(_open(place)) as checkpointer:
         yield checkpointer
+
+
+def _open(folder: epath.Path, **options: Any) -> Any:
+    from orbax.checkpoint import path, v1 as ocp
+
+    return ocp.training.Checkpointer(folder, step_name_format=_Names(path.step.standard_name_format()), **options)
+
+
+class _Names:
+    """Orbax's names of checkpoints. Orbax would open the metadata of each checkpoint for its time, and a pipe in one of
+    them would block it; with `lightweight_initialize`, it loads nothing (0.12.8: "year 0 is out of range")."""
+
+    def __init__(self, orbax: Any) -> None:
+        self._orbax = orbax
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._orbax, name)
+
+    def find_all(self, base_path: Any) -> Iterator["_Found"]:
+        return (_Found(found.step, found.path) for found in self._orbax.find_all(base_path))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """A checkpoint that has not been read."""
+
+    step: int
+    path: epath.Path
+    commit_timestamp: datetime.datetime = NO_TIME

@@ -10,6 +10,7 @@ this would be a write every few seconds, a lock of another host stays until it i
 import errno
 import fcntl
 import os
+import stat
 import threading
 import time
 import uuid
@@ -21,7 +22,7 @@ from typing import Annotated
 import msgspec
 
 from ..schema import Header, about, identify, now
-from .storage import AnyPath, RecordError, appends, check_owner, create_bytes, endless, read_bytes, remove, write_bytes
+from .storage import ENDLESS, AnyPath, RecordError, appends, check_owner, create_bytes, read_bytes, remove, write_bytes
 
 LOCK, RENEWING = "lock.json", "sdc-locks"  # file name of a lock, and name of the thread that renews locks
 # Seconds after which a lock taken over without the kernel is read again: the last writer holds it.
@@ -132,8 +133,9 @@ class Lock:
     def _lock(self, content: bytes, lasting: bool) -> int | None:
         """Returns the open file, locked by the kernel; None if the file system does not support `flock`."""
         with suppress(FileNotFoundError):
-            if other := endless(self._path):
-                raise RecordError(f"{self._path} is {other}, not a file; replace it with a regular file")
+            if not stat.S_ISREG(kind := os.lstat(self._path).st_mode):
+                what = {**ENDLESS, stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder"}[stat.S_IFMT(kind)]
+                raise RecordError(f"{self._path} is {what}, not a file; delete it")
         while True:
             handle = _open(self._path)
             try:

@@ -27,6 +27,7 @@ AnyPath: TypeAlias = str | os.PathLike[str]
 
 # Types of objects at a path, other than files, that block when read or have no end.
 ENDLESS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+LEADS_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # errors for a link to nothing or to itself
 _TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}")  # the random part is that of `tempfile.mkstemp`
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}  # the client of each object store
 
@@ -62,12 +63,10 @@ def endless(path: AnyPath) -> str | None:
         raise OSError(errno.EINVAL, "a path must not contain a zero byte", os.fspath(path)) from error
 
 
-def check_files(folder: AnyPath, *, levels: int | None = None) -> None:
+def check_files(folder: AnyPath) -> None:
     """Checks that everything in a folder is a file or a folder, before a library reads it: a pipe would block the
-    library, and a device has no end. Links are followed; an object store has only objects.
-
-    `levels` limits the depth: 1 checks only what is directly in the folder. Raises RecordError for the first object
-    that is something else.
+    library, and a device has no end. Links are followed; an object store has only objects. Raises RecordError, with
+    the name within the folder, for the first object that is something else.
     """
     if not appends(folder):
         return
@@ -81,12 +80,21 @@ def check_files(folder: AnyPath, *, levels: int | None = None) -> None:
             folders.clear()
             continue
         seen.add((there.st_dev, there.st_ino))
-        if levels is not None and len(Path(place).relative_to(folder).parts) + 1 >= levels:
-            folders.clear()
         for path in (os.path.join(place, name) for name in files):
-            with suppress(FileNotFoundError):  # a broken link, or a file that another process has just deleted
-                if found := endless(path):
-                    raise RecordError(f"{path} is {found}, not a file; delete it")
+            try:
+                found = endless(path)
+            except OSError as error:
+                if error.errno in LEADS_NOWHERE:  # a link, or a file that another process has just deleted
+                    continue
+                raise
+            if found:
+                name = Path(path).relative_to(folder)
+                above = [name, *name.parents][-2::-1]  # the outermost link is the one to delete
+                link = next((each for each in above if Path(folder, each).is_symlink()), None)
+                raise RecordError(
+                    f"{name} is {found}, not a file; delete it" if link is None
+                    else f"{link} is a link to {found}; delete this link"
+                )  # fmt: skip
 
 
 def own_folder(path: AnyPath) -> Path:
@@ -119,7 +127,7 @@ def planted(path: AnyPath) -> str | None:
     to this user, to root, or to the owner of that folder."""
     if not appends(path):
         return None
-    given, followed = Path(path).absolute(), Path(path).resolve()
+    given, followed = Path(path).absolute(), Path(os.path.realpath(path))  # `resolve` raises for a link to itself
     for each in (given, *given.parents, followed, *followed.parents):
         with suppress(FileNotFoundError, NotADirectoryError):
             owner, above = each.lstat().st_uid, each.parent.stat()

@@ -118,6 +118,22 @@ def test_commands_in_a_shared_folder(shared: Path, words: tuple[object, ...]) ->
     assert not [path for path in (shared / "runs").rglob("*") if path.is_file()]
 
 
+@pytest.mark.parametrize("plant", ["mkdir -m 777 {}", "mkdir {0}-own; ln -s {0}-own {0}"])
+def test_no_output_is_written_where_others_can_replace_it(shared: Path, plant: str) -> None:
+    run = shared.parent / "run"
+    assert command(*COMMANDS[1], "--run", run)[0] == 0
+    out = shared / "out"
+    assert as_other(plant.format(out)) == 0
+    for words in (
+        ("fleet", "summarize", run, "--output", out),
+        (*COMMANDS[1], "--run", shared.parent / "junit", "--junit", out / "junit.xml"),
+        (*COMMANDS[1], "--run", shared.parent / "prom", "--prometheus", out / "sdc.prom"),
+    ):
+        code, _, err = command(*words)
+        assert (code, "belongs to another user" in err, err.count("\n")) == (2, True, 1), err
+    assert [path for path in shared.rglob("*") if path.is_file()] == []
+
+
 def test_a_planted_result_decides_nothing(shared: Path) -> None:
     """Neither for a host that has a result nor for one that has none, whoever owns it."""
     assert command(*COMMANDS[1], "--run", shared.parent / "own")[0] == 0

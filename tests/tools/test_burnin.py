@@ -240,6 +240,19 @@ def test_a_finding_decides_the_exit_code_even_if_a_device_does_not_end_its_run(
     assert codes == [1]
 
 
+@pytest.mark.parametrize("how", ["pipe", "folder", "link"])
+def test_a_log_that_is_no_file_is_no_hang(how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["burnin", *FAST.split(), "--devices", "2", "--run", str(tmp_path / "run")]
+    assert cli.run(words) == 0
+    log = tmp_path / "run" / EVENTS
+    log.unlink()
+    {"pipe": os.mkfifo, "folder": os.mkdir, "link": lambda path: os.symlink("/dev/zero", path)}[how](log)
+    capsys.readouterr()
+    assert cli.run([*words, "--resume"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"{EVENTS} is not a file; delete it")
+
+
 def test_killed_it_leaves_what_was_known(tmp_path: Path) -> None:
     words = ("burnin", "--only", "transfers", "--devices", "2", "--run", str(tmp_path / "run"))
     started = Started((*words, "--minutes", "5"), None)

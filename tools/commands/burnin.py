@@ -238,7 +238,8 @@ def _check_outputs(options: BurninCommand) -> None:
 
 
 def check_place(setting: str, file: Path) -> None:
-    """Raises SettingError if a file could not be written later."""
+    """Raises SettingError if a file could not be written later, and RecordError if another user may have planted it."""
+    Record.check_owner(file)
     there = file.absolute().parent
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         problem = "is not writable" if there.is_dir() else "does not exist"
@@ -254,6 +255,9 @@ def _folder(options: BurninCommand) -> Path:
         burnin.BURN_IN.read(options.run)
     except RecordError as error:
         raise SettingError("resume", options.run, str(error)) from error
+    log = options.run / burnin.EVENTS
+    if os.path.lexists(log) and (log.is_symlink() or not log.is_file()):
+        raise SettingError("resume", options.run, f"{log.name} is not a file; delete it")
     return options.run.absolute()
 
 

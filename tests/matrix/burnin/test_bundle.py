@@ -118,6 +118,11 @@ def test_exit_code_1_follows_a_comparison(programs: Programs, struck: Struck, tm
     for package in ("jax", "jax.export", "numpy"):
         code, out = reproduce(folder, without=package)
         assert (code, package.partition(".")[0] in out.lower()) == (3, True), out
+    (folder / "numpy.py").write_text("raise RuntimeError('no core')")
+    assert reproduce(folder) == (
+        3, "NumPy cannot be imported (RuntimeError: no core); install the packages in requirements.txt\n",
+    )  # fmt: skip
+    (folder / "numpy.py").unlink()
     path = folder / "manifest.json"
     text = path.read_text()
     manifest = json.loads(text)
@@ -142,6 +147,10 @@ def test_exit_code_1_follows_a_comparison(programs: Programs, struck: Struck, tm
         path.write_text(changed)
         code, out = reproduce(folder)
         assert (code, words in out) == (3, True), out
+    path.unlink()
+    os.mkfifo(path)
+    assert reproduce(folder)[0] == 3
+    path.unlink()
     path.write_text(text)
     first = folder / next(name for name in manifest["files"] if name.startswith("inputs/"))
     first.write_bytes(first.read_bytes()[:-1] + b"x")
@@ -149,6 +158,8 @@ def test_exit_code_1_follows_a_comparison(programs: Programs, struck: Struck, tm
     assert code == 3
     assert "damaged" in out
     first.unlink()
+    assert reproduce(folder)[0] == 3
+    os.mkfifo(first)
     assert reproduce(folder)[0] == 3
 
 

@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import random
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as ocp
 
+from sdc.checkpoints import audit, checkpoints_in
 from sdc.checkpoints.certificate import PARTS
 from sdc.settings import SettingError
 from sdc.train.checkpoints import CheckpointError, Checkpoints
@@ -78,20 +80,39 @@ def test_damage_is_found(
         checkpoints.restore(describe(small()))
 
 
-def test_a_pipe_that_orbax_would_wait_for_at_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["_CHECKPOINT_METADATA", "commit_success.txt", "more", "devices"])
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_pipe_in_one_checkpoint_is_in_the_way_of_no_other(tmp_path: Path, step: int, where: str) -> None:
+    """Orbax would open the metadata of all checkpoints, and wait for ever."""
     checkpoints = two(tmp_path)
-    (tmp_path / "1" / "_CHECKPOINT_METADATA").unlink()
-    os.mkfifo(tmp_path / "1" / "_CHECKPOINT_METADATA")
-    with pytest.raises(CheckpointError, match=r"1/_CHECKPOINT_METADATA is a pipe, not a file; delete it$"):
-        checkpoints.restore(describe(small()))
+    victim = tmp_path / str(step) / where
+    victim.unlink(missing_ok=True)
+    victim.symlink_to("/dev") if where == "devices" else os.mkfifo(victim)
+    (tmp_path / "more").symlink_to("/dev/zero")
+    found = r"devices is a link to a \w+; delete this link" if where == "devices" else f"{where} is a pipe, not a file"
+    with pytest.raises(CheckpointError, match=found):
+        checkpoints.restore(describe(small()), step=step)
+    assert audit(str(tmp_path), 3 - step).problem == ""
+    assert re.search(found, audit(str(tmp_path), step).problem)
+    assert checkpoints_in(str(tmp_path)) == [1, 2]
+    assert checkpoints.restore(describe(small()))[1] == {"batch": 3 - step}
+    with checkpoints:
+        for later in (2, 3):
+            checkpoints.save(later, small(float(later)), {"batch": later})
+    assert checkpoints.restore_newest(describe(small()))[2] == 3
+    assert (tmp_path / "1").exists() == (step == 2)  # the newest one that was restored stays
 
 
-@pytest.mark.parametrize("more", ["stray", "loose", "circle"])
+@pytest.mark.parametrize("more", ["stray", "loose", "circle", "loop", "through a file"])
 def test_files_that_nobody_reads_do_no_harm(tmp_path: Path, more: str) -> None:
     checkpoints = two(tmp_path)
     if more == "circle":
         for name in ("one", "two"):  # each leads to both, at forty levels
             (tmp_path / "2" / "state" / name).symlink_to(".")
+    elif more in ("loop", "through a file"):
+        target = {"loop": "loop", "through a file": "_CHECKPOINT_METADATA/x"}[more]
+        for folder in (tmp_path / "2", tmp_path / "2" / "state"):
+            (folder / "loop").symlink_to(target)
     elif more == "stray":
         (tmp_path / "2" / "state" / "more").write_bytes(b"")
     else:

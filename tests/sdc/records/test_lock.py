@@ -212,12 +212,18 @@ def test_a_lock_that_nobody_holds_is_taken_whatever_it_says(tmp_path: Path, text
     assert not (tmp_path / LOCK).exists()
 
 
-def test_a_lock_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("what", "target"),
+    [("a pipe", ""), ("a folder", "")]
+    + [("a link", target) for target in ("/dev/zero", LOCK, "nothing", "record.json", "record.json/x")],
+)
+def test_a_lock_that_is_no_file_is_not_waited_for(tmp_path: Path, what: str, target: str) -> None:
     record = Record.create(tmp_path / "run", {}, kind="twin")
-    (tmp_path / "run" / LOCK).unlink()
-    os.mkfifo(tmp_path / "run" / LOCK)
+    lock = tmp_path / "run" / LOCK
+    lock.unlink()
+    {"a pipe": os.mkfifo, "a folder": os.mkdir, "a link": lambda path: path.symlink_to(target)}[what](lock)
     record.close()
-    with pytest.raises(RecordError, match=r"lock.json is a pipe, not a file; replace it with a regular file"):
+    with pytest.raises(RecordError, match=f"lock.json is {what}, not a file; delete it"):
         Record.resume(tmp_path / "run", {}, at=0)
 
 
