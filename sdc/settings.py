@@ -1,6 +1,8 @@
 """Settings of specs: how a command line reads them, and the error that identifies an invalid setting."""
 
 import dataclasses
+import os
+import re
 import typing
 from collections.abc import Sequence
 from numbers import Integral
@@ -67,6 +69,14 @@ class SettingError(ValueError):
     def __init__(self, setting: str, given: object, problem: str) -> None:
         self.setting, self.given, self.problem = setting, given, problem
         super().__init__(f"{setting}={given}: {problem}" if given is not None else f"{setting}: {problem}")
+
+
+def check_file(path: str | os.PathLike[str]) -> None:
+    """Raises ValueError for a URL, also as a `Path`, which takes `gs://bucket` for a file in a folder named `gs:`."""
+    if found := re.match(r"([a-z][a-z0-9]+:)/+(.*)", os.fspath(path)):
+        raise ValueError(
+            f"{'//'.join(found.groups())} is in an object store; give a path on a disk, NFS or a mounted bucket"
+        )
 
 
 SEVERAL = {"corpus": "texts"}  # plural noun for the values of a setting whose name is not a plural

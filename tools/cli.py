@@ -1,6 +1,7 @@
 """The command `sdc`. No slow module is imported before the flags are parsed, and no failure of the tool looks like a
 verdict."""
 
+import logging
 import os
 import sys
 import traceback
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from .runtime import deaf, leave_at_once, listen
 
         listen()
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs what it does, and raises what it logs
         code = run(sys.argv[1:] if arguments is None else arguments)
         deaf()
         leave_at_once(code)

@@ -26,10 +26,15 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import tyro
-from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
+from tyro.constructors import (
+    ConstructorRegistry,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
 from sdc._lazy import missing, remedy
-from sdc.settings import Flag, Within, check_fields
+from sdc.settings import Flag, Within, check_fields, check_file
 
 from .runtime import CommandError, name_flags, usage_errors
 
@@ -243,6 +248,11 @@ def _rule(info: StructTypeInfo) -> StructConstructorSpec | None:
     every, make = offered(info.type)
 
     def instantiate(**values: Any) -> Any:
+        for value in values.values():
+            for path in value if isinstance(value, tuple) else (value,):
+                if isinstance(path, Path):
+                    with usage_errors():
+                        check_file(path)
         return make(values)
 
     instantiate.__doc__ = info.type.__doc__  # tyro's help shows it

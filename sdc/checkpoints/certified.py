@@ -27,7 +27,7 @@ from etils import epath
 from jax.sharding import SingleDeviceSharding
 
 from ..multihost import PeerError, Unreachable, everyone, first_line, together
-from ..records import RecordError, check_files
+from ..records import RecordError, check_files, names
 from .certificate import (
     MISSING,
     REASONS,
@@ -609,6 +609,11 @@ def checkpoints_in(folder: str) -> list[int]:
         CertificateError: the folder does not exist or contains no checkpoints.
     """
     place = path_of(folder)
+    try:
+        with contextlib.suppress(NotADirectoryError):
+            names(place)
+    except (OSError, RecordError) as error:  # an object store without its client, credentials or a connection
+        raise CertificateError(f"{folder} cannot be read ({first_line(error)})") from error
     if not place.is_dir():
         raise CertificateError(f"{folder} is not a folder; expected one that an Orbax checkpointer wrote")
     with _opened(place) as checkpointer:

@@ -179,14 +179,14 @@ class RunningCheckpoint:
             together(lambda: self._store.create(layout))
             sealed = together(lambda: last_save(self.folder))
             # Some processes may have written their part of an interrupted save, so its number is not reused.
-            self._saves = max(map(int, everyone(str(max(self._store.saves(), default=0)), at="opening a checkpoint")))
+            self._saves = max(map(int, everyone(str(self._store.last()), at="opening a checkpoint")))
             if sealed is None:  # from here on, a missing seal is a loss
                 together(lambda: self._seal(0, 0) if jax.process_index() == 0 else None)
             else:  # the copy is set to the content of the store
                 reader = self.reader()
                 self._saves = max(self._saves, reader.save)
                 self._store.versions = reader.versions[self._store.process]
-                if self._store.process in reader.behind:
+                if not sealed.sealed or self._store.process in reader.behind:
                     self._store.doubt()
                 found = reader.recover(list(range(len(self.partition.blocks))), initial)
                 self.copy = auto(self._moving(named_leaves(found.state)))

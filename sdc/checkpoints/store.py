@@ -181,6 +181,12 @@ class Store:
         self.versions = versions
         return sum(len(content) for content, _ in blocks.values()) + path.stat().length
 
+    def last(self) -> int:
+        """Returns the highest number of a save that has a manifest or a block, since it may have been a completed one
+        of which files are missing; 0 if there is none."""
+        numbers = (key.rpartition(".")[2] for key in self.keys())
+        return max([*self.saves(), *(int(number) for number in numbers if number.isdecimal())], default=0)
+
     def reclaim(self) -> None:
         """Deletes all files except those of the last manifests and of the sealed save."""
         saves = self.saves()
@@ -258,10 +264,12 @@ class Saved:
         save: number of the sealed save.
         manifests: one manifest for each process: that of the sealed save or, if it is missing or damaged, an earlier
             one.
+        sealed: whether the seal is readable; if it is not, there may have been a later save.
     """
 
     save: int
     manifests: Sequence[StoreManifest]
+    sealed: bool = True
 
     @property
     def oldest(self) -> StoreManifest:
@@ -298,7 +306,7 @@ def last_save(folder: epath.Path) -> Saved | None:
                 f"{folder} has blocks, but neither a readable seal nor a readable save of all processes; {REMEDY}"
             )
         LOG.warning("%s: no readable seal; using save %d, which all processes have", folder, save)
-    return Saved(save, [Store(folder, process).newest(save) for process in range(processes)])
+    return Saved(save, [Store(folder, process).newest(save) for process in range(processes)], seal is not None)
 
 
 def _processes(folder: epath.Path) -> list[int]:

@@ -208,7 +208,8 @@ def task(kind: str, params: Mapping[str, Any], inputs: program.Values) -> Produc
     """Returns the product that an equation computes."""
     a, b = _factors(kind, inputs)
     if kind == "dot_general":
-        mixed = jnp.iscomplexobj(a) or jnp.iscomplexobj(b)
+        types = (a.dtype, b.dtype, params["preferred_element_type"] or a.dtype)
+        mixed = any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in types)
         return _complex(params, a, b) if mixed else ProductTask(product_of(kind, params, a, b), a, b)
     if kind == "ragged_dot_general":
         numbers = params["ragged_dot_dimension_numbers"]
@@ -249,7 +250,8 @@ _CONVOLUTION = (
 
 
 def _complex(params: Mapping[str, Any], a: Any, b: Any) -> ProductTask:
-    """Converts a product with a complex factor to a real one, with real and imaginary parts p and q on separate axes:
+    """Converts a product with a complex factor or result to a real one, with real and imaginary parts p and q on
+    separate axes:
 
     C_q = sum_p A_p B_pq,    A = (Re A, Im A),    B = ((Re B, Im B), (-Im B, Re B)),    C = (Re C, Im C).
     """

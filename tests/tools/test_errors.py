@@ -56,6 +56,13 @@ CASES: dict[str, tuple[str, str]] = {
     "run exists": ("train --steps 1 --run {taken}", "exists already; choose another"),
     "resume nothing": ("train --resume --run {folder}/new", "is not a run folder"),
     "resume unnamed": ("train --resume", "give --run DIR"),
+    "run in a bucket": (
+        "twin --steps 1 --run s3://b/run",
+        "s3://b/run is in an object store; give a path on a disk, NFS or a mount",
+    ),
+    "report in a bucket": ("report a gs://b/run", "gs://b/run is in an object store"),
+    "register in a bucket": ("golden record gs://b/a.json", "gs://b/a.json is in an object store"),
+    "checkpoints out of reach": ("checkpoint verify gs://b/run", "gs://b/run cannot be reached without gcsfs; install"),
     "report nothing": ("report {folder}/new", "is not a run folder"),
     "report damaged": ("report {damaged}", "steps.jsonl line 1"),
     "coordinator": ("twin --coordinator localhost", "give all three or none"),
@@ -134,7 +141,7 @@ def words(template: str, folder: Path) -> list[str]:
     for name, path in names.items():
         template = template.replace("{" + name + "}", path)
     found = template.split()
-    if not {"--run", "--resume", "report", "bench", "trace", "abft", "study"} & set(found):
+    if not {"--run", "--resume", "report", "bench", "trace", "abft", "study", "golden", "checkpoint"} & set(found):
         found += ["--run", str(folder / "unwanted")]
     return found
 

@@ -6,7 +6,6 @@ and with a training step.
 """
 
 import functools
-import logging
 import math
 import random
 import statistics
@@ -175,7 +174,6 @@ def _line(step: int, hits: list[dict[str, Any]], draw: random.Random) -> dict[st
 
 
 def measure_checkpoint(options: BenchOptions) -> dict[str, Any]:
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs each save
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         step, (state, batch) = harness.reference_step(harness.config_of(options))

@@ -201,7 +201,10 @@ def test_a_store_whose_manifests_are_gone_is_not_begun_anew(tmp_path: Path, seal
     assert sorted((tmp_path / "process-0" / "blocks").iterdir()) == blocks
 
 
-def test_a_missing_manifest_is_reported_as_a_damaged_one_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_missing_manifest_is_reported_as_a_damaged_one_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, sealed: bool
+) -> None:
     """Recovery says how old it is, and the blocks of the missing manifest are kept."""
     states = [start()]
     with opened(tmp_path) as running:
@@ -211,14 +214,16 @@ def test_a_missing_manifest_is_reported_as_a_damaged_one_is(tmp_path: Path, capl
             running.save(states[-1], step, note={"batch": step})
     place = tmp_path / "process-0"
     (place / "manifests" / "3.json").unlink()
-    orphans = set((place / "blocks").glob("*.3"))
+    orphans = {path: path.read_bytes() for path in (place / "blocks").glob("*.3")}
+    if not sealed:
+        (tmp_path / "seal.json").unlink()
     with caplog.at_level(logging.WARNING, "sdc.checkpoints"):
         reader = RunningCheckpoint.read(tmp_path, start(), moving="params", rows=4)
         found = reader.recover([block], nothing(states[3]))
-    assert "3.json" in caplog.text
+    assert ("3.json" if sealed else "no readable seal") in caplog.text
     assert (reader.step, reader.note) == (2, {"batch": 2})
     assert found.steps == {block: 2}
-    assert found.older == [block]
+    assert found.older == [block] * sealed
     np.testing.assert_array_equal(found.state["params"]["w"][:4], states[2]["params"]["w"][:4])
     with opened(tmp_path) as running:
         model = Model(running)
@@ -227,7 +232,7 @@ def test_a_missing_manifest_is_reported_as_a_damaged_one_is(tmp_path: Path, capl
         assert running.wait()
         state = moved(state, [6], 5)
         model.save(running.save(state, 5), state, 5)
-    assert orphans <= set((place / "blocks").iterdir())
+    assert {path: path.read_bytes() for path in orphans} == orphans
 
 
 def test_what_is_not_there_is_not_initial(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ FORMS: dict[str, Case] = {
     ),
     "complex": (lambda z: z @ z.T, ((X + 1j * X[::-1]).astype(np.complex64),), 1),
     "real times complex": (lambda z: lax.dot(z.real, z.T), ((X + 1j * X[::-1]).astype(np.complex64),), 1),
+    "real with a complex result": (lambda x: lax.dot(x, x.T, preferred_element_type=np.complex64), (X,), 1),
     "complex times real": (lambda z: lax.dot(z, z.imag.T), ((X + 1j * X[::-1]).astype(np.complex64),), 1),
     "complex, in batches": (
         lambda z: jnp.einsum("bij,bjk->bik", z, z), ((EXPERTS[:, :5] - 1j * EXPERTS[:, 3:]).astype(np.complex64),), 1,
