@@ -159,8 +159,7 @@ def read_chassis() -> tuple[str, ...]:
 
 
 class Ledger:
-    """A context manager that opens a ledger, to be read or, with `write`, to be written; with `create`, it is created
-    if there is none.
+    """A context manager that opens a ledger for reading or, with `write`, for writing; `create` makes a missing one.
 
     Raises LedgerError if the file cannot be opened, is damaged, is no ledger, or may have been planted by another user.
     """
@@ -253,7 +252,7 @@ class Ledger:
 
     def acknowledge(self, device: str, reason: str, by: str, *, gone: bool = False) -> None:
         """Records that a person has dealt with the failures of a device, or that the device has left the host. The
-        device must pass a burn-in before the host passes again."""
+        host passes if the device has passed a burn-in since its last failure."""
         with self._transaction():
             at = self._origin()
             host = self._host_state(at)

@@ -100,7 +100,8 @@ class AcknowledgeCommand:
     Example: sdc fleet acknowledge "serial 1653923000123" --reason "reseated, 8 h soak" --by "N. Weber"
     Example: sdc fleet acknowledge "uuid GPU-5b1c..." --gone --reason "returned to the vendor" --by "N. Weber"
 
-    The device must pass a burn-in before the host passes again. Exit codes: 0 recorded, 2 bad usage, or no such device.
+    The host passes if the device has passed a burn-in since its failure. Exit codes: 0 recorded, 2 bad usage, or no
+    such device.
     """
 
     device: Annotated[str, tyro.conf.Positional]

@@ -23,7 +23,7 @@ NAGIOS = {Exit.CLEAN: ("OK", 0), Exit.CORRUPT: ("CRITICAL", 2), Exit.INCONCLUSIV
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerdictCommand(ResultCommand):
-    """Prints the latest recorded verdict of a burn-in, pair or pool.
+    """Prints the standing of this host, or the verdict of a result.
 
     Example: sdc verdict --max-age 24h
     Example: sdc verdict --format nagios --max-age 7d /var/lib/sdc
