@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from sdc.records.determinism import prepare
+from tests.flags import compile_quickly
 
 WORKER = 6 << 30  # maximum bytes of a worker; measured: 5 to 5.7 GB
 
@@ -18,13 +19,7 @@ WORKER = 6 << 30  # maximum bytes of a worker; measured: 5 to 5.7 GB
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
 
-# The suite compiles far more than it computes, and takes half the time with little optimization. Processes that tests
-# start inherit these options, so that they find compiled programs in the cache.
-QUICK = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
-if jax.__version_info__ < (0, 11):  # XLA aborts if an option is unknown
-    QUICK.append("--xla_cpu_use_fusion_emitters=false")
-if "SDC_OPTIMIZED" not in os.environ:  # `make test-optimized` compiles with full optimization
-    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *QUICK]).strip()
+compile_quickly()
 prepare(cpu_devices=8, only_cpu=True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

@@ -160,8 +160,9 @@ PORT = 4321
 
 
 def srun_lines(schedule: Schedule, folder: str) -> Iterator[str]:
-    """Yields a script that runs the pairs of a round concurrently and the rounds in sequence."""
-    yield "#!/bin/sh"
+    """Yields a script that runs the pairs of a round concurrently and the rounds in sequence, and exits with 1 if a
+    pair did, otherwise with 3 if a pair did not end with 0."""
+    yield from ("#!/bin/sh", "worst=0 pairs=")
     for note in schedule.notes:
         yield f"# {note}"
     for number, pairs in enumerate(schedule.rounds, start=1):
@@ -169,9 +170,13 @@ def srun_lines(schedule: Schedule, folder: str) -> Iterator[str]:
         yield f"# round {number} of {len(schedule.rounds)}{rest}"
         for first, second in pairs:
             run = shlex.quote(f"{folder}/round-{number}/{first}-{second}")
-            start = f"srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist={first},{second}"
-            yield f"{start} sdc pair --run {run} &"
-        yield "wait"
+            start = "srun --kill-on-bad-exit=0 --nodes=2 --ntasks=2 --ntasks-per-node=1"
+            yield f'{start} --nodelist={first},{second} sdc pair --run {run} & pairs="$pairs $!"'
+        yield (
+            'for pair in $pairs; do wait "$pair"; case $?:$worst in 0:* | *:1) ;; 1:*) worst=1 ;; *) worst=3 ;; esac; '
+            "done; pairs="
+        )
+    yield 'exit "$worst"'
 
 
 def jobset_lines(schedule: Schedule, folder: str, image: str = "IMAGE") -> Iterator[str]:

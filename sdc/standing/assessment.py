@@ -1,12 +1,14 @@
 """The standing of a host. Health checks query the standing every minute, so importing this module must be fast."""
 
 import datetime
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sdc.burnin import BURN_IN, EVENTS, PAIR, PAIR_FORMAT, POOL, RESULT, Pair, Standing
-from sdc.records import Record, RecordError, read_json
+from sdc.burnin import BURN_IN, PAIR, PAIR_FORMAT, POOL, RESULT, BurninResult, Pair, Standing, candidates
+from sdc.records import Record, RecordError, identify, read_json
+from sdc.schema import Device
 from sdc.verdict import Verdict
 
 from .ledger import REMEDY, DeviceState, Ledger, LedgerEntry, Origin
@@ -15,45 +17,53 @@ NAMES = (RESULT, PAIR, POOL)
 AHEAD = 300.0  # seconds by which a result may be dated in the future; clocks of hosts differ by less
 
 
-def standing_of(path: Path, max_age: float | None = None, *, now: datetime.datetime | None = None) -> Standing:
-    """Returns a host's standing from its last result; `max_age` is in seconds.
+def standing_of(
+    path: Path, max_age: float | None = None, *, any_host: bool = False, now: datetime.datetime | None = None
+) -> Standing:
+    """Returns the standing that follows from one result; `max_age` is in seconds.
 
-    `path` is a result file, the folder of a burn-in, pair or pool, or a folder of such folders, of which the one with
-    the newest result counts. A result that is missing, damaged, too old or dated in the future is INCONCLUSIVE, never a
-    PASS. A simulated result says nothing about the hardware, and is INCONCLUSIVE unless `path` refers directly to that
-    result.
+    `path` is the file of a result, or the folder of a burn-in, pair or pool. A result that is missing, damaged, too old
+    or dated in the future, a result of other hosts (unless `any_host`), and a PASS of a rehearsal are INCONCLUSIVE.
     """
-    try:
-        place, named = _newest(path)
-    except OSError as error:
-        return _unknown(f"{path} cannot be read ({error.strerror})")
-    if place is None:
+    places = [path / name for name in NAMES if os.path.lexists(path / name)] if path.is_dir() else [path]
+    if not places or not os.path.lexists(places[0]):
         recorded = (path / "manifest.json").exists()
         kind = "a run record (view it with sdc report), but no result," if recorded else "no result"
-        return _unknown(f"there is {kind} in {path}; run sdc burnin")
+        return _unknown(f"there is {kind} in {path}; run sdc burnin, or give the folder of one burn-in, pair or pool")
+    if len(places) > 1:
+        return _unknown(f"{path} holds {' and '.join(place.name for place in places)}; give one of these files")
+    (place,) = places
     try:
+        Record.check_owner(place)
         result = (PAIR_FORMAT if _is_pair(place) else BURN_IN).read(place)
     except RecordError as error:
         return _unknown(str(error), place)
-    found = Standing(
-        verdict=result.verdict, reason=next(iter(result.sentences), result.verdict.acceptance),
-        simulated=result.simulated, file=str(place), ended=result.ended,
-    )  # fmt: skip
-    if found.simulated and not named:
-        return _unknown("the newest result is from a simulation, which says nothing about the hardware", place)
+    if not any_host and not _is_here(result):
+        names = ", ".join(sorted({device.host or result.host.name for device in _devices(result)}))
+        return _unknown(f"{place} is a result of {names}, not of this host; to read it here, give --any-host", place)
+    if result.simulated and result.verdict is Verdict.CLEAN:
+        return _unknown("the result is of a simulation, which says nothing about the hardware", place, simulated=True)
     try:
-        now = now or datetime.datetime.now(datetime.UTC)
-        age = (now - datetime.datetime.fromisoformat(result.ended)).total_seconds()
+        age = ((now or datetime.datetime.now(datetime.UTC)) - _time(result.ended)).total_seconds()
     except (ValueError, TypeError):
-        return _unknown(f"{place} contains an invalid timestamp ({result.ended!r}); run sdc burnin again", place)
-    if age < -AHEAD:
-        return _unknown(
-            f"{place} is dated in the future ({result.ended}), so a clock was wrong; run sdc burnin again",
-            place,
-        )
-    if max_age is not None and age > max_age:
-        return _unknown(f"the last result is {_age(age)} old ({found.verdict.acceptance}); run sdc burnin again", place)
-    return found
+        age = math.nan
+    if result.verdict is not Verdict.CORRUPT:  # a failure counts whatever the clock said
+        if math.isnan(age):
+            return _unknown(f"{place} contains an invalid timestamp ({result.ended!r}); run sdc burnin again", place)
+        if age < -AHEAD:
+            said = f"{place} is dated in the future ({result.ended}), so a clock was wrong; run sdc burnin again"
+            return _unknown(said, place)
+        if max_age is not None and age > max_age:
+            said = f"the result is {_age(age)} old ({result.verdict.acceptance}); run sdc burnin again"
+            return _unknown(said, place)
+    reason = next(iter(result.sentences), result.verdict.acceptance)
+    if result.verdict is Verdict.CLEAN and isinstance(result, BurninResult):
+        names = [candidates(result, device)[0] for device in result.devices]
+        settings = result.settings
+        reason = _passed(names, result.host.name, settings.level, settings.only, reason, age, max_age)
+    return Standing(
+        verdict=result.verdict, reason=reason, simulated=result.simulated, file=str(place), ended=result.ended
+    )
 
 
 def _is_pair(place: Path) -> bool:
@@ -67,46 +77,43 @@ def _is_pair(place: Path) -> bool:
         return False
 
 
-def _unknown(reason: str, place: Path | None = None) -> Standing:
-    return Standing(verdict=Verdict.INCONCLUSIVE, reason=reason, file=None if place is None else str(place))
+def _devices(result: BurninResult | Pair) -> list[Device]:
+    return (
+        [*result.devices]
+        if isinstance(result, BurninResult)
+        else [each for row in result.hosts for each in row.devices]
+    )
 
 
-def _newest(path: Path) -> tuple[Path | None, bool]:
-    if not path.is_dir():
-        return (path if os.path.lexists(path) else None), True
-    own = [path / name for name in NAMES if os.path.lexists(path / name)]
-    if own:
-        return max(own, key=_written), True
-    with os.scandir(path) as folders:
-        there = [place for folder in folders if folder.is_dir() for place in _results(Path(folder.path)) if _own(place)]
-    return (max(there, key=_written) if there else None), False
+def _is_here(result: BurninResult | Pair) -> bool:
+    """Returns whether a result is of this host: of this boot, or of a machine with this name and identity. The identity
+    alone may be that of an image from which many hosts were installed."""
+    here = identify()
+    if here.boot is not None and here.boot == result.host.boot:
+        return True
+    return (here.name, here.machine) in {(result.host.name, result.host.machine)} | {
+        (device.host, device.machine) for device in _devices(result)
+    }
 
 
-def _results(folder: Path) -> list[Path]:
-    """Returns the paths of the results in a folder, or the expected path if a burn-in left a log but no result."""
-    found = [folder / name for name in NAMES if os.path.lexists(folder / name)]
-    return found or ([folder / RESULT] if (folder / EVENTS).exists() else [])
+def _unknown(reason: str, place: Path | None = None, *, simulated: bool = False) -> Standing:
+    return Standing(
+        verdict=Verdict.INCONCLUSIVE, reason=reason, simulated=simulated, file=None if place is None else str(place)
+    )
 
 
-def _own(place: Path) -> bool:
-    """Returns whether no other user planted a result; otherwise, anyone could make a host pass or fail."""
-    try:
-        Record.check_owner(place)
-    except RecordError:
-        return False
-    return True
-
-
-def _written(path: Path) -> float:
-    """Returns the Unix time at which a result was written, as stated in the result, since the file may be a later copy.
-
-    For an unreadable file, returns the modification time, so that an older result does not replace a damaged one.
-    """
-    try:
-        return datetime.datetime.fromisoformat(str(read_json(path)["ended"])).timestamp()
-    except (OSError, ValueError, KeyError):
-        place = path if os.path.lexists(path) else path.with_name(EVENTS)
-        return place.lstat().st_mtime
+def _passed(
+    devices: Sequence[str],
+    host: str,
+    level: str | None,
+    only: Sequence[str] | None,
+    sentence: str,
+    age: float,
+    max_age: float | None,
+) -> str:
+    part = f", only {', '.join(only)}" if only else ""
+    limit = "no limit" if max_age is None else f"limit {_age(max_age)}"
+    return f"{', '.join(devices)} of {host} passed at level {level}{part} {_age(age)} ago ({limit}): {sentence}"
 
 
 def standing_here(
@@ -139,7 +146,9 @@ def standing_here(
         return _stated(Verdict.CORRUPT, f"{name}: {newest.sentence}{more}", newest)
     if host.begun:
         newest = max(host.begun.values(), key=lambda entry: entry.number)
-        return _stated(Verdict.INCONCLUSIVE, f"the burn-in that began at {newest.at.written} left no result", newest)
+        running = newest.at.host.boot == here.host.boot and Path(f"/proc/{newest.at.host.pid}").exists()
+        said = f"is under way (PID {newest.at.host.pid})" if running else "left no result"
+        return _stated(Verdict.INCONCLUSIVE, f"the burn-in that began at {newest.at.written} {said}", newest)
     for name, state in devices.items():
         if (problem := _problem(state, here, max_age)) is not None:
             return _stated(Verdict.INCONCLUSIVE, f"{name}: {problem}; run sdc burnin again", state.result)
@@ -154,8 +163,8 @@ def standing_here(
     if not devices:
         return _unknown(f"no device in {path} has a result; run sdc burnin")
     oldest = min((state.result for state in devices.values()), key=lambda entry: entry.number)
-    only = f", only {', '.join(oldest.only)}" if oldest.only else ""
-    said = f"{', '.join(devices)} of {here.host.name} passed at level {oldest.level}{only}: {oldest.sentence}"
+    age = _ages(oldest.at, here)
+    said = _passed([*devices], here.host.name, oldest.level, oldest.only, oldest.sentence, max(age), max_age)
     return _stated(Verdict.CLEAN, said, oldest)
 
 
@@ -173,14 +182,19 @@ def _problem(state: DeviceState, here: Origin, max_age: float | None) -> str | N
     booted = then.host.boot is not None and then.host.boot == here.host.boot
     if not booted and not {*then.chassis} & {*here.chassis}:
         return "its last result was recorded on another machine"
-    ages = [(_time(here.written) - _time(then.written)).total_seconds()]
+    ages = _ages(then, here)
     if ages[0] < -AHEAD:
         return f"its last result is dated in the future ({then.written}), so a clock was wrong"
-    if booted:  # the clock may have gone back
-        ages.append(here.uptime - then.uptime)
     if max_age is not None and max(ages) > max_age:
         return f"its last result is {_age(max(ages))} old ({result.verdict.acceptance})"
     return None
+
+
+def _ages(then: Origin, here: Origin) -> list[float]:
+    """Returns the age of an entry in seconds by the clock and, within a boot, by the time since then: the clock may
+    have gone back."""
+    booted = then.host.boot is not None and then.host.boot == here.host.boot
+    return [(_time(here.written) - _time(then.written)).total_seconds(), *[here.uptime - then.uptime] * booted]
 
 
 def _time(text: str) -> datetime.datetime:

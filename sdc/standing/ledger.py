@@ -118,12 +118,15 @@ class HostState(Fields, kw_only=True):
 
 
 def ledger_path() -> Path:
-    """Returns the place of this host's ledger: the variable SDC_LEDGER, `/var/lib/sdc` for root, or the user's state
-    folder. The name contains a hash of the machine's identity, because hosts may share a state folder."""
+    """Returns the place of this host's ledger: the variable SDC_LEDGER, or a file in the folder SDC_STATE, which is by
+    default `/var/lib/sdc` for root and the user's state folder for others. The name contains a hash of the machine's
+    identity, because hosts may share a state folder."""
     if given := os.environ.get("SDC_LEDGER"):
         return Path(given)
     me = identify()
-    if os.geteuid() == 0:
+    if given := os.environ.get("SDC_STATE"):
+        folder = Path(given)
+    elif os.geteuid() == 0:
         folder = Path("/var/lib/sdc")
     else:
         folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "sdc"

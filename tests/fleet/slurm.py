@@ -26,6 +26,7 @@ ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".jax_cache"),
     "TMPDIR": tempfile.mkdtemp(),  # locks: the burn-in of somebody else on this host would have this one refused
+    "SDC_LEDGER": "",  # the ledger of a node is in its SDC_STATE
 }
 atexit.register(shutil.rmtree, ENVIRONMENT["TMPDIR"], ignore_errors=True)
 CHECK_EVERY = 5

@@ -5,9 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from .slurm import DEPLOY, FAULT, NODES, SMALL, Slurm, burnin, until
+from sdc.schema import identify
+from sdc.standing.ledger import Ledger, Origin
+from tests.reports import make_finding, make_report, put_report
+
+from .slurm import DEPLOY, FAULT, NODES, SDC, SMALL, Slurm, until
 
 pytestmark = pytest.mark.fleet
 
@@ -28,13 +33,17 @@ def slurm(running: Slurm) -> Iterator[Slurm]:
             running.resume(name)
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of burn-ins: one that failed in a simulation, and a later one that passed."""
-    folder = tmp_path_factory.mktemp("results")
-    assert burnin(folder / "FAIL", *FAULT.split()) == 1
-    assert burnin(folder / "PASS") == 0
-    return {name: folder / name for name in ("FAIL", "PASS")}
+def enter(state: Path, origin: Origin | None = None, *, failed: bool = False) -> None:
+    """Enters the result of a burn-in into the ledger in a folder."""
+    findings = [make_finding()] if failed else []
+    with ledger_in(state, origin) as ledger:
+        ledger.begin("run", simulated=False, level="quick")
+        ledger.add(make_report(machine=identify().machine, findings=findings), begun="run")
+
+
+def ledger_in(state: Path, origin: Origin | None = None) -> Ledger:
+    file = state / f"ledger-{identify().machine}.sqlite"
+    return Ledger(file, write=True, origin=Origin.current if origin is None else lambda: origin)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -56,9 +65,8 @@ def test_one_that_fails_drains_the_node_and_the_job_moves_on(slurm: Slurm) -> No
     slurm.settle("n1", SDC_PROLOG="burnin", SDC_BURNIN_FLAGS=f"{SMALL} {FAULT}")
     moved = slurm.submit("--wrap", "true")  # n1 has the smallest weight
     until(lambda: slurm.drained("n1"), 60, slurm.log)
-    reason = slurm.node("n1")["Reason"]
-    assert reason.startswith("sdc: 20")
-    assert "SIMULATION FAIL" in " ".join(reason.split())
+    assert slurm.node("n1")["Reason"].startswith("Prolog error [")
+    assert "SIMULATION" in (slurm.folder / "prolog-n1.log").read_text()
     bound = slurm.submit("--nodelist=n1", "--wrap", "true")
     job = slurm.ended(moved, 120)
     assert (job["JobState"], job["Restarts"], job["BatchHost"]) == ("COMPLETED", "1", "n2")
@@ -94,23 +102,45 @@ def test_policies_of_the_prolog(slurm: Slurm, tmp_path: Path, settings: dict[str
         assert log.startswith("sdc[crit]: this host is NOT checked" if len(settings) > 1 else "sdc[warning]: the job")
 
 
-def test_the_health_check_drains_and_resumes_what_it_drained(slurm: Slurm, results: dict[str, Path]) -> None:
-    slurm.settle("n3", SDC_STATE=results["FAIL"])
+def test_a_failure_stays_until_it_is_acknowledged(slurm: Slurm, tmp_path: Path) -> None:
+    slurm.settle("n3", SDC_STATE=tmp_path, SDC_RESUME="acknowledged", SDC_PROLOG="verdict")
+    enter(tmp_path, failed=True)
     until(lambda: slurm.drained("n3"), 60, slurm.log)
-    assert "SIMULATION" in slurm.node("n3")["Reason"]
-    slurm.settle("n3", SDC_STATE=results["PASS"])
+    assert slurm.node("n3")["Reason"].startswith("sdc: 20")
+    now = Origin.current()
+    later = msgspec.structs.replace(now, uptime=1.0, host=msgspec.structs.replace(now.host, boot="another boot"))
+    enter(tmp_path, later)  # a PASS after a reboot
+    enter(tmp_path)
+    put_report(tmp_path, make_report("another-host"), "newer")
+    with ledger_in(tmp_path) as ledger:
+        ledger.begin("killed", simulated=False, level="quick")
     slurm.checked_again("n3")
-    assert slurm.drained("n3")  # one PASS does not clear a host
-    slurm.settle("n3", SDC_STATE=results["PASS"], SDC_RESUME="newer-pass")
+    assert slurm.drained("n3")
+    slurm.run("scontrol", "update", "nodename=n3", "state=resume")  # by hand, without an acknowledgement
+    until(lambda: slurm.drained("n3"), 60, slurm.log)
+    device = next(each for each in make_report().devices if each.index == 0)
+    words = (f"serial {device.serial}", "--reason", "reseated", "--by", "a person")
+    slurm.run(SDC, "fleet", "acknowledge", *words, SDC_STATE=str(tmp_path))
+    slurm.checked_again("n3")
+    assert slurm.drained("n3")  # the last burn-in left no result
+    enter(tmp_path)
     until(lambda: not slurm.drained("n3"), 60, slurm.log)
 
 
-def test_the_health_check_leaves_to_others_what_they_drained(slurm: Slurm, results: dict[str, Path]) -> None:
+def test_the_health_check_gives_the_reason_for_what_the_prolog_drained(slurm: Slurm, tmp_path: Path) -> None:
+    slurm.run("scontrol", "update", "nodename=n3", "state=drain", "reason=Prolog error")
+    enter(tmp_path, failed=True)
+    slurm.settle("n3", SDC_STATE=tmp_path)
+    until(lambda: slurm.node("n3").get("Reason", "").startswith("sdc: 20"), 60, slurm.log)
+
+
+def test_the_health_check_leaves_to_others_what_they_drained(slurm: Slurm, tmp_path: Path) -> None:
     slurm.run("scontrol", "update", "nodename=n3", "state=drain", "reason=bad fan")
-    slurm.settle("n3", SDC_STATE=results["PASS"], SDC_RESUME="newer-pass")
+    enter(tmp_path)
+    slurm.settle("n3", SDC_STATE=tmp_path, SDC_RESUME="acknowledged")
     slurm.checked_again("n3")
     assert slurm.drained("n3")
-    slurm.settle("n3", SDC_STATE=results["FAIL"])
+    enter(tmp_path, failed=True)
     slurm.checked_again("n3")
     assert slurm.node("n3")["Reason"].startswith("bad fan [")
 

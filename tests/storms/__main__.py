@@ -12,6 +12,8 @@ import time
 
 import tyro
 
+from tests.flags import compile_quickly
+
 STORMS = {
     "mutations": 1000,
     "commands": 500,
@@ -41,6 +43,7 @@ def main(storms: tyro.conf.Positional[tuple[str, ...]] = (), share: float = 1.0,
         seed: seed of all random choices.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    compile_quickly()
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("SDC_LEDGER", f"{folder}/ledger.sqlite")
         sys.exit(_run(storms, share, seed))

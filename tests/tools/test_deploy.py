@@ -20,8 +20,7 @@ from ..reports import make_finding, make_report
 DEPLOY = Path(__file__).resolve().parents[2] / "tools" / "deploy"
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
 SCRIPTS = [path for path in FILES if path.suffix in (".sh", ".sbatch")]
-SOURCED = ("ask.sh", "node.sh")
-COMMAND = r'(?:"\$SDC"|(sdc_ask)|jax-sdc) (--max-age|"\$run"|[a-z]+)( [^\n;)]*|$)'
+SOURCED = ("ask.sh",)
 VARIABLES = {
     "$SDC_MAX_AGE": "7d", "$SDC_STATE": "state", "$run": "run", "${flags[@]}": "", "$@": "", "$SLURM_NTASKS": "3",
     "$SDC_METRICS": "sdc.prom", "__DEVICES__": "8",
@@ -36,10 +35,8 @@ def commands() -> Iterator[tuple[str, str]]:
     """Yields every command line of sdc in the files, with its file."""
     for path in FILES:
         text = path.read_text().replace("\\\n", " ")
-        for match in re.finditer(
-            r'(?:"\$SDC"|(sdc_ask)|jax-sdc) (--max-age|"\$run"|[a-z]+)( [^\n;)]*|$)', text, re.MULTILINE
-        ):
-            words = f"{'verdict ' if match[1] else ''}{match[2]}{match[3]}"
+        for match in re.finditer(r'(?:"\$SDC"|jax-sdc) ([a-z]+(?: [^\n;)]*|$))', text, re.MULTILINE):
+            words = match[1]
             if words.split()[0] in COMMANDS:
                 yield named(path), re.split(r" 2>| &$", words)[0]
         for match in re.finditer(r"sbatch \S+ (?:\S+ )?(burnin|pair|pool)\.sbatch (.*)", text):
@@ -62,7 +59,7 @@ def test_commands_parse(file: str, line: str) -> None:
 def test_all_commands_were_found() -> None:
     found = {(file, line.split()[0]) for file, line in commands()}
     expected = [
-        ("slurm/prolog.sh", "burnin"), ("slurm/prolog.sh", "verdict"), ("slurm/health-check.sh", "verdict"),
+        ("slurm/prolog.sh", "burnin"), ("lib/ask.sh", "verdict"),
         ("slurm/burnin.sbatch", "burnin"), ("slurm/pair.sbatch", "pair"), ("slurm/pool.sbatch", "pool"),
         ("kubernetes/burnin.sh", "burnin"), ("kubernetes/burnin-job.yaml", "burnin"),
         ("container/Containerfile", "burnin"),
@@ -120,6 +117,7 @@ SAID = {
     "fail": (1, "FAIL  host gpu-17, device 3: 'wrong'  (2026-01-05T00:00:00+00:00, state/result.json)"),
     "simulated": (1, "SIMULATION  FAIL  host gpu-17  (2026-01-05T00:00:00+00:00, state/result.json)"),
     "inconclusive": (3, "INCONCLUSIVE  there is no result in state; run sdc burnin"),
+    "under way": (3, "INCONCLUSIVE  the burn-in that began at 2026-01-05T00:00:00+00:00 is under way (PID 17)"),
     "usage": (2, "sdc: error: --max-age banana: expected a number"),
     "cannot start": (1, "Traceback (most recent call last):\nModuleNotFoundError: No module named 'sdc'"),
     "contradiction": (0, "FAIL  host gpu-17  (2026-01-05T00:00:00+00:00, state/result.json)"),
@@ -184,30 +182,25 @@ def host(tmp_path: Path) -> Host:
 
 @pytest.mark.parametrize("how", SAID)
 def test_the_prolog_drains_for_a_fail_alone(host: Host, how: str) -> None:
+    """By its exit code: a prolog must not call scontrol."""
     host.says(how)
     code, said = host.run("slurm/prolog.sh")
     assert code == (1 if how in ("fail", "simulated") else 0)
-    assert len(host.updates()) == code
-    if code:
-        (update,) = host.updates()
-        assert update.startswith("update nodename=gpu-17 state=drain reason=sdc: 2026-01-05T00:00:00+00:00 ")
-        assert ("SIMULATION" in update) == (how == "simulated")
+    assert not (host.folder / "calls").exists()
+    assert ("drains this node" in said, "SIMULATION" in said) == (code == 1, how == "simulated")
     assert ("NOT checked" in said) == (how in BROKEN)
+    if how != "missing":
+        assert (host.folder / "asked").read_text() == "verdict --max-age 7d\n"  # the ledger
 
 
 def test_policy_of_the_prolog(host: Host) -> None:
     host.settings["SDC_DRAIN_ON"] = "FAIL INCONCLUSIVE"
-    host.says("inconclusive")
-    assert host.run("slurm/prolog.sh")[0] == 1
-    host.says("usage")
-    assert host.run("slurm/prolog.sh")[0] == 0
-    host.says("fail")
-    code, said = host.run("slurm/prolog.sh", FAILING="1")  # slurmctld does not answer
-    assert code == 1
-    assert "scontrol failed" in said
+    for how, code in (("inconclusive", 1), ("under way", 0), ("usage", 0)):
+        host.says(how)
+        assert host.run("slurm/prolog.sh")[0] == code
 
 
-@pytest.mark.parametrize("how", ["pass", "fail", "inconclusive", "usage", "killed", "missing"])
+@pytest.mark.parametrize("how", ["pass", "fail", "simulated", "inconclusive", "usage", "killed", "missing"])
 def test_a_burn_in_in_the_prolog(host: Host, how: str) -> None:
     host.settings |= {"SDC_PROLOG": "burnin", "SDC_BURNIN_FLAGS": "--devices gpu:8"}
     old, evidence = host.folder / "state" / "job-1", host.folder / "state" / "job-2"
@@ -218,14 +211,48 @@ def test_a_burn_in_in_the_prolog(host: Host, how: str) -> None:
         os.utime(folder, (0, 0))
     host.says(how)
     code, said = host.run("slurm/prolog.sh", SLURM_JOB_ID="17")
-    assert code == (how == "fail")
+    assert code == (how in ("fail", "simulated"))
     assert ("NOT checked" in said) == (how in BROKEN)
     assert not old.exists()
     assert evidence.exists()
     if how != "missing":
         burnin, *verdict = (host.folder / "asked").read_text().splitlines()
-        assert re.fullmatch(rf"burnin --level quick --run {host.folder}/state/job-17-\S+ --devices gpu:8", burnin)
-        assert len(verdict) == (how not in BROKEN)
+        run = rf"{host.folder}/state/job-17-\S+"
+        assert re.fullmatch(rf"burnin --level quick --run {run} --devices gpu:8", burnin)
+        assert re.fullmatch(rf"verdict --max-age 7d {run}\nverdict --max-age 7d", "\n".join(verdict))
+
+
+@pytest.mark.parametrize(
+    ("code", "result", "ledger", "found"),
+    [
+        (0, "pass", "fail", "fail"),
+        (3, "inconclusive", "fail", "fail"),
+        *((code, "inconclusive", "fail", "fail") for code in (2, 124, 127, 134, 139, 143)),
+        (137, "missing", "fail", "fail"),
+        (1, "fail", "inconclusive", "fail"),  # the ledger cannot be written
+        (1, "simulated", "pass", "simulated"),
+        (0, "pass", "inconclusive", "inconclusive"),
+        (0, "inconclusive", "pass", "inconclusive"),  # a rehearsal
+        (137, "inconclusive", "inconclusive", "inconclusive"),
+        (1, "pass", "pass", "usage"),  # Python cannot start
+        (2, "inconclusive", "pass", "usage"),
+        (0, "pass", "usage", "usage"),
+    ],
+)
+def test_the_gravest_word_wins_whatever_the_exit_code(
+    host: Host, code: int, result: str, ledger: str, found: str
+) -> None:
+    host.settings |= {"SDC_PROLOG": "burnin"}
+    says = [f"echo {shlex.quote(SAID[how][1])}; exit {SAID[how][0]}" for how in (result, ledger)]
+    host.made("sdc", f"[[ $1 == burnin ]] && exit {code}\n[[ $4 ]] && {{ {says[0]}; }}\n{says[1]}")
+    drains, said = host.run("slurm/prolog.sh")
+    assert drains == (found in ("fail", "simulated"))
+    assert ("NOT checked" in said) == (found == "usage")
+    assert ("SIMULATION" in said) == (found == "simulated")
+    assert host.run("kubernetes/burnin.sh", str(host.folder / "verdict"))[0] == 0
+    word, simulated, *_ = (host.folder / "verdict").read_text().splitlines()
+    assert word == {"fail": "FAIL", "simulated": "FAIL", "inconclusive": "INCONCLUSIVE", "usage": "BROKEN"}[found]
+    assert simulated == str(found == "simulated").lower()
 
 
 @pytest.mark.parametrize("how", SAID)
@@ -239,27 +266,29 @@ def test_the_health_check_drains_for_a_fail_alone(host: Host, how: str) -> None:
 @pytest.mark.parametrize(
     ("reason", "policy", "resumes"),
     [
-        ("sdc: 2026-01-04T23:59:59+00:00 FAIL  host gpu-17", "newer-pass", True),
+        ("sdc: 2026-01-04T23:59:59+00:00 FAIL  host gpu-17", "acknowledged", True),
         ("sdc: 2026-01-04T23:59:59+00:00 FAIL  host gpu-17", "never", False),
-        ("sdc: 2026-01-05T00:00:00+00:00 FAIL  host gpu-17", "newer-pass", False),  # the same result
-        ("sdc: unknown INCONCLUSIVE  there is no result", "newer-pass", False),
-        ("bad fan", "newer-pass", False),
+        ("bad fan", "acknowledged", False),
     ],
 )
 def test_the_health_check_resumes_what_it_drained(host: Host, reason: str, policy: str, resumes: bool) -> None:
-    host.says("pass")
     host.settings["SDC_RESUME"] = policy
     host.state("IDLE+DRAIN", reason)
-    host.run("slurm/health-check.sh")
-    assert host.updates() == ["update nodename=gpu-17 state=resume"] * resumes
+    for how in ("pass", "inconclusive", "fail"):
+        host.says(how)
+        host.run("slurm/health-check.sh")
+        assert host.updates() == ["update nodename=gpu-17 state=resume"] * resumes
 
 
-def test_who_drained_first_keeps_the_reason(host: Host) -> None:
+@pytest.mark.parametrize("reason", ["bad fan", "Prolog error"])
+def test_who_drained_first_keeps_the_reason(host: Host, reason: str) -> None:
+    """Except for the reason that Slurm gives if the prolog fails."""
     host.says("fail")
-    host.state("IDLE+DRAIN", "bad fan")
-    assert host.run("slurm/prolog.sh")[0] == 1
+    host.state("IDLE+DRAIN", reason)
     host.run("slurm/health-check.sh")
-    assert not host.updates()
+    assert len(host.updates()) == (reason == "Prolog error")
+    code, said = host.run("slurm/health-check.sh", FAILING="1")  # slurmctld does not answer
+    assert (code, "scontrol failed" in said) == (1, reason == "Prolog error") or reason == "bad fan"
 
 
 @pytest.mark.parametrize("how", sorted(set(SAID) - {"late"}))

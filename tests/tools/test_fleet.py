@@ -153,7 +153,7 @@ def test_schedules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fleet", "schedule", f"@{tmp_path / 'hosts'}", "e", "f", "--rounds", "3", "--suspects", "a, f"]
     assert cli.run(words) == 0
     script = capsys.readouterr().out
-    assert script.count("srun --nodes=2") == 9
+    assert script.count("srun --kill-on-bad-exit=0 --nodes=2") == 9
     assert "# each suspect meets 3 hosts that are not suspects" in script
     checked = subprocess.run(["sh", "-n"], input=script, text=True, capture_output=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")

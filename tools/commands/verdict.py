@@ -26,15 +26,17 @@ class VerdictCommand(ResultCommand):
     """Prints the standing of this host, or the verdict of a result.
 
     Example: sdc verdict --max-age 24h
-    Example: sdc verdict --format nagios --max-age 7d /var/lib/sdc
+    Example: sdc verdict --any-host runs/gpu-17
 
     Without a result, prints the standing of this host by its ledger, in which a FAIL stays until it is acknowledged
-    (sdc fleet acknowledge). Starts no device. Exit codes: 0 PASS, 1 FAIL, 2 bad usage, 3 INCONCLUSIVE (no result, an
-    outdated result, or a damaged one).
+    (sdc fleet acknowledge). Starts no device. Exit codes: 0 PASS, 1 FAIL, 2 bad usage, 3 INCONCLUSIVE (no result, one
+    that is outdated, damaged or of another host, or the PASS of a rehearsal).
     """
 
     result: Annotated[Path | None, tyro.conf.Positional] = None
-    """Result file, run folder, or folder of run folders, of which the newest result counts; by default, the ledger."""
+    """File of a result, or folder of a burn-in, pair or pool; by default, the ledger."""
+    any_host: bool = False
+    """Accept a result of other hosts."""
     ledger: Path | None = None
     """Ledger of this host (default: SDC_LEDGER, or in /var/lib/sdc for root, in ~/.local/state/sdc for others)."""
     max_age: str | None = None
@@ -52,7 +54,7 @@ def run(options: VerdictCommand) -> int:
     if options.result is None:
         standing = standing_here(options.ledger or ledger_path(), age)
     else:
-        standing = standing_of(options.result, age)
+        standing = standing_of(options.result, age, any_host=options.any_host)
     word, code = NAGIOS[standing.verdict.code]
     if options.json:
         text = json.dumps(to_json(standing), allow_nan=False, indent=1)

@@ -2,9 +2,13 @@
 
 import itertools
 import json
+import os
 import random
 import shlex
+import subprocess
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
@@ -90,12 +94,29 @@ def test_lines_for_slurm() -> None:
     made = make_schedule(["a", "b.rack", "c"], 3, suspects=["a"])
     lines = list(srun_lines(made, "/shared/my runs"))
     starts = [line for line in lines if line.startswith("srun")]
-    nodes = [shlex.split(line)[4].removeprefix("--nodelist=").split(",") for line in starts]
+    nodes = [shlex.split(line)[5].removeprefix("--nodelist=").split(",") for line in starts]
     assert {frozenset(pair) for pair in nodes} == set(meetings(made))
-    assert all(shlex.split(line)[8].startswith("/shared/my runs/round-") for line in starts)
-    assert lines.count("wait") == 3
-    rounds = "\n".join(lines).split("\nwait")
+    assert all(shlex.split(line)[9].startswith("/shared/my runs/round-") for line in starts)
+    rounds = "\n".join(lines).split("\nfor pair in")
     assert [part.count("srun") for part in rounds] == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [((0, 0, 0), 0), ((0, 1, 3), 1), ((3, 0, 1), 1), ((0, 3, 0), 3), ((0, 0, 2), 3), ((137, 0, 0), 3)],
+)
+def test_the_script_for_slurm_ends_with_the_gravest_of_its_pairs(
+    codes: Sequence[int], code: int, tmp_path: Path
+) -> None:
+    made = make_schedule([f"n{number}" for number in range(6)], 2)
+    ends = {",".join(pair): end for pair, end in zip(itertools.chain(*made.rounds), (*codes, 0, 0, 0), strict=True)}
+    (tmp_path / "srun").write_text(
+        "#!/bin/sh\ncase $* in\n" + "".join(f"*{pair}*) exit {end} ;;\n" for pair, end in ends.items()) + "esac\n"
+    )
+    (tmp_path / "srun").chmod(0o755)
+    script = "\n".join(srun_lines(made, "/runs"))
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    assert subprocess.run(["sh", "-c", script], env={"PATH": path}, check=False).returncode == code
 
 
 def test_documents_for_kubernetes() -> None:

@@ -109,6 +109,10 @@ def test_a_burn_in_that_leaves_no_result_is_no_pass(desk: Desk) -> None:
     assert desk.code() == 0
     with desk.open() as ledger:
         ledger.begin("killed", simulated=False, level="quick")
+    assert "is under way (PID 1)" in desk.standing().reason
+    desk.moment.host.pid = 2**22 + 1  # more than there can be
+    with desk.open() as ledger:
+        ledger.begin("killed later", simulated=False, level="quick")
     assert "left no result" in desk.standing().reason
     desk.burn_in(devices=1, device={"serial": FIRST.split()[1]})
     assert desk.code() == 3  # the other device may be the one that kills

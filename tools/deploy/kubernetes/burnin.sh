@@ -21,14 +21,7 @@ while kill -0 "$child" 2>/dev/null; do # a signal ended the wait, but not the bu
   wait "$child"
   code=$?
 done
-sdc_ask "$run"
-case $code:$SDC_WORD in
-  0:PASS | 1:FAIL | 3:INCONCLUSIVE) ;;
-  *)
-    SDC_LINE="sdc burnin ended with $code; $SDC_LINE"
-    SDC_WORD=BROKEN
-    ;;
-esac
+sdc_ask_after "$run" "$code" "see the log of this pod"
 simulated=false
 [[ $SDC_LINE == "SIMULATION  "* ]] && simulated=true
 printf '%s\n' "$SDC_WORD" "$simulated" "$SDC_ENDED" "${SDC_LINE//$'\n'/ }" >"$file"

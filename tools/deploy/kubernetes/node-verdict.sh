@@ -5,8 +5,8 @@
 #   node-verdict.sh FILE     after the burn-in: FILE is what burnin.sh wrote
 #
 # The label sdc.verdict holds the last verdict, and annotations hold its details. A FAIL sets the taint
-# sdc.verdict=FAIL:NoSchedule, which stays until a person removes it, or until a PASS if SDC_UNTAINT is yes: a host with
-# an intermittent fault often passes. NODE_NAME is the name of the node.
+# sdc.verdict=FAIL:NoSchedule, which stays until a person removes it or, if SDC_UNTAINT is yes, until a PASS, for which a
+# person must have acknowledged the FAIL. NODE_NAME is the name of the node.
 # Exit codes: 0 PASS, 1 FAIL, 2 no verdict, 3 INCONCLUSIVE, 4 refused by the API server.
 word=INCONCLUSIVE
 simulated=false

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034 # variables for the scripts that source this file
-# Shared functions of the scripts in deploy/: settings, log and last verdict. This file is sourced, not run.
+# Shared functions of the scripts in deploy/: settings, log and standing of this host. This file is sourced, not run.
 
 # Reads the settings of this host from a file of shell assignments, since Slurm gives its scripts no environment. If
 # scontrol does not find slurm.conf by default, put `export SLURM_CONF=...` into that file, because Slurm does not pass
@@ -13,10 +13,11 @@ sdc_settings() {
     source "$file"
   fi
   SDC=${SDC:-sdc}                        # the command, with its path if it is installed in a virtual environment
-  SDC_STATE=${SDC_STATE:-/var/lib/sdc}   # folder of this host's run folders, on the host's own disk
+  SDC_STATE=${SDC_STATE:-/var/lib/sdc}   # folder of this host's ledger and run folders, on the host's own disk
   SDC_MAX_AGE=${SDC_MAX_AGE:-7d}         # an older result is INCONCLUSIVE
   SDC_DRAIN_ON=${SDC_DRAIN_ON:-FAIL}     # or "FAIL INCONCLUSIVE": verdicts that take a node out of service
-  SDC_ASK_LIMIT=${SDC_ASK_LIMIT:-20}     # time limit in seconds for reading the last verdict
+  SDC_ASK_LIMIT=${SDC_ASK_LIMIT:-20}     # time limit in seconds for reading a verdict
+  export SDC_STATE                       # sdc finds the ledger there
 }
 
 # sdc_log PRIORITY TEXT: logs to standard error, and to the system log if there is one.
@@ -27,14 +28,15 @@ sdc_log() {
   fi
 }
 
-# sdc_ask WORDS...: runs `sdc verdict WORDS...` and sets SDC_WORD to PASS, FAIL, INCONCLUSIVE or BROKEN, SDC_LINE to the
-# line that it printed, and SDC_ENDED to the time of the result.
+# sdc_ask [RUN]: runs `sdc verdict`, for the standing of this host by its ledger or for the result in RUN, and sets
+# SDC_WORD to PASS, FAIL, INCONCLUSIVE or BROKEN, SDC_LINE to the line that it printed, and SDC_ENDED to the time of the
+# result.
 #
 # The exit code alone is not enough: a Python that cannot start also ends with 1, so a bad upgrade would drain a whole
 # cluster. BROKEN means that there is no verdict because of bad usage (2), or a missing (127), killed or late command.
 sdc_ask() {
   local said code
-  said=$(timeout --kill-after=2 "$SDC_ASK_LIMIT" "$SDC" verdict "$@" 2>&1)
+  said=$(timeout --kill-after=2 "$SDC_ASK_LIMIT" "$SDC" verdict --max-age "$SDC_MAX_AGE" "$@" 2>&1)
   code=$?
   SDC_WORD=BROKEN
   SDC_ENDED=
@@ -53,7 +55,29 @@ sdc_ask() {
   fi
 }
 
-# sdc_drains: succeeds if the verdict in SDC_WORD takes a node out of service. BROKEN never does.
+# sdc_ask_after RUN CODE SAID: sets the same variables after a burn-in in RUN that ended with CODE and printed SAID: the
+# gravest of what its result and the ledger say counts, whatever the code. A rehearsal is in no ledger.
+sdc_ask_after() {
+  local run=$1 code=$2 said=$3 word line ended
+  sdc_ask "$run"
+  word=$SDC_WORD line=$SDC_LINE ended=$SDC_ENDED
+  sdc_ask
+  if [[ $SDC_WORD != FAIL ]] && [[ $word == FAIL || $word == INCONCLUSIVE && $SDC_WORD != BROKEN ]]; then
+    SDC_WORD=$word SDC_LINE=$line SDC_ENDED=$ended
+  fi
+  case $code:$SDC_WORD in
+    *:FAIL | 0:* | 3:INCONCLUSIVE) ;;
+    124:INCONCLUSIVE | 134:INCONCLUSIVE | 137:INCONCLUSIVE | 139:INCONCLUSIVE | 143:INCONCLUSIVE) ;; # killed
+    *)
+      SDC_WORD=BROKEN
+      SDC_LINE="sdc burnin ended with $code: ${said##*$'\n'}"
+      ;;
+  esac
+}
+
+# sdc_drains: succeeds if the verdict in SDC_WORD takes a node out of service. BROKEN never does, and a burn-in does not
+# drain its own node while it is under way.
 sdc_drains() {
+  [[ $SDC_WORD == INCONCLUSIVE && $SDC_LINE == *" is under way (PID "* ]] && return 1
   [[ $SDC_WORD != BROKEN && $SDC_WORD != PASS && " $SDC_DRAIN_ON " == *" $SDC_WORD "* ]]
 }

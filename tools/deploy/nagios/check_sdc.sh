@@ -8,7 +8,7 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source-path=SCRIPTDIR source=../lib/ask.sh
 source "$here/../lib/ask.sh" || exit 3
 sdc_settings
-sdc_ask --max-age "$SDC_MAX_AGE" "$SDC_STATE"
+sdc_ask
 line=${SDC_LINE//|//} # a bar starts performance data
 case $SDC_WORD in
   PASS) printf 'SDC OK - %s\n' "$line" && exit 0 ;;

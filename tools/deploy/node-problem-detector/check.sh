@@ -6,7 +6,7 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source-path=SCRIPTDIR source=../lib/ask.sh
 source "$here/../lib/ask.sh" || exit 2
 sdc_settings
-sdc_ask --max-age "$SDC_MAX_AGE" "$SDC_STATE"
+sdc_ask
 printf '%s\n' "${SDC_LINE:0:300}"
 case $SDC_WORD in
   PASS) exit 0 ;;

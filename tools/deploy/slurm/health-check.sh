@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# HealthCheckProgram of Slurm: drains a node whose last result is a FAIL. Slurm ignores the exit code and kills the
+# HealthCheckProgram of Slurm: drains a node with a FAIL in its ledger. Slurm ignores the exit code and kills the
 # program after 60 s; this program takes half a second, and at most 50 s.
 #
 #   slurm.conf: HealthCheckProgram=.../deploy/slurm/health-check.sh
@@ -8,34 +8,58 @@
 #
 # Settings as in prolog.sh, and:
 #
-#   SDC_RESUME   never (default), or newer-pass: when a later burn-in passes, resume a node that these scripts drained.
-#                Many faults are intermittent, and one PASS does not clear a host that failed, so a person should
-#                resume it. The scripts never resume a node that they did not drain.
+#   SDC_RESUME   never (default), or acknowledged: when a person has acknowledged the failure (sdc fleet acknowledge) and
+#                the device has passed since, resume a node that these scripts drained, and no other.
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source-path=SCRIPTDIR source=../lib/ask.sh
 source "$here/../lib/ask.sh" || exit 1
-# shellcheck source-path=SCRIPTDIR source=node.sh
-source "$here/node.sh" || exit 1
 
-# Resumes the node if these scripts drained it for an older result.
-resume() {
-  local pattern='^sdc: ([0-9]{4}-[0-9T:.+-]+) '
-  sdc_node
-  [[ $NODE_STATE == *DRAIN* && $NODE_REASON =~ $pattern ]] || return 0
-  # All times are UTC in one format, so that string comparison orders them.
-  if [[ -n $SDC_ENDED && $SDC_ENDED > ${BASH_REMATCH[1]} ]]; then
-    timeout --kill-after=2 10 scontrol update "nodename=$SLURMD_NODENAME" state=resume &&
-      sdc_log notice "resumed $SLURMD_NODENAME, which was drained ($NODE_REASON): $SDC_LINE"
+# read_node: sets NODE_STATE and NODE_REASON; both are empty if slurmctld does not answer.
+read_node() {
+  local said pattern
+  NODE_STATE=
+  NODE_REASON=
+  said=$(timeout --kill-after=2 10 scontrol --oneliner show node "$SLURMD_NODENAME" 2>/dev/null) || return 0
+  pattern=' State=([^ ]+)'
+  [[ $said =~ $pattern ]] && NODE_STATE=${BASH_REMATCH[1]}
+  pattern=' Reason=(.*) \[[^]]*\]'
+  [[ $said =~ $pattern ]] && NODE_REASON=${BASH_REMATCH[1]}
+  return 0
+}
+
+# drain: drains this node because of SDC_LINE, unless it is already drained; the first reason is kept, except Slurm's for
+# a node that the prolog drained.
+drain() {
+  local reason
+  read_node
+  if [[ $NODE_STATE == *DRAIN* && $NODE_REASON != "Prolog error" ]]; then
+    sdc_log warning "$SLURMD_NODENAME is already drained: $NODE_REASON"
+    return 0
   fi
+  reason="sdc: ${SDC_ENDED:-unknown} ${SDC_LINE//[$'"\n']/ }"
+  if timeout --kill-after=2 10 scontrol update "nodename=$SLURMD_NODENAME" state=drain "reason=${reason:0:400}"; then
+    sdc_log crit "drained $SLURMD_NODENAME: $SDC_LINE"
+  else
+    sdc_log crit "$SLURMD_NODENAME must be drained, but scontrol failed: $SDC_LINE"
+    return 1
+  fi
+}
+
+# Resumes the node if these scripts drained it.
+resume() {
+  read_node
+  [[ $NODE_STATE == *DRAIN* && $NODE_REASON == "sdc: "* ]] || return 0
+  timeout --kill-after=2 10 scontrol update "nodename=$SLURMD_NODENAME" state=resume &&
+    sdc_log notice "resumed $SLURMD_NODENAME, which was drained ($NODE_REASON): $SDC_LINE"
 }
 
 sdc_settings
 : "${SLURMD_NODENAME:=$(hostname -s)}"
-sdc_ask --max-age "$SDC_MAX_AGE" "$SDC_STATE"
+sdc_ask
 if sdc_drains; then
-  sdc_drain
+  drain
 elif [[ $SDC_WORD == BROKEN ]]; then
   sdc_log crit "this host is NOT checked: $SDC_LINE"
-elif [[ $SDC_WORD == PASS && ${SDC_RESUME:-never} == newer-pass ]]; then
+elif [[ $SDC_WORD == PASS && ${SDC_RESUME:-never} == acknowledged ]]; then
   resume
 fi
