@@ -39,8 +39,8 @@ def standing_of(
     except RecordError as error:
         return _unknown(str(error), place)
     if not any_host and not _is_here(result):
-        names = ", ".join(sorted({device.host or result.host.name for device in _devices(result)}))
-        return _unknown(f"{place} is a result of {names}, not of this host; to read it here, give --any-host", place)
+        hosts = ", ".join(sorted({device.host or result.host.name for device in _devices(result)}))
+        return _unknown(f"{place} is a result of {hosts}, not of this host; to read it here, give --any-host", place)
     if result.simulated and result.verdict is Verdict.CLEAN:
         return _unknown("the result is of a simulation, which says nothing about the hardware", place, simulated=True)
     try:

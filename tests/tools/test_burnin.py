@@ -138,7 +138,7 @@ def test_the_ledger_decides_until_a_failure_is_acknowledged(
         assert cli.run([*words, str(tmp_path / "fourth")]) == 3
     capsys.readouterr()
     code, line = said("verdict")
-    assert (code, "left no result" in line) == (3, True)
+    assert (code, "the burn-in that began at" in line) == (3, True)
     (tmp_path / "ledger.sqlite").write_bytes(b"x" * 9000)
     assert said("fleet", "ledger")[0] == said("verdict")[0] == 3
     assert cli.run([*words, str(tmp_path / "fifth")]) == 3
