@@ -173,6 +173,7 @@ def check_folder(folder: str | PathLike[str], resume: bool, kind: str, *, resuma
         records.read_manifest(folder, kind)
         return
     folder = Path(folder)
+    records.Record.check_owner(folder)
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         problem = "is not a folder" if there == folder.absolute() else f"{there} is not a folder"

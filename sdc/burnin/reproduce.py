@@ -8,23 +8,24 @@ Exit codes: 0 every run produced the right bits, 1 some runs did not, 2 wrong ar
 Exit code 1 always results from a comparison; an error of this program, of JAX or of the bundle yields exit code 3.
 """
 
-import argparse
-import contextlib
-import hashlib
-import io
-import json
-import os
 import sys
-import time
-from pathlib import Path
-from typing import Any
 
 if sys.version_info < (3, 11):  # noqa: UP036 (others run this file; by default, Python would exit with 1)
     print("Python 3.11 or newer is needed; see requirements.txt")
     sys.exit(3)
 try:
+    import argparse
+    import contextlib
+    import hashlib
+    import io
+    import json
+    import os
+    import time
+    from pathlib import Path
+    from typing import Any
+
     import numpy as np
-except Exception as error:
+except (Exception, SystemExit) as error:
     print(f"NumPy cannot be imported ({type(error).__name__}: {error}); install the packages in requirements.txt")
     sys.exit(3)
 
@@ -148,10 +149,10 @@ def run_case(case: dict[str, Any], manifest: dict[str, Any], folder: Path, runs:
         differing = sum(each != known for each in sums) if known else len(sums) - max(map(sums.count, sums))
         bad += differing
         print(f"  device {index}: {differing} of {len(sums)} runs {'wrong' if known else 'differ from most'}")
-    if not case["right"]:
-        distinct = {each for sums in results.values() for each in sums}
+    if not all(right[index] for index in results):
+        distinct = {each for index, sums in results.items() if not right[index] for each in sums}
         print(f"  the right bits are unknown; the runs gave {len(distinct)} different outputs")
-        return 1 if len(distinct) > 1 and not case["multi"] else 3
+        return 1 if wrong is not None or (len(distinct) > 1 and not case["multi"]) else 3
     if wrong is not None and case["expected"] is not None:
         show(load(folder / case["expected"], case["expected_types"]), wrong)
     return 1 if bad else 0

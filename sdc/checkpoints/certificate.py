@@ -190,6 +190,14 @@ def path_of(folder: str | os.PathLike[str]) -> epath.Path:
     return epath.Path(where if "://" in where else os.path.abspath(where))
 
 
+def remove(path: epath.Path) -> None:
+    """Deletes a folder, or what is in its place: deleting a pipe as a folder would wait for ever."""
+    if path.is_dir() and not os.path.islink(path):
+        path.rmtree()
+    else:
+        path.unlink(missing_ok=True)
+
+
 def step_folder(folder: epath.Path, step: int) -> epath.Path:
     return folder / FOLDER / str(step)
 
@@ -555,8 +563,8 @@ class Statuses:
                 (place / STATUS).unlink(missing_ok=True)
 
     def discard(self, step: int) -> None:
-        if _first() and (place := step_folder(self._folder, step)).exists():
-            place.rmtree()
+        if _first() and os.path.lexists(place := step_folder(self._folder, step)):
+            remove(place)
             with contextlib.suppress(OSError):
                 self.unmark(step)
 
@@ -568,7 +576,7 @@ class Statuses:
         found = (re.search(r"(\d+)\D*$", path.name) for path in self._folder.iterdir())
         there = {int(number[1]) for number in found if number}
         for stale in (path for path in place.iterdir() if path.name.isdecimal() and int(path.name) not in there):
-            stale.rmtree()
+            remove(stale)
             with contextlib.suppress(OSError):  # a scrub by another user; without the certificate, it does not count
                 self.unmark(int(stale.name))
 

@@ -45,6 +45,7 @@ from .certificate import (
     named,
     path_of,
     read_certificate,
+    remove,
     step_folder,
 )
 
@@ -54,6 +55,7 @@ ScrubResult: TypeAlias = Literal["clean", "repaired", "damaged", "unreadable", "
 FAILURES = (OSError, RuntimeError, ValueError)  # errors of Orbax, its storage and devices
 ORBAX = "orbax/checkpoint"  # part of the path of its modules
 NO_TIME = datetime.datetime.fromtimestamp(0, datetime.UTC)
+UNFINISHED = ".orbax-checkpoint-tmp"  # part of the names of folders of interrupted saves
 AT_ONCE = 1 << 28  # maximum bytes of arrays that an audit reads at a time
 
 
@@ -329,6 +331,8 @@ class Certified:
         self, method: str, step: int, given: Any, checkpointables: Mapping[str, Any], options: Mapping[str, Any]
     ) -> "SaveResponse | None":
         self._written()
+        if step in dict(self.rejected):  # it cannot be restored, and Orbax would not save another one of its step
+            options = {"force": True, "overwrite": True, **options}
         # Digests of a state that is not saved would be wasted.
         due = options.get("force") or self._orbax.should_save(step)
         draft = Draft(*named(checkpointables)) if due else None
@@ -338,6 +342,7 @@ class Certified:
                 self._owned = True
             self.wait()  # as Orbax itself would; from here on, the folder has only complete checkpoints
             self._statuses.prune()
+            _make_way(self._folder, step)
             if uncovered := named(checkpointables)[1]:
                 LOG.warning(
                     "step %d: %s contains values other than arrays and is not certified", step, ", ".join(uncovered)
@@ -499,8 +504,12 @@ def _ignore_remains() -> None:
             hook(found)
 
     sys.unraisablehook = filtered
-    # asyncio logs the repr of a task, with the file of its coroutine.
-    logging.getLogger("asyncio").addFilter(lambda entry: ORBAX not in entry.getMessage())
+    # asyncio logs the repr of a task, with the file of its coroutine, which may be one of TensorStore's.
+    logging.getLogger("asyncio").addFilter(
+        lambda entry: (
+            ORBAX not in entry.getMessage() and not (entry.exc_info and "tensorstore" in f"{entry.exc_info[1]}")
+        )
+    )
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -617,7 +626,9 @@ def checkpoints_in(folder: str) -> list[int]:
     if not place.is_dir():
         raise CertificateError(f"{folder} is not a folder; expected one that an Orbax checkpointer wrote")
     with _opened(place) as checkpointer:
-        steps = steps_of(checkpointer)
+        # What lies in the place of a checkpoint and is no folder cannot be read; an audit says so.
+        odd = (int(path.name) for path in place.iterdir() if path.name.isdecimal() and not path.is_dir())
+        steps = sorted({*steps_of(checkpointer), *odd})
     if (place / "process-0" / "layout.json").exists():
         raise CertificateError(f"{folder} is a running checkpoint; read it with sdc.checkpoints.RunningCheckpoint.read")
     if not steps:
@@ -752,7 +763,20 @@ def _opened(place: epath.Path, step: int | None = None) -> Iterator[Any]:
 def _open(folder: epath.Path, **options: Any) -> Any:
     from orbax.checkpoint import path, v1 as ocp
 
+    if options.get("cleanup_tmp_directories"):
+        _make_way(folder)
     return ocp.training.Checkpointer(folder, step_name_format=_Names(path.step.standard_name_format()), **options)
+
+
+def _make_way(folder: epath.Path, step: int | None = None) -> None:
+    """Deletes what is no folder and lies in the place of a checkpoint that is to be saved, or of an interrupted save:
+    Orbax deletes it as a folder, and would wait for ever for a pipe."""
+    if jax.process_index() or not folder.is_dir():
+        return
+    there = [path for path in folder.iterdir() if path.name == str(step) or UNFINISHED in path.name]
+    for path in there if step is None else (*there, step_folder(folder, step)):
+        if not path.is_dir():
+            remove(path)
 
 
 class _Names:
@@ -766,7 +790,7 @@ class _Names:
         return getattr(self._orbax, name)
 
     def find_all(self, base_path: Any) -> Iterator["_Found"]:
-        return (_Found(found.step, found.path) for found in self._orbax.find_all(base_path))
+        return (_Found(each.step, each.path) for each in self._orbax.find_all(base_path) if each.path.is_dir())
 
 
 @dataclasses.dataclass(frozen=True)

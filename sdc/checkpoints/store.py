@@ -234,7 +234,11 @@ class Store:
 
     def keys(self) -> set[str]:
         """Returns the names of the existing blocks."""
-        return set(map(bytes.decode, self._blocks.list(ts.KvStore.KeyRange("blocks/", "blocks0")).result()))
+        try:
+            return set(map(bytes.decode, self._blocks.list(ts.KvStore.KeyRange("blocks/", "blocks0")).result()))
+        except (OSError, ValueError) as error:  # TensorStore raises the latter for any storage error
+            why = str(error).partition("\n")[0]
+            raise StoreError(f"the blocks in {self.place} cannot be listed ({why}); {REMEDY}") from error
 
     def known(self, save: int) -> Versions | None:
         """Returns the versions in a manifest, or None if it is missing or damaged."""

@@ -113,6 +113,7 @@ class Lock:
             token=uuid.uuid4().hex,
         )
         content = msgspec.json.encode(mine) + b"\n"
+        _check_file(self._path)
         check_owner(self._path)
         handle = self._lock(content, lasting) if appends(self._path) else None
         if handle is None:
@@ -132,10 +133,6 @@ class Lock:
 
     def _lock(self, content: bytes, lasting: bool) -> int | None:
         """Returns the open file, locked by the kernel; None if the file system does not support `flock`."""
-        with suppress(FileNotFoundError):
-            if not stat.S_ISREG(kind := os.lstat(self._path).st_mode):
-                what = {**ENDLESS, stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder"}[stat.S_IFMT(kind)]
-                raise RecordError(f"{self._path} is {what}, not a file; delete it")
         while True:
             handle = _open(self._path)
             try:
@@ -227,6 +224,13 @@ def _holder(path: str) -> Holder | None:
         return _parsed(read_bytes(path))
     except OSError:
         return None
+
+
+def _check_file(path: str) -> None:
+    with suppress(FileNotFoundError):
+        if appends(path) and not stat.S_ISREG(kind := os.lstat(path).st_mode):
+            what = {**ENDLESS, stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder"}[stat.S_IFMT(kind)]
+            raise RecordError(f"{path} is {what}, not a file; delete it")
 
 
 def _open(path: str) -> int:

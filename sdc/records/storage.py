@@ -137,9 +137,12 @@ def planted(path: AnyPath) -> str | None:
 
 
 def check_owner(path: AnyPath) -> None:
-    """Raises RecordError if another user may have planted a path."""
+    """Raises RecordError if another user may have planted a path, or if it is a link that leads nowhere, in whose place
+    nothing can be created."""
     if problem := planted(path):
         raise RecordError(f"{problem}; choose another folder")
+    if appends(path) and os.path.islink(path) and not os.path.exists(path):
+        raise RecordError(f"{os.fspath(path)} is a link that leads nowhere; delete it, or choose another path")
 
 
 def read_bytes(path: AnyPath) -> bytes:

@@ -27,11 +27,13 @@ def files(folder: Path) -> dict[str, str]:
         record.line({"step": 0, "loss": [1.0]})
         record.line({"step": 1, "loss": [1.0]})
         record.finish({"verdict": "clean"})
+    (folder / "link").symlink_to("nowhere")
     (folder / "damaged").mkdir()
     for path in (folder / "taken").iterdir():
         (folder / "damaged" / path.name).write_bytes(path.read_bytes().replace(b'{"step": 0', b'{"step 0'))
     return {
-        name: str(folder / name) for name in ("empty.txt", "short.txt", "binary.txt", "not.json", "taken", "damaged")
+        name: str(folder / name)
+        for name in ("empty.txt", "short.txt", "binary.txt", "not.json", "taken", "damaged", "link")
     }
 
 
@@ -56,6 +58,7 @@ CASES: dict[str, tuple[str, str]] = {
     "run exists": ("train --steps 1 --run {taken}", "exists already; choose another"),
     "resume nothing": ("train --resume --run {folder}/new", "is not a run folder"),
     "resume unnamed": ("train --resume", "give --run DIR"),
+    "run at a link": ("burnin --only transfers --run {link}", "is a link that leads nowhere; delete it"),
     "run in a bucket": (
         "twin --steps 1 --run s3://b/run",
         "s3://b/run is in an object store; give a path on a disk, NFS or a mount",

@@ -118,11 +118,11 @@ def test_exit_code_1_follows_a_comparison(programs: Programs, struck: Struck, tm
     for package in ("jax", "jax.export", "numpy"):
         code, out = reproduce(folder, without=package)
         assert (code, package.partition(".")[0] in out.lower()) == (3, True), out
-    (folder / "numpy.py").write_text("raise RuntimeError('no core')")
-    assert reproduce(folder) == (
-        3, "NumPy cannot be imported (RuntimeError: no core); install the packages in requirements.txt\n",
-    )  # fmt: skip
-    (folder / "numpy.py").unlink()
+    for module, error in (("numpy", "RuntimeError"), ("numpy", "SystemExit"), ("argparse", "KeyError")):
+        (folder / f"{module}.py").write_text(f"raise {error}('no core')")
+        code, out = reproduce(folder)
+        assert (code, f"cannot be imported ({error}: " in out) == (3, True), out
+        (folder / f"{module}.py").unlink()
     path = folder / "manifest.json"
     text = path.read_text()
     manifest = json.loads(text)

@@ -38,7 +38,7 @@ def two(folder: Path) -> Checkpoints:
     return checkpoints
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "delete", "seal", "position", "pipe", "device", "deep"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "emptied", "delete", "seal", "position", "pipe", "device", "deep"])
 def test_damage_is_found(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,6 +51,8 @@ def test_damage_is_found(
         data.write_bytes(content)
     elif damage == "cut":
         data.write_bytes(content[: len(content) // 2])
+    elif damage == "emptied":
+        (tmp_path / "2" / "state" / "manifest.ocdbt").write_bytes(b"")
     elif damage == "delete":
         data.unlink()
     elif damage == "seal":
@@ -75,6 +77,7 @@ def test_damage_is_found(
     assert "2 is damaged" in caplog.text
     gc.collect()
     assert not capfd.readouterr().err  # Orbax prints a traceback for each unfinished read
+    assert "asyncio" not in {entry.name for entry in caplog.records}  # or logs one
     shutil.rmtree(tmp_path / "1")
     with pytest.raises(CheckpointError, match=r"2 is damaged \(.*\); start a new run"):
         checkpoints.restore(describe(small()))
@@ -101,6 +104,28 @@ def test_a_pipe_in_one_checkpoint_is_in_the_way_of_no_other(tmp_path: Path, step
             checkpoints.save(later, small(float(later)), {"batch": later})
     assert checkpoints.restore_newest(describe(small()))[2] == 3
     assert (tmp_path / "1").exists() == (step == 2)  # the newest one that was restored stays
+
+
+@pytest.mark.parametrize("what", ["pipe", "self", "file"])
+@pytest.mark.parametrize(
+    "where", ["2", "3", "certificates/2", "certificates/3", "certificates/9", "4.orbax-checkpoint-tmp"]
+)
+def test_what_is_no_folder_is_not_deleted_as_one(tmp_path: Path, where: str, what: str) -> None:
+    """Deleting a pipe as a folder would wait for ever."""
+    checkpoints = two(tmp_path)
+    place = tmp_path / where
+    if place.exists():
+        shutil.rmtree(place)
+    {"pipe": os.mkfifo, "self": lambda path: path.symlink_to(path.name), "file": Path.touch}[what](place)
+    assert checkpoints.restore_newest(describe(small()))[2] == (1 if "2" in where else 2)
+    if where == "2":
+        assert checkpoints_in(str(tmp_path)) == [1, 2]
+        assert "cannot be read" in audit(str(tmp_path), 2).problem or audit(str(tmp_path), 2).status is None
+    with checkpoints:
+        for step in (2, 3):
+            checkpoints.save(step, small(float(step)), {"batch": step})
+    assert checkpoints.restore_newest(describe(small()))[2] == 3
+    assert not place.exists() or place.is_dir()
 
 
 @pytest.mark.parametrize("more", ["stray", "loose", "circle", "loop", "through a file"])

@@ -417,6 +417,21 @@ def test_a_checkpoint_that_would_never_end_is_skipped(tmp_path: Path, endless: s
     assert audit(str(folder), 1).problem == ""
 
 
+def test_a_checkpoint_that_was_passed_over_is_saved_again(tmp_path: Path) -> None:
+    with sdc.certify(ocp.training.Checkpointer(tmp_path)) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, {"w": jnp.full(4, step)})
+    os.mkfifo(tmp_path / "2" / "more")
+    os.mkfifo(tmp_path / "3")
+    with Certified.open(tmp_path) as checkpointer:
+        assert checkpointer.restore_verified()[1] == 1
+        for step in (2, 3):
+            assert checkpointer.save(step, {"w": jnp.full(4, step)})
+    with Certified.open(tmp_path) as checkpointer:
+        restored, step = checkpointer.restore_verified({"w": jnp.zeros(4, jnp.int32)})
+        assert (step, restored["w"].tolist()) == (3, [3] * 4)
+
+
 def test_a_lock_is_released_although_the_checkpointer_cannot_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

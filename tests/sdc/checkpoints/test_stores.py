@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +277,14 @@ def test_a_reader_takes_what_was_saved_since(running: RunningCheckpoint) -> None
     running.wait()
     block = running.partition.of(["params/w"])[0]
     assert reader.recover([block], start()).steps == {block: 7}
+
+
+@pytest.mark.parametrize("what", ["pipe", "self"])
+def test_blocks_that_cannot_be_listed(tmp_path: Path, what: str) -> None:
+    with opened(tmp_path) as running:
+        running.save(start(), 1)
+    blocks = tmp_path / "process-0" / "blocks"
+    shutil.rmtree(blocks)
+    os.mkfifo(blocks) if what == "pipe" else blocks.symlink_to(blocks)
+    with pytest.raises(StoreError, match=r"cannot be listed .*; restore the file, or delete the running checkpoint"):
+        opened(tmp_path)
