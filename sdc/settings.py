@@ -71,7 +71,7 @@ class SettingError(ValueError):
         super().__init__(f"{setting}={given}: {problem}" if given is not None else f"{setting}: {problem}")
 
 
-def check_file(path: str | os.PathLike[str]) -> None:
+def refuse_url(path: str | os.PathLike[str]) -> None:
     """Raises ValueError for a URL, also as a `Path`, which takes `gs://bucket` for a file in a folder named `gs:`."""
     if found := re.match(r"([a-z][a-z0-9]+:)/+(.*)", os.fspath(path)):
         raise ValueError(

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         listen()
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs what it does, and raises what it logs
         words = sys.argv[1:] if arguments is None else arguments
-        if words[:1] in (["burnin"], ["golden"]):  # a damaged cache of programs is no fault of a device
+        if [*words[:1]] in (["burnin"], ["golden"]):  # a damaged cache of programs is no fault of a device
             os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
         code = run(words)
         deaf()

@@ -34,7 +34,7 @@ from tyro.constructors import (
 )
 
 from sdc._lazy import missing, remedy
-from sdc.settings import Flag, Within, check_fields, check_file
+from sdc.settings import Flag, Within, check_fields, refuse_url
 
 from .runtime import CommandError, name_flags, usage_errors
 
@@ -252,7 +252,7 @@ def _rule(info: StructTypeInfo) -> StructConstructorSpec | None:
             for path in value if isinstance(value, tuple) else (value,):
                 if isinstance(path, Path):
                     with usage_errors():
-                        check_file(path)
+                        refuse_url(path)
         return make(values)
 
     instantiate.__doc__ = info.type.__doc__  # tyro's help shows it

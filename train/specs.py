@@ -22,7 +22,7 @@ from sdc.costs import read_options
 from sdc.faults import Fault, as_fault, parse_fault, read_hit, write_hit
 from sdc.nodes import NODES, Load, expected_frequency, node_faults, parse_suspect, published
 from sdc.program import Direction, Selector, as_selector, direction, matching, products, scope
-from sdc.settings import LARGEST_SEED, Flag, SettingError, Within, check_fields, check_file
+from sdc.settings import LARGEST_SEED, Flag, SettingError, Within, check_fields, refuse_url
 
 from . import programs
 from .keeper import Running
@@ -256,7 +256,7 @@ class Planned:
             problem = "needs the folder of the run to resume; set folder, or give --run DIR"
             raise SettingError("resume", None, problem)
         if self.folder is not None:
-            check_file(self.folder)
+            refuse_url(self.folder)
         self._check_size(self.workload.resolve())
 
     def _check_size(self, config: TrainConfig) -> None:

@@ -26,7 +26,7 @@ try:
 
     import numpy as np
 except (Exception, SystemExit) as error:
-    print(f"NumPy cannot be imported ({type(error).__name__}: {error}); install the packages in requirements.txt")
+    print(f"a module cannot be imported ({type(error).__name__}: {error}); install the packages in requirements.txt")
     sys.exit(3)
 
 FLAGS = ("XLA_FLAGS", "NPROC", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64", "JAX_DEFAULT_PRNG_IMPL")

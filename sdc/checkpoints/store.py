@@ -182,8 +182,8 @@ class Store:
         return sum(len(content) for content, _ in blocks.values()) + path.stat().length
 
     def last(self) -> int:
-        """Returns the highest number of a save that has a manifest or a block, since it may have been a completed one
-        of which files are missing; 0 if there is none."""
+        """Returns the highest number of a save that left a manifest or a block, or 0. Even if files of that save are
+        missing, it may have been completed."""
         numbers = (key.rpartition(".")[2] for key in self.keys())
         return max([*self.saves(), *(int(number) for number in numbers if number.isdecimal())], default=0)
 

@@ -25,7 +25,10 @@ def standing_of(
     `path` is the file of a result, or the folder of a burn-in, pair or pool. A result that is missing, damaged, too old
     or dated in the future, a result of other hosts (unless `any_host`), and a PASS of a rehearsal are INCONCLUSIVE.
     """
-    places = [path / name for name in NAMES if os.path.lexists(path / name)] if path.is_dir() else [path]
+    try:
+        places = [path / name for name in NAMES if os.path.lexists(path / name)] if path.is_dir() else [path]
+    except OSError as error:
+        return _unknown(f"{path} cannot be read ({error.strerror})")
     if not places or not os.path.lexists(places[0]):
         recorded = (path / "manifest.json").exists()
         kind = "a run record (view it with sdc report), but no result," if recorded else "no result"

@@ -1,6 +1,9 @@
 """`sdc burnin`: every verdict as exit code, JSON, JUnit and metrics; early ends; short tests that add up."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -87,3 +90,20 @@ def test_people_read_the_verdict_and_where_it_is(tmp_path: Path, capsys: pytest.
     assert "SIMULATION  FAIL" in out
     assert "bundle.tar.gz" in out
     assert "rate excluded" in out
+
+
+def test_programs_of_a_cache_are_not_tested(tmp_path: Path) -> None:
+    """A damaged entry would be a difference of the device that runs it."""
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    words = [
+        Path(sys.executable).with_name("sdc"),
+        "burnin",
+        *FAST.split(),
+        "--devices",
+        "2",
+        "--run",
+        tmp_path / "run",
+    ]
+    done = subprocess.run(words, env={**os.environ, **cache}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not list((tmp_path / "cache").glob("*"))

@@ -255,6 +255,17 @@ def test_the_gravest_word_wins_whatever_the_exit_code(
     assert simulated == str(found == "simulated").lower()
 
 
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_burn_in_without_a_place_for_metrics_runs_nevertheless(host: Host, writable: bool) -> None:
+    host.says("pass")
+    host.made("srun", 'shift\n"$@"')
+    metrics = host.folder / "sdc.prom" if writable else host.folder / "nowhere" / "sdc.prom"
+    state = {"SLURM_JOB_ID": "17", "SDC_STATE": str(host.folder / "state"), "SDC_METRICS": str(metrics)}
+    code, said = host.run("slurm/burnin.sbatch", "--devices", "gpu:8", **state)
+    burnin, _ = (host.folder / "asked").read_text().splitlines()
+    assert (code, "--prometheus" in burnin, "nowhere is not writable" in said) == (0, writable, not writable)
+
+
 @pytest.mark.parametrize("how", SAID)
 def test_the_health_check_drains_for_a_fail_alone(host: Host, how: str) -> None:
     host.says(how)

@@ -6,6 +6,8 @@ import os
 import random
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,15 @@ def test_damage_is_found(
     shutil.rmtree(tmp_path / "1")
     with pytest.raises(CheckpointError, match=r"2 is damaged \(.*\); start a new run"):
         checkpoints.restore(describe(small()))
+
+
+def test_commands_say_once_what_is_wrong(tmp_path: Path) -> None:
+    """Orbax logs errors that it also raises."""
+    two(tmp_path)
+    (tmp_path / "2" / "state" / "_METADATA").write_text("{")
+    words = [Path(sys.executable).with_name("sdc"), "checkpoint", "verify", tmp_path]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, "step 2: it cannot be read" in done.stdout) == (3, "", True)
 
 
 @pytest.mark.parametrize("where", ["_CHECKPOINT_METADATA", "commit_success.txt", "more", "devices"])

@@ -115,6 +115,7 @@ def test_a_simulation_passes_nothing(tmp_path: Path) -> None:
 def test_nothing_and_what_cannot_be_read(tmp_path: Path) -> None:
     assert standing_of(tmp_path).verdict.code == 3
     assert standing_of(tmp_path / "nowhere").verdict.code == 3
+    assert "cannot be read (File name too long)" in standing_of(tmp_path / ("x" * 5000)).reason
     (tmp_path / "result.json").write_bytes(b"\x00\xff")
     assert standing_of(tmp_path).verdict.code == 3
     put(tmp_path, "one", make_report(ended="yesterday"))
