@@ -39,6 +39,7 @@ class WorkloadResult(NamedTuple):
     digest: str | None
     differences: int
     runs: int
+    standard: int  # of these runs, those with the digest's data
     rate: float | None  # throughput, if judged
     unit: str
     void: bool
@@ -214,7 +215,10 @@ def reduced(file: str, report: BurninResult) -> HostResult:
         context = None if row.key is None else sys.intern(f"{row.key} | {mark} | driver {parts[row.device].driver}")
         digest, rate = row.digest and sys.intern(row.digest), row.rate if row.share is not None else None
         name, unit = sys.intern(row.workload), sys.intern(row.unit)
-        rows.append(WorkloadResult(name, row.device, context, digest, row.differences, row.runs, rate, unit, row.void))
+        standard = row.standard if report.seed is not None else row.runs
+        rows.append(
+            WorkloadResult(name, row.device, context, digest, row.differences, row.runs, standard, rate, unit, row.void)
+        )
     return HostResult(
         file, HostKey(report.host.name, report.host.machine), report.id, report.settings.level, report.created,
         report.ended, report.verdict, report.simulated, report.stopped,

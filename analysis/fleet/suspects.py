@@ -123,7 +123,7 @@ def vote(results: Sequence[HostResult]) -> Votes:
     contexts: dict[str, set[str]] = defaultdict(set)
     for result in results:
         for row in result.rows:
-            if row.context is not None and row.digest is not None and row.runs:
+            if row.context is not None and row.digest is not None and row.standard:
                 ballots[row.context].append(Ballot(result, result.parts[row.device], row))
                 contexts[row.workload].add(row.context)
     compared, alone = 0, 0
@@ -270,8 +270,8 @@ def wrong_runs(
     """Returns the number of runs with a difference and the total number of runs for each device, burn-in and workload;
     real and simulated results are counted separately.
 
-    If other hosts outvote a device, every run of that workload counts as a run with a difference, even if all runs of
-    the device agree.
+    If other hosts outvote a device, every run of that workload with the same data counts as a run with a difference,
+    even if all runs of the device agree.
     """
     found: dict[tuple[str, bool], Counts] = defaultdict(dict)
     for result in results:
@@ -285,7 +285,7 @@ def wrong_runs(
                 at.setdefault((result.id, finding.workload), (1, 1))
     for each in votes.outvoted:
         result, part, row = each.ballot
-        found[part.identity, result.simulated][result.id, row.workload] = row.runs, row.runs
+        found[part.identity, result.simulated][result.id, row.workload] = row.standard, row.runs
     return found
 
 

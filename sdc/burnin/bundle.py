@@ -8,6 +8,7 @@ programs/ inputs/ expected/ found/    for each case: the program as StableHLO, i
 reproduce.py       reruns the cases; needs the packages in requirements.txt, but not jax-sdc
 """
 
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -64,7 +65,13 @@ def write_bundle(
     for finding in result.findings:
         first.setdefault(finding.workload, finding)
     cases = [
-        _case(known[name], finding, kept.get(name, Kept(finding, None, None)), programs, files)
+        _case(
+            dataclasses.replace(known[name], seed=finding.seed),
+            finding,
+            kept.get(name, Kept(finding, None, None)),
+            programs,
+            files,
+        )
         for name, finding in list(first.items())[:CASES]
     ]
     manifest: dict[str, Any] = {

@@ -159,9 +159,9 @@ def confirm(
     if elements is None and not note:
         note = "no right outputs were available for comparison"
     finding = Finding(
-        workload=workload.name, devices=devices, round=round, kinds=kinds, digest=first[devices[0]].digest,
-        expected=expected, persistence=persistence, elements=elements, confirmed=first[devices[0]].checks.confirmed,
-        note=note,
+        workload=workload.name, devices=devices, round=round, seed=workload.seed, kinds=kinds,
+        digest=first[devices[0]].digest, expected=expected, persistence=persistence, elements=elements,
+        confirmed=first[devices[0]].checks.confirmed, note=note,
     )  # fmt: skip
     # From now on, a device must repeat the right digest if any of its reruns produced that digest, and otherwise its
     # most frequent digest. Wrong bits that occurred once must not become the baseline; otherwise, the next right bits

@@ -137,6 +137,7 @@ def _finding_sentence(result: BurninResult, finding: Finding) -> str:
         f"found by {', '.join(finding.kinds)}",
         f"checksums confirm {finding.confirmed} wrong rows" if finding.confirmed else "",
         "simulated" if finding.simulated else "",
+        "" if finding.seed == 0 else f"data of seed {finding.seed}",
         finding.note,
     ]
     who = " or ".join(_device(result, device) for device in finding.devices)

@@ -118,19 +118,32 @@ class Programs:
         self.devices = tuple(devices)
         self._lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
+        self._seeds: dict[str, int] = {}  # of the data in the caches below, by workload
+        self._seeds_lock = threading.Lock()
         self._loadable: dict[tuple[str, str], tuple[Any, str]] = {}
         self._outputs: dict[str, Any] = {}
         self._compiled: dict[tuple[str, int | None], tuple[Callable[..., Any], str]] = {}
         self._ready: dict[tuple[str, int | None], Ready] = {}
         self._host: dict[str, tuple[Any, ...]] = {}
         self._travelling: set[str] = set()
-        self._references: dict[str, Reference] = {}
+        self._references: dict[tuple[str, int | None], Reference] = {}
         self._corruptions: dict[tuple[str, ...], Callable[..., Any]] = {}
         self._digest = jax.jit(tree_digest)
 
+    def _forget_other_data(self, workload: BurninWorkload) -> None:
+        """Removes data and references of a workload that were generated from another seed from the caches."""
+        name = workload.name
+        with self._seeds_lock:
+            if self._seeds.get(name) != workload.seed:
+                self._host.pop(name, None)
+                self._ready = {key: ready for key, ready in self._ready.items() if key[0] != name}
+                self._references = {key: known for key, known in self._references.items() if key[0] != name}
+                self._seeds[name] = workload.seed
+
     def host(self, workload: BurninWorkload) -> tuple[Any, ...]:
         """Returns a workload's arguments as NumPy arrays; caches those that every run needs, and the latest ones."""
-        key = _identity(workload)
+        self._forget_other_data(workload)
+        key = workload.name
         if key not in self._host:
             self._host = {name: kept for name, kept in self._host.items() if name in self._travelling}
             self._host[key] = workload.inputs()
@@ -152,7 +165,8 @@ class Programs:
         """Returns the digest of a device's right outputs, computed by the host; None if the host cannot compute it."""
         if not workload.exact:
             return None
-        key = f"{_identity(workload)} {index if workload.multi else ''}"
+        self._forget_other_data(workload)
+        key = workload.name, index if workload.multi else None
         if key not in self._references:
             outputs = self.expected(workload, index)
             self._references[key] = Reference(host_digest(outputs), outputs if workload.on_host else None)
@@ -164,7 +178,8 @@ class Programs:
 
         Several threads may call this method concurrently for different devices.
         """
-        key, program = (_identity(workload), index), (workload.program, index)
+        self._forget_other_data(workload)
+        key, program = (workload.name, index), (workload.program, index)
         if key in self._ready:
             return self._ready[key]
         with self._lock:
@@ -314,11 +329,6 @@ class Programs:
             return outputs, jnp.stack(sums)
 
         return checked
-
-
-def _identity(workload: BurninWorkload) -> str:
-    """Returns a key that also distinguishes workloads with the same name and different data."""
-    return f"{workload.name} {workload.seed}"
 
 
 def _corruption(faults: Sequence[Fault]) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from .judgement import judge
 from .results import BurninResult, BurninSettings, Tally
 from .rounds import Listener, burn_in, planned_result
 from .sensors import Monitor, driver_errors
-from .workloads import BurninWorkload, find_level
+from .workloads import BurninWorkload, find_level, workloads
 
 DOUBT = "checksums flag rows that recomputation reproduces"
 
@@ -88,8 +88,9 @@ def verify(
             recording = register.recordings[seen.recording]
             kinds[recording.level, tuple(recording.dtypes), entry.subject.seed].add(entry.subject.workload)
     for (level, dtypes, seed), names in kinds.items():
-        settings = BurninSettings(level=level, dtypes=dtypes, seed=seed, rounds=rounds)
-        found = [workload for workload in settings.chosen(devices) if workload.name in names]
+        settings = BurninSettings(level=level, dtypes=dtypes, rounds=rounds)
+        every = workloads(level, devices, dtypes, seed=seed)
+        found = [workload for workload in every if workload.name in names]
         if not found:
             continue
         result, part = _run(settings, found, devices, on_event, golden)

@@ -67,6 +67,7 @@ class Tally(Fields, kw_only=True):
     work: Annotated[float, about("operations or bytes per run, in `unit`", ge=0)]
     unit: Annotated[str, about("`flop` or `byte`")] = "flop"
     runs: Annotated[int, about("number of runs checked, excluding reruns after a difference", ge=0)] = 0
+    standard: Annotated[int, about("number of these runs that used the data of the first rounds", ge=0)] = 0
     elements: Annotated[int, about("number of elements checked in these runs", ge=0)] = 0
     seconds: Annotated[float, about("time under load in seconds", ge=0)] = 0.0
     median: Annotated[float, about("median time of a run in seconds, with a resolution of 4 %", ge=0)] = 0.0
@@ -95,12 +96,13 @@ class Tally(Fields, kw_only=True):
     ] = None
     digest: Annotated[
         str | None,
-        about("digest of a healthy device's outputs, 16 hexadecimal digits, which later runs must repeat"),
+        about("digest of a healthy device's outputs with the data of the first rounds, 16 hexadecimal digits"),
     ] = None
 
     def begin_anew(self) -> None:
         """Resets the counts of checks, but keeps the differences that were found."""
-        self.runs = self.elements = self.repeated = self.voted = self.referred = self.golden = self.checked = 0
+        self.runs = self.standard = self.elements = 0
+        self.repeated = self.voted = self.referred = self.golden = self.checked = 0
         self.seconds = self.median = self.fastest = 0.0
         self.digest = self.share = None
 
@@ -140,6 +142,7 @@ class Finding(Fields, kw_only=True):
         tuple[int, ...], about("the device whose outputs differ, or several devices if it is unknown which is wrong")
     ]
     round: Annotated[int, about("number of the round")]
+    seed: Annotated[int, about("seed of the data")] = 0
     kinds: Annotated[
         tuple[Evidence, ...],
         about("evidence of the difference: `repeat`, `vote`, `golden`, `reference`, `checksums`"),
@@ -209,7 +212,7 @@ class BurninSettings:
     level: Annotated[
         str,
         Flag(type=LevelName),
-        about("sizes and duration: quick (2 rounds), prejob (5 minutes), acceptance (an hour) or soak (a day)"),
+        about("sizes and duration: quick (4 rounds), prejob (5 minutes), acceptance (an hour) or soak (a day)"),
     ] = "quick"
     minutes: Annotated[
         float | None, Within(0, 60 * 24 * 366, above=True), about("duration in minutes; by default, that of the level")
@@ -223,7 +226,11 @@ class BurninSettings:
         about("family of workloads to run; may be repeated; by default, all families"),
     ] = None
     dtypes: Annotated[tuple[str, ...], Flag(type=tuple[DataType, ...]), about("floating-point types")] = DTYPES
-    seed: Annotated[int, Within(0, 2**32 - 1), about("seed of the data; a golden digest is valid for one seed")] = 0
+    seed: Annotated[
+        int | None,
+        Within(0, 2**32 - 1),
+        about("seed of the data after the first rounds, which always use the same data; by default random"),
+    ] = None
     accept: Annotated[
         tuple[str, ...],
         Flag(type=tuple[Accepted, ...], repeated=True),
@@ -251,13 +258,13 @@ class BurninSettings:
         minutes, rounds = self.minutes, self.rounds
         if minutes is None and rounds is None:
             minutes = find_level(self.level).minutes
-            rounds = 2 if minutes is None else None
+            rounds = 2 * find_level(self.level).repeats if minutes is None else None
         accept = tuple(dict.fromkeys(self.accept))
         return dataclasses.replace(self, minutes=minutes, rounds=rounds, only=self.only or None, accept=accept)
 
     def chosen(self, devices: "Sequence[jax.Device]") -> list[BurninWorkload]:
         """Returns the workloads that these settings select for devices."""
-        return workloads(self.level, devices, self.dtypes, only=self.only, seed=self.seed)
+        return workloads(self.level, devices, self.dtypes, only=self.only)
 
 
 class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
@@ -282,6 +289,9 @@ class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
         msgspec.field(default_factory=Environment)
     )
     rounds: Annotated[int, about("number of rounds completed", ge=0)] = 0
+    seed: Annotated[
+        int | None, about("seed of the data after the first rounds; `null` if all rounds use the same data")
+    ] = None
     stopped: Annotated[str | None, about("why the burn-in was stopped early, such as `SIGTERM`; otherwise `null`")] = (
         None
     )

@@ -83,6 +83,8 @@ def burn_in(
     on_event: Listener = lambda event: None,
     stop: Callable[[], bool] = lambda: False,  # called before each run and during waits, by several threads
     inject: Sequence[Fault] = (),  # simulated faults, for rehearsals
+    fresh: int | None = None,  # seed of the data after the first rounds; None to use the same data in all rounds
+    repeats: int = 2,  # rounds with the same data
     pauses: Sequence[float] = (
         0.0,
     ),  # seconds to wait before each run, one value per round, in turn; 0 for constant load
@@ -107,6 +109,7 @@ def burn_in(
         ((minutes is None) == (rounds is None), "minutes", minutes, "expected either minutes or rounds, but not both"),
         (minutes is not None and not minutes > 0, "minutes", minutes, "expected a positive number"),
         (rounds is not None and rounds < 1, "rounds", rounds, "expected at least 1"),
+        (repeats < 2, "repeats", repeats, "expected at least 2: runs with equal data are compared"),
         (not pauses or min(pauses) < 0, "pauses", pauses, "expected at least one pause, and no negative pauses"),
         (unknown, "accept", unknown and unknown[0], f"expected {' or '.join(get_args(Accepted))}"),
         (
@@ -122,8 +125,16 @@ def burn_in(
         asked = BurninSettings(level="", dtypes=(), accept=tuple(accepted), faults=tuple(map(str, inject)))
         result = planned_result(workloads, devices, settings=asked)
     programs, kept = programs or Programs(devices), {} if kept is None else kept
-    running = _BurnIn(workloads, programs, golden, inject, on_event, stop, seed, clock, result, kept, limit)
+    running = _BurnIn(
+        workloads, programs, golden, inject, on_event, stop, seed, clock, result, kept, limit, fresh, repeats
+    )
     return running.go(minutes, rounds, pauses)
+
+
+def seed_of(fresh: int, data: int) -> int:
+    """Returns the seed of the data set with a number; number 0 is that of the first rounds, which `fresh` does not
+    affect."""
+    return int(np.random.SeedSequence([fresh, data]).generate_state(1)[0])
 
 
 def step_of(seconds: float) -> int:
@@ -153,6 +164,8 @@ class _BurnIn:
     result: BurninResult
     kept: dict[str, Kept]
     limit: float
+    fresh: int | None
+    repeats: int
 
     def __post_init__(self) -> None:
         devices = self.programs.devices
@@ -164,6 +177,8 @@ class _BurnIn:
         for tally in self.result.workloads:
             self.moments[tally.device] += tally.runs
         self.last = math.inf
+        self.digests: dict[tuple[str, int], str] = {}  # with the present data, unless those of the first rounds
+        self.uncompared: dict[tuple[str, int], RunOutcome] = {}  # the first runs with the present data
         self.pool = ThreadPoolExecutor(max_workers=THREADS * len(devices))
 
     def go(self, minutes: float | None, rounds: int | None, pauses: Sequence[float]) -> BurninResult:
@@ -177,12 +192,16 @@ class _BurnIn:
                     break
                 pause = pauses[self.result.rounds % len(pauses)]
                 self.result.seconds = before + self.clock() - began
-                self.on_event({"event": "round", "round": self.result.rounds})
+                data, since = divmod(self.result.rounds, self.repeats)
+                seed = seed_of(self.fresh, data) if self.fresh is not None and data else None
+                if not since:
+                    self.digests, self.uncompared = {}, {}
+                self.on_event({"event": "round", "round": self.result.rounds, "seed": seed})
                 for workload in self.workloads:
                     self._rest(pause)
                     if self._over():
                         break
-                    self._turn(workload)
+                    self._turn(workload if seed is None else dataclasses.replace(workload, seed=seed), seed is None)
                 else:
                     self.result.rounds += 1
         finally:
@@ -283,7 +302,8 @@ class _BurnIn:
             self.moments[index] = moment + 1
         return self.programs.run(workload, place, faults=self.faults, moment=moment, seed=self.seed, rest=self._rest)
 
-    def _turn(self, workload: BurninWorkload) -> None:
+    def _turn(self, workload: BurninWorkload, standard: bool) -> None:
+        """Runs a workload once on every device, with the data of the first rounds (`standard`) or with others."""
         places = self._indices(workload)
         done = self._each(functools.partial(self._run, workload), places)
         outcomes: list[RunOutcome] = []
@@ -299,24 +319,50 @@ class _BurnIn:
             for outcome in outcomes
             if (known := self.programs.reference(workload, outcome.device)) is not None
         }
-        golden = self.golden.get(workload.name, {})
-        before = {device: self.tallies[workload.name, device].digest for device in self.kinds}
+        golden = self.golden.get(workload.name, {}) if standard else {}
+        before = {
+            device: self.tallies[workload.name, device].digest
+            if standard
+            else self.digests.get((workload.name, device))
+            for device in self.kinds
+        }
         digests = {outcome.device: outcome.digest for outcome in outcomes}
         voted = vote(digests, self.kinds) if workload.alike else Vote({}, (), ())
         suspicions = examine(outcomes, voted, before=before, golden=golden, references=references)
         for outcome in outcomes:
-            self._count(workload, outcome, voted, golden)
+            key = workload.name, outcome.device
+            self.on_event(
+                {
+                    "event": "run", "round": self.result.rounds, "workload": workload.name, "device": outcome.device,
+                    "digest": outcome.digest, "seconds": outcome.seconds,
+                }
+            )  # fmt: skip
+            count = functools.partial(self._count, voted=voted, golden=golden, standard=standard)
+            repeated, in_vote = before[outcome.device] is not None, outcome.device in {*voted.odd, *voted.agreed}
+            if standard or repeated or in_vote or outcome.right is not None:
+                if (first := self.uncompared.pop(key, None)) is not None:
+                    count(first, repeated=False)
+                count(outcome, repeated=repeated)
+            else:  # the run counts as checked once another run with the same data has been compared with it
+                self.uncompared[key] = dataclasses.replace(outcome, outputs=None)
+            if standard:
+                self.tallies[key].digest = self.tallies[key].digest or outcome.digest
+            else:
+                self.digests.setdefault(key, outcome.digest)
         for suspicion in suspicions:
-            self._follow(workload, suspicion, outcomes)
+            self._follow(workload, suspicion, outcomes, standard)
 
-    def _count(self, workload: BurninWorkload, outcome: RunOutcome, voted: Vote, golden: Mapping[int, str]) -> None:
-        place = (workload.name, outcome.device)
+    def _count(
+        self, outcome: RunOutcome, *, voted: Vote, golden: Mapping[int, str], standard: bool, repeated: bool
+    ) -> None:
+        place = outcome.workload, outcome.device
         tally, times = self.tallies[place], self.times[place]
         times[step_of(outcome.seconds)] += 1
         tally.fastest = min(tally.fastest, outcome.seconds) if tally.runs else outcome.seconds
         tally.median = median_of(times)
         tally.runs += 1
-        tally.repeated += tally.digest is not None
+        tally.standard += standard
+        tally.repeated += repeated
         tally.voted += outcome.device in voted.odd or outcome.device in voted.agreed
         tally.referred += outcome.right is not None
         tally.golden += outcome.device in golden
@@ -324,15 +370,10 @@ class _BurnIn:
             setattr(tally, name, getattr(tally, name) + getattr(outcome, name))
         for name, count in outcome.checks._asdict().items():
             setattr(tally, name, getattr(tally, name) + count)
-        tally.digest = tally.digest or outcome.digest
-        self.on_event(
-            {
-                "event": "run", "round": self.result.rounds, "workload": workload.name, "device": outcome.device,
-                "digest": outcome.digest, "seconds": outcome.seconds,
-            }
-        )  # fmt: skip
 
-    def _follow(self, workload: BurninWorkload, suspicion: Suspicion, outcomes: Sequence[RunOutcome]) -> None:
+    def _follow(
+        self, workload: BurninWorkload, suspicion: Suspicion, outcomes: Sequence[RunOutcome], standard: bool
+    ) -> None:
         """Reruns a workload whose outputs differed and keeps the finding; a device's later differences are only
         counted."""
         tallies = {device: self.tallies[workload.name, device] for device in self.kinds}
@@ -349,7 +390,10 @@ class _BurnIn:
         for place, error in confirmed.errors:
             self._end(workload, place, error)
         for device, digest in confirmed.baselines.items():
-            tallies[device].digest = digest
+            if standard:
+                tallies[device].digest = digest
+            else:
+                self.digests[workload.name, device] = digest
         finding = confirmed.finding
         finding.simulated = sum(outcome.simulated for outcome in outcomes if outcome.device in finding.devices)
         if finding.kinds == ("repeat",) and not finding.simulated:  # the earlier runs may have been wrong

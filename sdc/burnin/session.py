@@ -5,6 +5,7 @@ import dataclasses
 import datetime
 import itertools
 import json
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -99,10 +100,11 @@ class Session:
             self.folder.mkdir(parents=True, exist_ok=True)  # only after all other checks
             held.callback(Lock(self.folder).release)
             self._monitor = held.enter_context(Monitor(described))
-            found = settings.chosen(devices)
+            found, level = settings.chosen(devices), find_level(settings.level)
             result = planned_result(
                 found, devices, described, settings=settings, command=self.command,
                 environment=msgspec.convert(environment(), Environment),
+                seed=secrets.randbits(32) if settings.seed is None else settings.seed,
             )  # fmt: skip
             if earlier is not None:
                 go_on(result, earlier)
@@ -128,7 +130,7 @@ class Session:
                 burn_in(
                     found, devices, golden=golden if self.golden is not None else None, accept=settings.accept,
                     on_event=self._handle, stop=lambda: self.stopped is not None, inject=self.inject, programs=programs,
-                    result=result, kept=kept, pauses=find_level(settings.level).pauses, **length,
+                    result=result, kept=kept, fresh=result.seed, repeats=level.repeats, pauses=level.pauses, **length,
                 )  # fmt: skip
                 result = self.save(final=True)
                 if result.findings and not result.hung:
@@ -252,12 +254,13 @@ def go_on(result: BurninResult, earlier: BurninResult) -> None:
     def short(values: Sequence[str | None]) -> str:
         return ", ".join(map(str, values[:3])) + (" ..." if len(values) > 3 else "") if values else "none"
 
+    given = result.settings.seed
     names, before_names = ({row.workload for row in each.workloads} for each in (result, earlier))
     for what, before, here in (
         ("devices", [row.kind for row in earlier.devices], [row.kind for row in result.devices]),
         ("simulated faults", earlier.settings.faults, result.settings.faults),
         ("workloads", sorted(before_names - names), sorted(names - before_names)),
-        ("seeds of the data", [str(earlier.settings.seed)], [str(result.settings.seed)]),
+        ("seeds of the data", [str(earlier.seed)], [str(earlier.seed if given is None else given)]),
     ):
         if before != here and (before or what != "workloads"):  # new workloads may be added
             raise SettingError(
@@ -278,7 +281,7 @@ def go_on(result: BurninResult, earlier: BurninResult) -> None:
             raise SettingError("resume", None, f"{said}, which found differences; begin a burn-in in another folder")
         result.notes.append(f"{said}, so the burn-in began anew")
         return
-    result.id, result.created = earlier.id, earlier.created
+    result.id, result.created, result.seed = earlier.id, earlier.created, earlier.seed
     result.notes = list(earlier.notes)
     result.doubts = [doubt for doubt in earlier.doubts if not doubt.startswith(Session.UNLISTED)]
     result.findings, result.unfinished = list(earlier.findings), list(earlier.unfinished)

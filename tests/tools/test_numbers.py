@@ -60,7 +60,7 @@ class Started(BaseException):
 
 
 def takes_a_number(hint: Any) -> bool:
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+    if typing.get_origin(hint) in (types.UnionType, typing.Union, typing.Annotated):
         return any(map(takes_a_number, typing.get_args(hint)))
     return hint in (int, float)
 

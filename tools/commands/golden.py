@@ -40,7 +40,7 @@ class RecordCommand(ResultCommand):
 
     file: Annotated[Path, tyro.conf.Positional]
     """The register to write; a file that exists is not overwritten."""
-    settings: Annotated[BurninSettings, Only("level", "minutes", "rounds", "only", "dtypes", "seed")]
+    settings: Annotated[BurninSettings, Only("level", "minutes", "rounds", "only", "dtypes")]
     devices: str | None = None
     """Required devices, as for sdc burnin."""
 

@@ -111,7 +111,8 @@ class Level:
     pauses: tuple[float, ...]  # seconds before each run, by round: 0 for constant load, others for varying load
     retention: float  # seconds between writing a buffer and reading it
     data: tuple[str, ...]  # kinds of data for workloads that use several; all others use normal data
-    minutes: float | None = None  # default duration; None for two rounds
+    repeats: int = 2  # rounds with the same data, which take the host as long to generate as some rounds take
+    minutes: float | None = None  # default duration; None for rounds with two sets of data
 
     def __post_init__(self) -> None:
         for setting, least in (("side", 8), ("positions", 8), ("numbers", 64), ("buffer", 256)):
@@ -119,6 +120,8 @@ class Level:
                 raise SettingError(setting, getattr(self, setting), f"expected at least {least}")
         if not self.pauses or min(self.pauses) < 0:
             raise SettingError("pauses", self.pauses, "expected at least 0 seconds for each round")
+        if self.repeats < 2:
+            raise SettingError("repeats", self.repeats, "expected at least 2: runs with equal data are compared")
         if self.retention < 0:
             raise SettingError("retention", self.retention, "expected at least 0 seconds")
 
@@ -132,9 +135,9 @@ LEVELS: Mapping[str, Level] = MappingProxyType(
         level.name: level
         for level in (
             Level("quick", 1024, 256, 2**16, 2**22, (0.0, 0.01), 0.05, ALL_DATA),
-            Level("prejob", 2304, 1024, 2**20, 2**26, (0.0, 0.05), 1.0, ALL_DATA, minutes=5.0),
-            Level("acceptance", 5120, 4096, 2**24, 2**30, (0.0, 0.0, 0.2), 5.0, ALL_DATA, minutes=60.0),
-            Level("soak", 5120, 4096, 2**24, 2**30, (0.0, 0.0, 0.0, 0.5), 30.0, ALL_DATA, minutes=1440.0),
+            Level("prejob", 2304, 1024, 2**20, 2**26, (0.0, 0.05), 1.0, ALL_DATA, 8, minutes=5.0),
+            Level("acceptance", 5120, 4096, 2**24, 2**30, (0.0, 0.0, 0.2), 5.0, ALL_DATA, 8, minutes=60.0),
+            Level("soak", 5120, 4096, 2**24, 2**30, (0.0, 0.0, 0.0, 0.5), 30.0, ALL_DATA, 16, minutes=1440.0),
         )
     }
 )

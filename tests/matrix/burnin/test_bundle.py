@@ -17,9 +17,9 @@ from sdc.burnin.judgement import BURN_IN, judge
 from sdc.burnin.programs import Programs
 from sdc.burnin.reproduce import seal
 from sdc.burnin.results import EVENTS, RESULT, BurninResult, BurninSettings
-from sdc.burnin.rounds import Kept, burn_in, planned_result
+from sdc.burnin.rounds import Kept, burn_in, planned_result, seed_of
 from sdc.burnin.workloads.workload import BurninWorkload
-from sdc.faults import BitFlip, Fault
+from sdc.faults import BitFlip, Fault, When
 from sdc.records import describe_devices
 
 ALONE = """
@@ -168,3 +168,16 @@ def test_the_same_evidence_gives_the_same_bytes(programs: Programs, struck: Stru
     for path in paths:
         write_bundle(path, struck.result, programs, struck.workloads, struck.kept)
     assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_a_case_has_the_data_of_its_finding(programs: Programs, few: list[BurninWorkload], tmp_path: Path) -> None:
+    work = [workload for workload in few if workload.family in ("ordering", "matrix")]
+    late = Fault(BitFlip(), rate=0.1, site="*", at={"device": 1}, when=When(onset=4))
+    settings = BurninSettings(level="smallest", rounds=3, faults=(str(late),))
+    result = planned_result(work, programs.devices, describe_devices(programs.devices), settings=settings)
+    kept: dict[str, Kept] = {}
+    burn_in(work, programs.devices, rounds=6, programs=programs, inject=[late], result=result, kept=kept, fresh=3)
+    assert {finding.seed for finding in result.findings} <= {seed_of(3, 1), seed_of(3, 2)}
+    folder = bundled(tmp_path, Struck(judge(result), work, kept), programs)
+    code, out = reproduce(folder, "--runs", "1")
+    assert (code, out.count("0 of 1 runs wrong")) == (0, 4 * len(work)), out

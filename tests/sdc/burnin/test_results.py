@@ -166,10 +166,12 @@ def test_going_on_from_a_report(
         going_on(struck, programs, few)
     with pytest.raises(SettingError, match=r"workloads were .*, but are now none"):
         going_on(healthy, programs, few[:1])
-    other = going_on(healthy, programs, few)
-    other.settings = dataclasses.replace(other.settings, seed=5)
-    with pytest.raises(SettingError, match="seeds of the data were 5, but are now 0"):
-        going_on(other, programs, few)
+    seeded = msgspec.structs.replace(healthy, seed=5)
+    assert going_on(seeded, programs, few).seed == 5
+    other = planned(programs, few)
+    other.settings = dataclasses.replace(other.settings, seed=7)
+    with pytest.raises(SettingError, match="seeds of the data were 5, but are now 7"):
+        go_on(other, seeded)
     with pytest.raises(SettingError, match="devices"):
         going_on(healthy, programs, few, devices=2)
 

@@ -2,17 +2,20 @@
 
 import dataclasses
 import threading
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from sdc.burnin.judgement import judge
 from sdc.burnin.programs import Programs
 from sdc.burnin.recorder import recorded
-from sdc.burnin.results import ON_REQUEST
-from sdc.burnin.rounds import DETAILED, burn_in
+from sdc.burnin.results import ON_REQUEST, BurninResult
+from sdc.burnin.rounds import DETAILED, burn_in, seed_of
 from sdc.burnin.workloads.workload import BurninWorkload
 from sdc.faults import BitFlip, Fault, When
 from sdc.settings import SettingError
@@ -57,6 +60,57 @@ def test_fifty_random_faults_are_attributed_by_vote(programs: Programs, few: lis
         assert f"device {device}, {workload.name}: {finding.simulated} of" in judged.sentences[0]
         seen.append((device, workload.name))
     assert len(set(seen)) > 15
+
+
+def test_later_rounds_use_fresh_data(alone: Programs, few: list[BurninWorkload]) -> None:
+    """Of which a run counts once another run, or the host, has confirmed it; golden digests are those of the first
+    rounds."""
+    work = [workload for workload in few if workload.family in ("ordering", "functions")]
+    golden = recorded(burn_in(work, alone.devices, rounds=2, programs=alone))
+
+    def digests(fresh: int, rounds: int = 7) -> tuple[BurninResult, list[int | None], dict[str, list[str]]]:
+        seeds, found = [], defaultdict[str, list[str]](list)
+
+        def note(event: Mapping[str, Any]) -> None:
+            if event["event"] == "round":
+                seeds.append(event["seed"])
+            elif event["event"] == "run":
+                found[event["workload"]].append(event["digest"])
+
+        settings: Any = {"golden": golden, "fresh": fresh, "programs": alone, "on_event": note}
+        return burn_in(work, alone.devices, rounds=rounds, **settings), seeds, found
+
+    result, seeds, found = digests(7)
+    assert seeds == [None, None, *(seed_of(7, data) for data in (1, 1, 2, 2, 3))]
+    assert not result.findings
+    for name, each in found.items():
+        assert each[0:6:2] == each[1:6:2]
+        assert len(set(each)) == 4
+        tally = result.tallies[name, 0]
+        assert (tally.digest, tally.golden, tally.standard, tally.repeated) == (each[0], 2, 2, 3)
+        confirmed = 7 if name.startswith("ordering/") else 6
+        per_run = next(workload.elements for workload in work if workload.name == name)
+        assert (tally.runs, tally.elements) == (confirmed, confirmed * per_run)
+    assert digests(7)[2] == found
+    assert all(each[:2] == found[name][:2] and each[2] != found[name][2] for name, each in digests(8)[2].items())
+
+
+def test_a_fault_that_depends_on_the_data(programs: Programs, ordering: list[BurninWorkload]) -> None:
+    """It never shows with the data of the first rounds."""
+    (workload,) = ordering
+    before = workload.inputs()[0][:4]
+
+    def run(keys: Any, at: Any) -> Any:
+        right = type(workload).run(workload, keys, at)
+        return {**right, "sort": right["sort"] ^ jnp.any(keys[:4] != before).astype(keys.dtype)}
+
+    data = changed(workload, run=run, program="wrong for other data")
+    assert not burn_in([data], programs.devices, rounds=4, programs=programs).findings
+    result = judge(burn_in([data], programs.devices, rounds=4, programs=programs, fresh=7))
+    assert {(finding.round, finding.seed, finding.kinds) for finding in result.findings} == {
+        (number, seed_of(7, 1), ("reference",)) for number in (2, 3)
+    }
+    assert f"data of seed {seed_of(7, 1)}" in result.sentences[0]
 
 
 def test_right_bits_after_wrong_ones_are_no_finding(programs: Programs, rounding: list[BurninWorkload]) -> None:
