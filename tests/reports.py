@@ -7,15 +7,20 @@ from typing import Any, Literal
 
 import msgspec
 
+from sdc.burnin.golden_register import mark_of
+from sdc.burnin.host import flat_surroundings
 from sdc.burnin.judgement import BURN_IN, judge
+from sdc.burnin.pair import PAIR, PAIR_FORMAT, Pair, PairDifference, StageRow, TwinRow
 from sdc.burnin.results import RESULT, BurninResult, BurninSettings, CheckedDevice, Ended, Evidence, Finding, Tally
 from sdc.burnin.sensors.base import Course, Sensors
-from sdc.schema import Environment, Host
+from sdc.schema import Device, Environment, Host
+from sdc.verdict import Verdict
 
 MARK = "made for tests: no device was tested"
 WORKLOADS = ("matrix/float32/64x64x64/normal", "ordering/float32/4096/normal", "memory/float32/4096/walking")
 KIND = "Test Accelerator"
 PACKAGES = {"jax": "0.10.2", "jaxlib": "0.10.2"}
+DRIVER = "570.00"
 DAY = "2026-01-05T00:00:00+00:00"
 
 
@@ -24,9 +29,9 @@ def digest_of(*parts: object) -> str:
     return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
-def key_of(workload: str, kind: str = KIND) -> str:
+def key_of(workload: str, kind: str, environment: str) -> str:
     """Returns the key of a workload, which determines its bits."""
-    return f"{workload} | seed 0 | {digest_of('program', workload)} | murmur | gpu {kind}"
+    return f"{workload} | seed 0 | {digest_of('program', workload)} | murmur | gpu {kind} | {environment}"
 
 
 def make_finding(
@@ -101,6 +106,11 @@ def make_report(
         'PASS'
     """
     machine = digest_of("machine", host) if machine is None else machine
+    surroundings = {
+        "python": "3.11.0", "packages": PACKAGES, "platform": "gpu", "platform_version": "tests",
+        "device_kind": kind, "local_devices": devices, "machine": "x86_64", "xla_flags": "", "options": {},
+    } | dict(environment or {})  # fmt: skip
+    mark = mark_of(flat_surroundings(surroundings, (device or {}).get("driver", DRIVER), {}))
     throttled = set(void)
     rows = []
     for name in workloads:
@@ -112,7 +122,7 @@ def make_report(
                     workload=name, device=index, family=name.partition("/")[0], runs=runs, elements=elements,
                     seconds=seconds, differences=differing, repeated=runs - 1, voted=runs if devices > 1 else 0,
                     work=(rates or {}).get((name, index), 1e12), median=1.0, fastest=0.3 if gone else 0.95,
-                    key=key_of(name, kind), digest=(digests or {}).get((name, index), digest_of(name)),
+                    key=key_of(name, kind, mark), digest=(digests or {}).get((name, index), digest_of(name)),
                 )
             )  # fmt: skip
     described = []
@@ -127,7 +137,7 @@ def make_report(
         fields: dict[str, Any] = {
             "index": index, "host": host, "machine": machine, "id": index, "process": 0, "kind": kind,
             "serial": f"SN-{host}-{index}", "uuid": f"GPU-{digest_of(host, index)}", "bus": f"0000:{index:02x}:00.0",
-            "driver": "570.00", "sensors": sensors,
+            "driver": DRIVER, "sensors": sensors,
         }  # fmt: skip
         given = {name: value(index) if callable(value) else value for name, value in (device or {}).items()}
         described.append(CheckedDevice(**(fields | given)))
@@ -138,12 +148,7 @@ def make_report(
         settings=BurninSettings(
             level=level, rounds=runs, accept=tuple(accept), faults=("bitflip in tests",) if simulated else ()
         ),
-        environment=Environment(
-            **({
-                "python": "3.11.0", "packages": PACKAGES, "platform": "gpu", "platform_version": "tests",
-                "device_kind": kind, "local_devices": devices, "machine": "x86_64", "xla_flags": "",
-            } | dict(environment or {}))
-        ),
+        environment=Environment(**surroundings),
         rounds=runs, stopped=stopped, devices=described, workloads=rows, findings=list(findings),
         unfinished=list(unfinished), notes=[MARK], command=["made", "for", "tests"],
     )  # fmt: skip
@@ -158,3 +163,37 @@ def put_report(folder: Path, report: BurninResult, name: str | None = None) -> P
     place.parent.mkdir(parents=True)
     BURN_IN.write(place, report)
     return place
+
+
+def make_pair(
+    verdict: Verdict, hosts: Sequence[str] = ("a", "b"), *, simulated: bool = False, created: str = DAY
+) -> Pair:
+    """Returns a consistent result of two hosts that were never compared."""
+    differ = verdict is Verdict.CORRUPT
+    stage = StageRow(
+        name="step", folder="1-step", verdict=verdict, sentence=MARK, steps=3, planned=3,
+        ended=verdict is not Verdict.INCONCLUSIVE, checked=1000, mismatched=5 * differ, hits=int(differ),
+        first=1 if differ else None,
+    )  # fmt: skip
+    found = PairDifference(ranks=[], sites=[], layers=[], mismatched=5, checked=1000) if differ else None
+    rows = [
+        TwinRow(
+            twin=twin, host=host, processes=[twin],
+            devices=[Device(host=host, machine=digest_of("machine", host), id=0, process=twin, serial=f"SN-{host}-0")],
+        )
+        for twin, host in enumerate(hosts)
+    ]  # fmt: skip
+    return Pair(
+        version="tests", kind="pair", id=digest_of("pair", *hosts, created) * 2,
+        host=Host(name=hosts[0], machine=digest_of("machine", hosts[0]), boot=None, pid=1, process=0),
+        created=created, ended=created.replace("T00:00", "T00:05"), seconds=300.0, verdict=verdict,
+        evidence=["twins"], sentences=[MARK], hosts=rows, suspects=[], undecided=list(hosts) if differ else [],
+        stages=[stage], difference=found, faults=["bitflip in tests"] if simulated else [],
+    )  # fmt: skip
+
+
+def put_pair(folder: Path, pair: Pair) -> Path:
+    """Writes the result of a pair into a new folder, and returns its path."""
+    folder.mkdir(parents=True)
+    PAIR_FORMAT.write(folder / PAIR, pair)
+    return folder / PAIR

@@ -1,5 +1,5 @@
-"""Reads burn-in results from external files, checks them, counts each result once, and reports files that are not
-counted."""
+"""Reads results of burn-ins, pairs and pools from external files, checks them, counts each result once, and reports
+files and folders that are not counted."""
 
 import dataclasses
 import datetime
@@ -14,7 +14,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from sdc.burnin import BURN_IN, RESULT, BurninResult, CheckedDevice, Ended, Finding, Tally, candidates
+from sdc.burnin import (
+    BURN_IN,
+    PAIR,
+    PAIR_FORMAT,
+    POOL,
+    RESULT,
+    BurninResult,
+    CheckedDevice,
+    Ended,
+    Finding,
+    Tally,
+    candidates,
+)
 from sdc.records import AnyPath, RecordError, reason
 from sdc.settings import SettingError
 from sdc.verdict import Verdict
@@ -35,7 +47,7 @@ class WorkloadResult(NamedTuple):
 
     workload: str
     device: int
-    context: str | None  # everything that determines the bits: key of the row, versions, driver; None if not stated
+    context: str | None  # everything that determines the bits: the key of the row; None if not stated
     digest: str | None
     differences: int
     runs: int
@@ -65,6 +77,7 @@ class HostResult:
     verdict: Verdict
     simulated: bool
     stopped: str | None
+    under_way: bool
     sentences: tuple[str, ...]
     parts: dict[int, DeviceResult]
     rows: tuple[WorkloadResult, ...]
@@ -73,7 +86,7 @@ class HostResult:
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """A file that is not counted, and the reason."""
+    """A file or folder that is not counted, and the reason."""
 
     file: str
     reason: str
@@ -86,9 +99,26 @@ class Duplicate(msgspec.Struct, frozen=True):
     of: str
 
 
+class ComparedHosts(msgspec.Struct, frozen=True):
+    """The result of a pair or pool."""
+
+    file: str
+    hosts: list[str]
+    verdict: Verdict
+    simulated: bool
+    ended: str
+    sentence: str
+
+
+class Found(NamedTuple):
+    files: list[Path]
+    refused: tuple[Refused, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Collection:
     results: tuple[HostResult, ...]
+    pairs: tuple[ComparedHosts, ...] = ()
     refused: tuple[Refused, ...] = ()
     duplicates: tuple[Duplicate, ...] = ()
     doubtful: tuple[
@@ -96,36 +126,68 @@ class Collection:
     ] = ()  # identities that two hosts claimed at the same time, and which therefore identify no device
 
 
-def find_results(paths: Iterable[AnyPath]) -> Iterator[Path]:
-    """Yields the given files, and every `result.json` in the given folders and their subfolders."""
+def find_results(paths: Iterable[AnyPath]) -> Found:
+    """Returns the given files, and the results in the given folders and their subfolders.
+
+    Folders that cannot be read are refused, as are links to folders elsewhere, which are not followed.
+    """
+    files: list[Path] = []
+    refused: list[Refused] = []
+    roots: list[Path] = []
+    links: list[Path] = []
+
+    def refuse(error: OSError) -> None:
+        refused.append(Refused(os.fspath(error.filename), reason(error)))
+
     for path in map(Path, paths):
-        if not path.exists():
+        if not os.path.lexists(path):
             raise SettingError("FILES", path, "no such file or folder; pass result files or run folders of sdc burnin")
         if not path.is_dir():
-            yield path
+            files.append(path)
             continue
-        found = sorted(Path(folder, RESULT) for folder, _, names in os.walk(path) if RESULT in names)
-        if not found:
+        before = len(files) + len(refused) + len(links)
+        roots.append(path.resolve())
+        for folder, below, names in os.walk(path, onerror=refuse):
+            below.sort()
+            files += sorted(Path(folder, name) for name in {*below, *names} & {RESULT, PAIR, POOL})
+            links += [place for name in (*below, *names) if (place := Path(folder, name)).is_symlink()]
+        if len(files) + len(refused) + len(links) == before:
             raise SettingError(
                 "FILES",
                 path,
-                f"this folder and its subfolders contain no {RESULT}; pass another folder, or result files",
+                f"this folder and its subfolders contain no {RESULT}, {PAIR} or {POOL}; pass another folder, or files",
             )
-        yield from found
+    for link in links:
+        try:
+            target = link.resolve(strict=True)
+        except (OSError, RuntimeError):  # Python raises RuntimeError for links in a circle
+            refused.append(Refused(os.fspath(link), "is a link that leads nowhere"))
+            continue
+        if target.is_dir() and not any(target.is_relative_to(root) for root in roots):
+            refused.append(
+                Refused(os.fspath(link), f"is a link to the folder {target}, which was not read; pass that folder too")
+            )
+    return Found(files, tuple(refused))
 
 
-def collect(paths: Iterable[AnyPath], progress: Callable[[str], None] = lambda _: None) -> Collection:
+def collect(
+    paths: Iterable[AnyPath], progress: Callable[[str], None] = lambda _: None, *, refused: Sequence[Refused] = ()
+) -> Collection:
     """Reads results, and refuses files that are damaged, have an unknown layout or contradict themselves.
+
+    The files and folders that `find_results` has already refused are passed as `refused`.
 
     Two files with the same id and the same contents count once. If their contents differ, both files are refused, since
     either may be wrong.
     """
-    refused: list[Refused] = []
+    files, unread = find_results(paths)
+    unreadable = [*refused, *unread]
     duplicates: list[Duplicate] = []
     results: dict[str, HostResult] = {}
+    pairs: dict[str, ComparedHosts] = {}
     conflicts: dict[str, list[str]] = {}
     visited: dict[Path, str] = {}
-    for path in find_results(paths):
+    for path in files:
         file = os.fspath(path)
         try:
             real = path.resolve()
@@ -133,12 +195,22 @@ def collect(paths: Iterable[AnyPath], progress: Callable[[str], None] = lambda _
                 duplicates.append(Duplicate(file, visited[real]))
                 continue
             visited[real] = file
+            if path.name in (PAIR, POOL):
+                pair = PAIR_FORMAT.read(path)
+                pairs.setdefault(
+                    f"{pair.id} {pair.verdict}",
+                    ComparedHosts(
+                        file, [row.host for row in pair.hosts], pair.verdict, pair.simulated, pair.ended,
+                        next(iter(pair.sentences), ""),
+                    ),
+                )  # fmt: skip
+                continue
             report = BURN_IN.read(path)
             if problem := next(_impossible(report), None):
                 raise RecordError(f"contradicts itself: {problem}; run the burn-in again")
         except (RecordError, OSError) as error:
             said = reason(error) if isinstance(error, OSError) else str(error)
-            refused.append(Refused(file, said.removeprefix(f"{file} ").removeprefix("is ")))
+            unreadable.append(Refused(file, said.removeprefix(f"{file} ").removeprefix("is ")))
             continue
         finally:
             progress(file)
@@ -155,7 +227,7 @@ def collect(paths: Iterable[AnyPath], progress: Callable[[str], None] = lambda _
         del results[id]
         for file in files:
             others = ", ".join(other for other in files if other != file)
-            refused.append(
+            unreadable.append(
                 Refused(
                     file,
                     f"has the same id as {others} but different contents, so either may be wrong; pass only the "
@@ -166,7 +238,7 @@ def collect(paths: Iterable[AnyPath], progress: Callable[[str], None] = lambda _
         results.values(), key=lambda each: (each.host.name, each.host.machine or "", each.created, each.id)
     )
     settled, doubtful = _settled(ordered)
-    return Collection(tuple(settled), tuple(refused), tuple(duplicates), doubtful)
+    return Collection(tuple(settled), tuple(pairs.values()), tuple(unreadable), tuple(duplicates), doubtful)
 
 
 def _impossible(report: BurninResult) -> Iterator[str]:
@@ -188,7 +260,6 @@ def reduced(file: str, report: BurninResult) -> HostResult:
     """Returns the parts of a report that later stages use. Strings are interned, since the results of a fleet repeat
     each of them about a thousand times."""
     named = [candidates(report, device) for device in report.devices]
-    surroundings = report.environment
     parts: dict[int, DeviceResult] = {}
     for device, name, names in zip(report.devices, identities(named), named, strict=True):
         errors: list[str] = []
@@ -197,22 +268,11 @@ def reduced(file: str, report: BurninResult) -> HostResult:
             if (new := (course.after.uncorrected or 0) - (course.before.uncorrected or 0)) > 0:
                 errors.append(f"{new} memory errors that ECC could not correct")
         known = msgspec.structs.asdict(device)
-        known.update(kind=device.kind or surroundings.device_kind or "unknown", sensors=None)
+        known.update(kind=device.kind or report.environment.device_kind or "unknown", sensors=None)
         parts[device.index] = DeviceResult(**known, identity=name, names=names, errors=tuple(errors))
-    # Besides the key, these must be equal for bits to be comparable: versions, flags, a CPU's model.
-    around: list[object] = [
-        surroundings.platform,
-        surroundings.platform_version,
-        surroundings.device_kind,
-        surroundings.xla_flags,
-    ]
-    if surroundings.platform == "cpu":
-        around += [surroundings.machine, surroundings.processor, surroundings.processors, surroundings.cpu_threads]
-    versions = {**surroundings.packages, **surroundings.options}
-    mark = "; ".join([*map(str, around), *(f"{name} {versions[name]}" for name in sorted(versions))])
     rows = []
     for row in report.workloads:
-        context = None if row.key is None else sys.intern(f"{row.key} | {mark} | driver {parts[row.device].driver}")
+        context = None if row.key is None else sys.intern(row.key)
         digest, rate = row.digest and sys.intern(row.digest), row.rate if row.share is not None else None
         name, unit = sys.intern(row.workload), sys.intern(row.unit)
         standard = row.standard if report.seed is not None else row.runs
@@ -221,7 +281,7 @@ def reduced(file: str, report: BurninResult) -> HostResult:
         )
     return HostResult(
         file, HostKey(report.host.name, report.host.machine), report.id, report.settings.level, report.created,
-        report.ended, report.verdict, report.simulated, report.stopped,
+        report.ended, report.verdict, report.simulated, report.stopped, report.under_way,
         report.sentences, parts, tuple(rows), tuple(report.findings), tuple(report.unfinished),
     )  # fmt: skip
 

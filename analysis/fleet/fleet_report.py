@@ -100,8 +100,7 @@ def fleet_page(summary: FleetSummary) -> Report:
 
 def _notes(summary: FleetSummary) -> Iterator[str]:
     if summary.refused:
-        files = summary.results + len(summary.refused) + len(summary.duplicates)
-        yield f"{len(summary.refused):,} of {files:,} files were refused and are not counted."
+        yield f"{len(summary.refused):,} files or folders could not be read or contradict others, and are not counted."
     if left := summary.compared.hosts_not_compared:
         names = ", ".join(left[:10]) + (" and others" if len(left) > 10 else "")
         yield f"These hosts were not compared with any other, so only their own evidence counts: {names}."
@@ -184,6 +183,13 @@ def _tables(summary: FleetSummary) -> Iterator[tuple[str, Table]]:
         "Either may be wrong.",
     )  # fmt: skip
     yield from table(
+        "Pairs and pools", "Pairs and pools that did not pass", ("hosts", "verdict", "ended", "finding", "file"),
+        summary.pairs,
+        lambda row: (
+            f"{_mark(row)}{', '.join(row.hosts)}", row.verdict.acceptance, row.ended, row.sentence, row.file
+        ),
+    )  # fmt: skip
+    yield from table(
         "To watch", "Devices that are neither suspect nor clean", ("host", "device", "since", "reason"), summary.watch,
         lambda row: (f"{_mark(row)}{row.host}", show(row.device), row.since, row.reason),
     )  # fmt: skip
@@ -201,7 +207,11 @@ def _tables(summary: FleetSummary) -> Iterator[tuple[str, Table]]:
         lambda row: (row.identity, " → ".join(row.hosts)),
     )  # fmt: skip
     yield from table(
-        "Refused", "Files that are not counted", ("file", "reason"), summary.refused, lambda row: (row.file, row.reason)
+        "Refused",
+        "Files and folders that are not counted",
+        ("file", "reason"),
+        summary.refused,
+        lambda row: (row.file, row.reason),
     )
 
 

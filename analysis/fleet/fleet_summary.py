@@ -10,7 +10,7 @@ import msgspec
 
 from sdc.verdict import Verdict
 
-from .collection import Collection, DeviceResult, Duplicate, HostKey, HostResult, Refused, printable
+from .collection import Collection, ComparedHosts, DeviceResult, Duplicate, HostKey, HostResult, Refused, printable
 from .ledger import Added, FleetLedger, enter, limits, past_of
 from .suspects import NamedDevice, SuspectRow, TieRow, Votes, find_suspects, named_device, vote
 
@@ -94,6 +94,7 @@ class FleetSummary(msgspec.Struct, kw_only=True):
     compared: Comparisons
     suspects: list[SuspectRow]
     ties: list[TieRow]
+    pairs: list[ComparedHosts]  # pairs and pools that did not pass
     watch: list[WatchRow]
     outliers: list[Outlier]
     refused: list[Refused]
@@ -133,7 +134,7 @@ def summarize_results(
     """Summarizes results: suspects, hosts that differ, devices to watch, outliers, and files that are not counted.
 
     The verdict is corrupt if there is a suspect or if hosts differ; it is clean if hosts were compared and all of them
-    agree.
+    agree, everything could be read, and no burn-in is under way.
     """
     results = collection.results
     votes = vote(results) if votes is None else votes
@@ -171,6 +172,7 @@ def summarize_results(
         ),
         suspects=suspects,
         ties=list(votes.ties),
+        pairs=[pair for pair in collection.pairs if pair.verdict is not Verdict.CLEAN],
         watch=list(_watched(results, ledger, suspects)),
         outliers=far,
         refused=list(collection.refused),
@@ -186,7 +188,8 @@ def summarize_results(
             elements=sum(account.elements for account in ledger.devices.values()),
             seconds=sum(account.seconds for account in ledger.devices.values()), **new._asdict(),
         )  # fmt: skip
-    value.verdict, value.sentence = _verdict(value)
+    under_way = [result.host.name for result in results if result.under_way]
+    value.verdict, value.sentence = _verdict(value, under_way)
     return _printable(value, FleetSummary)
 
 
@@ -281,7 +284,7 @@ def device_rows(
     return _printable(rows, list[DeviceSheetRow])
 
 
-def _verdict(value: FleetSummary) -> tuple[Verdict, str]:
+def _verdict(value: FleetSummary, under_way: Sequence[str]) -> tuple[Verdict, str]:
     suspects, ties, compared = value.suspects, value.ties, value.compared
     if suspects:
         marked = [("SIMULATED " if each.simulated else "", each) for each in suspects[:5]]
@@ -295,6 +298,12 @@ def _verdict(value: FleetSummary) -> tuple[Verdict, str]:
     if ties:
         why = "and no majority shows which hosts are wrong"
         return Verdict.CORRUPT, f"hosts differ in {len(ties)} programs, {why}"
+    if differing := [each for each in value.pairs if each.verdict is Verdict.CORRUPT]:
+        named = "; ".join(
+            f"{'SIMULATED ' if each.simulated else ''}{' and '.join(each.hosts)}" for each in differing[:5]
+        )
+        named += f" and {len(differing) - 5} more" if len(differing) > 5 else ""
+        return Verdict.CORRUPT, f"hosts differed in pairs or pools: {named}"
     if compared.hosts < 2:
         why = (
             "no result is counted"
@@ -302,6 +311,15 @@ def _verdict(value: FleetSummary) -> tuple[Verdict, str]:
             else "no two hosts ran the same program on devices of the same kind"
         )
         return Verdict.INCONCLUSIVE, f"{why}: nothing was compared"
+    if value.refused:
+        first, more = value.refused[0], len(value.refused) - 1
+        return Verdict.INCONCLUSIVE, (
+            f"{first.file}{f' and {more:,} other files or folders' if more else ''} could not be read or counted: "
+            f"{first.reason}"
+        )
+    if under_way:
+        more = f" and {len(under_way) - 1} more" if len(under_way) > 1 else ""
+        return Verdict.INCONCLUSIVE, f"the burn-in of {under_way[0]}{more} is under way"
     left = len(compared.hosts_not_compared)
     text = (
         f"no suspect: {compared.hosts:,} hosts were compared and agree on all {compared.programs:,} programs that at "

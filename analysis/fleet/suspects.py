@@ -102,19 +102,24 @@ class Votes(NamedTuple):
     ties: tuple[TieRow, ...]
 
 
-def majority(votes: Iterable[tuple[HostKey, str]]) -> str | None:
-    """Returns the majority digest, or None."""
-    by_host: dict[HostKey, Counter[str]] = defaultdict(Counter)
-    devices: Counter[str] = Counter()
-    for host, digest in votes:
-        by_host[host][digest] += 1
-        devices[digest] += 1
+def majority(votes: Iterable[tuple[HostKey, str, str]]) -> str | None:
+    """Returns the majority digest, or None, from the host, the device and the digest of each ballot. A device has one
+    vote, which the digests of its burn-ins share."""
+    by_device: dict[tuple[HostKey, str], Counter[str]] = defaultdict(Counter)
+    for host, device, digest in votes:
+        by_device[host, device][digest] += 1
+    by_host: dict[HostKey, dict[str, Fraction]] = defaultdict(lambda: defaultdict(Fraction))
+    devices: dict[str, Fraction] = defaultdict(Fraction)
+    for (host, _), ballots in by_device.items():
+        for digest, count in ballots.items():
+            by_host[host][digest] += Fraction(count, ballots.total())
+            devices[digest] += Fraction(count, ballots.total())
     if not devices:
         return None
-    digest, most = devices.most_common(1)[0]
-    if 2 * most <= devices.total() or sum(digest in counts for counts in by_host.values()) < 2:
+    digest = max(devices, key=lambda digest: devices[digest])
+    if 2 * devices[digest] <= len(by_device) or sum(digest in counts for counts in by_host.values()) < 2:
         return None
-    won = sum(Fraction(counts[digest], counts.total()) for counts in by_host.values())
+    won = sum(counts.get(digest, 0) / sum(counts.values()) for counts in by_host.values())
     return digest if 2 * won > len(by_host) else None
 
 
@@ -143,9 +148,9 @@ def vote(results: Sequence[HostResult]) -> Votes:
             agreed.update(ballot.part.identity for ballot in each)
             continue
         real = [ballot for ballot in each if not ballot.result.simulated]
-        known = majority((ballot.result.host, ballot.digest) for ballot in real)
+        known = majority((ballot.result.host, ballot.part.identity, ballot.digest) for ballot in real)
         simulated = [ballot for ballot in each if ballot.result.simulated]
-        usual = known or majority((ballot.result.host, ballot.digest) for ballot in each)
+        usual = known or majority((ballot.result.host, ballot.part.identity, ballot.digest) for ballot in each)
         holders: dict[str, set[HostKey]] = defaultdict(set)
         for ballot in each:
             holders[ballot.digest].add(ballot.result.host)

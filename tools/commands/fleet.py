@@ -27,13 +27,13 @@ class SummarizeCommand(ResultCommand):
     Example: sdc fleet summarize rack1 rack2 --json
 
     Hosts that ran the same programs on the same kind of devices vote on their digests, and the ledger accumulates
-    evidence over time. Damaged and contradictory results are rejected and listed; a result that occurs more than once
-    is counted once. Exit codes: 0 no suspect among the compared hosts; 1 suspects, or hosts that differ without a
-    majority; 2 bad usage; 3 nothing could be compared.
+    evidence over time. A result that occurs more than once is counted once. Exit codes: 0 no suspect among the
+    compared hosts; 1 suspects, or hosts that differ; 2 bad usage; 3 nothing could be compared, a file or folder could
+    not be read, or a burn-in is under way.
     """
 
     files: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Results of sdc burnin (result.json), or folders that contain results at any depth."""
+    """Results of sdc burnin, pair and pool, or folders that contain results at any depth."""
     output: Path | None = None
     """Folder for a page (index.html), suspects.csv and devices.csv; these files overwrite those of an earlier
     summary."""
@@ -171,7 +171,7 @@ def _summarize(options: SummarizeCommand) -> int:
         with usage_errors():
             if not options.files:
                 raise SettingError("FILES", None, "expected results of sdc burnin, or folders that contain them")
-            files = list(fleet.find_results(options.files))
+            files, refused = fleet.find_results(options.files)
             ledger, added, report = None, None, {}
             if options.ledger is not None:
                 if not options.ledger.absolute().parent.is_dir():
@@ -182,7 +182,7 @@ def _summarize(options: SummarizeCommand) -> int:
             if options.output is not None:
                 fleet.prepare_folder(options.output)
             with CountProgress("result", len(files)) as progress:
-                found = fleet.collect(files, lambda file: progress.advance(""))
+                found = fleet.collect(files, lambda file: progress.advance(""), refused=refused)
             votes = fleet.vote(found.results)
             if options.ledger is not None and found.results:
                 ledger, added = fleet.update_ledger(options.ledger, found.results, votes)

@@ -1,16 +1,21 @@
 """Files of others: what is refused, what counts once, and whose device it is."""
 
+import errno
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sdc.analysis.fleet.collection import HostKey, collect
 from sdc.analysis.fleet.fleet_summary import Moved, summarize_results
-from sdc.burnin.results import RESULT
+from sdc.burnin.pair import PAIR
+from sdc.burnin.results import RESULT, UNDER_WAY
 from sdc.records.format import seal
 from sdc.settings import SettingError
-from tests.reports import DAY, WORKLOADS, digest_of, make_finding, make_report, put_report
+from sdc.verdict import Verdict
+from tests.reports import DAY, WORKLOADS, digest_of, make_finding, make_pair, make_report, put_pair, put_report
 
 NEXT_DAY = DAY.replace("-05T", "-06T")
 
@@ -168,3 +173,64 @@ def test_simulations_that_agree_say_nothing_about_a_real_host(tmp_path: Path) ->
     assert summary.compared.hosts == 0
     put_report(tmp_path, make_report("another"))
     assert summarize_results(collect([tmp_path])).verdict == "clean"
+
+
+def verdict_of(folder: Path) -> tuple[str, str]:
+    summary = summarize_results(collect([folder]))
+    return summary.verdict, summary.sentence
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> Path:
+    """A folder with the results of two hosts that agree."""
+    for host in ("a", "b"):
+        put_report(tmp_path / "fleet", make_report(host))
+    assert verdict_of(tmp_path / "fleet")[0] == "clean"
+    return tmp_path / "fleet"
+
+
+def test_what_was_not_read_is_not_clean(clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link elsewhere, a link that leads nowhere, a damaged file and a folder that only others can read may each hide
+    a FAIL."""
+    put_report(tmp_path / "elsewhere", make_report("c", findings=[make_finding()]))
+    for name, target, reason in (
+        ("link", tmp_path / "elsewhere", "is a link to the folder"),
+        ("lost", tmp_path / "nothing", "is a link that leads nowhere"),
+        ("circle", clean / "circle", "is a link that leads nowhere"),
+        (RESULT, tmp_path / "nothing", "is a link that leads nowhere"),
+    ):
+        (clean / name).symlink_to(target)
+        found, said = verdict_of(clean)
+        assert (found, str(clean / name) in said, reason in said) == ("inconclusive", True, True), said
+        (clean / name).unlink()
+    (clean / "latest").symlink_to(next(clean.iterdir()))  # this folder is read anyway
+    assert verdict_of(clean)[0] == "clean"
+    (clean / PAIR).write_text("{}")
+    assert verdict_of(clean)[0] == "inconclusive"
+    (clean / PAIR).unlink()
+    (clean / "closed").mkdir()
+    real = os.scandir
+
+    def scan(path: str) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert verdict_of(clean) == (
+        "inconclusive",
+        f"{clean / 'closed'} could not be read or counted: Permission denied",
+    )
+    assert collect([clean / "closed"]).refused[0].file == str(clean / "closed")
+
+
+def test_a_burn_in_under_way_and_a_pair_that_differed_are_not_clean(clean: Path) -> None:
+    put_report(clean, make_report("b", stopped=UNDER_WAY, created=NEXT_DAY))
+    assert verdict_of(clean) == ("inconclusive", "the burn-in of b is under way")
+    put_pair(clean / "passed", make_pair(Verdict.CLEAN))
+    assert verdict_of(clean)[0] == "inconclusive"
+    put_pair(clean / "differed", make_pair(Verdict.CORRUPT, ("gpu-1", "gpu-2")))
+    put_pair(clean / "again", make_pair(Verdict.CORRUPT, ("gpu-1", "gpu-2")))
+    assert verdict_of(clean) == ("corrupt", "hosts differed in pairs or pools: gpu-1 and gpu-2")
+    (row,) = summarize_results(collect([clean])).pairs
+    assert (row.hosts, row.verdict) == (["gpu-1", "gpu-2"], "corrupt")

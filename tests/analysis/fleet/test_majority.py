@@ -46,8 +46,21 @@ def wrong(host: str, device: int = 1, workload: str = WORKLOADS[1]) -> dict[tupl
     ],
 )
 def test_a_majority_is_one_of_hosts_and_of_devices(votes: list[tuple[HostKey, str]], expected: str | None) -> None:
-    assert majority(votes) == expected
-    assert majority(list(reversed(votes))) == expected
+    ballots = [(host, f"device {number}", digest) for number, (host, digest) in enumerate(votes)]
+    assert majority(ballots) == expected
+    assert majority(list(reversed(ballots))) == expected
+    assert majority(10 * ballots) == expected
+
+
+def test_a_device_has_one_vote_however_often_it_was_tested() -> None:
+    """Ten burn-ins of the bad host do not outnumber those of the others, and a flaky device shares its vote."""
+    days = [DAY.replace("-05T", f"-{day:02}T") for day in range(5, 15)]
+    reports = [make_report("bad", digests=wrong("bad"), created=day) for day in days]
+    reports += [make_report("a"), make_report("b")]
+    votes = vote(reduced(*reports))
+    assert ({each.ballot.result.host.name for each in votes.outvoted}, votes.ties) == ({"bad"}, ())
+    assert majority([(A, "0", "x"), (B, "0", "x"), (C, "0", "y"), (C, "0", "x"), (D, "0", "y")]) == "x"
+    assert majority([(A, "0", "x"), (B, "0", "x"), *3 * [(C, "0", "y")], (C, "0", "x"), (D, "0", "y")]) == "x"
 
 
 def test_thirty_hosts_with_three_bad_ones_whichever() -> None:
@@ -123,7 +136,13 @@ def test_other_versions_and_drivers_are_not_compared() -> None:
         assert summary.verdict == "clean"
         assert summary.compared.hosts_not_compared == ["x"]
         assert summary.compared.programs_on_one_host == 3
-    assert summarize_results(Collection(tuple(reduced(*usual, make_report("x", digests=digests))))).suspects
+    for same in (
+        {},
+        {"packages": {"jax": "0.10.2", "jaxlib": "0.10.2", "msgspec": "9"}},
+        {"xla_flags": "--xla_tpu_x=1"},
+    ):
+        results = reduced(*usual, make_report("x", digests=digests, environment=same))
+        assert summarize_results(Collection(tuple(results))).suspects
 
 
 def test_simulations_never_decide_about_others() -> None:
