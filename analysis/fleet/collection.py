@@ -110,7 +110,7 @@ class ComparedHosts(msgspec.Struct, frozen=True):
     sentence: str
 
 
-class Found(NamedTuple):
+class ResultFiles(NamedTuple):
     files: list[Path]
     refused: tuple[Refused, ...]
 
@@ -126,7 +126,7 @@ class Collection:
     ] = ()  # identities that two hosts claimed at the same time, and which therefore identify no device
 
 
-def find_results(paths: Iterable[AnyPath]) -> Found:
+def find_results(paths: Iterable[AnyPath]) -> ResultFiles:
     """Returns the given files, and the results in the given folders and their subfolders.
 
     Folders that cannot be read are refused, as are links to folders elsewhere, which are not followed.
@@ -167,7 +167,7 @@ def find_results(paths: Iterable[AnyPath]) -> Found:
             refused.append(
                 Refused(os.fspath(link), f"is a link to the folder {target}, which was not read; pass that folder too")
             )
-    return Found(files, tuple(refused))
+    return ResultFiles(files, tuple(refused))
 
 
 def collect(
@@ -223,10 +223,10 @@ def collect(
             duplicates.append(Duplicate(file, first.file))
         else:
             conflicts[report.id] = [first.file, file]
-    for id, files in conflicts.items():
+    for id, same in conflicts.items():
         del results[id]
-        for file in files:
-            others = ", ".join(other for other in files if other != file)
+        for file in same:
+            others = ", ".join(other for other in same if other != file)
             unreadable.append(
                 Refused(
                     file,

@@ -312,9 +312,9 @@ def _verdict(value: FleetSummary, under_way: Sequence[str]) -> tuple[Verdict, st
         )
         return Verdict.INCONCLUSIVE, f"{why}: nothing was compared"
     if value.refused:
-        first, more = value.refused[0], len(value.refused) - 1
+        first, others = value.refused[0], len(value.refused) - 1
         return Verdict.INCONCLUSIVE, (
-            f"{first.file}{f' and {more:,} other files or folders' if more else ''} could not be read or counted: "
+            f"{first.file}{f' and {others:,} other files or folders' if others else ''} could not be read or counted: "
             f"{first.reason}"
         )
     if under_way:
