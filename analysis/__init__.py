@@ -60,6 +60,7 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .host_diff import (
         Opening as Opening,
         Resolution as Resolution,
+        combine_results as combine_results,
         judge_pair as judge_pair,
         resolve_pairs as resolve_pairs,
         stage_differs as stage_differs,

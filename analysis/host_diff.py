@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from sdc import records, schema
 from sdc.burnin import FOLDERS, OperationRow, Pair, PairDifference, RankDifference, Stage, StageRow, TwinRow
 from sdc.records import Contents, RecordError, read_record
@@ -52,6 +54,17 @@ class Read(NamedTuple):
     def seen(self) -> bool:
         """Whether the stage found a difference."""
         return self.row.verdict == "corrupt"
+
+
+def combine_results(results: Sequence[Pair]) -> Pair:
+    """Returns the result of a comparison of hosts from those that several of its processes wrote: the gravest, and
+    among those the one with most steps, with the first sentences of the others."""
+    order = list(Verdict)
+    chosen = min(results, key=lambda each: (order.index(each.verdict), -sum(stage.steps for stage in each.stages)))
+    others = (f"process {each.host.process}: {each.sentences[0]}" for each in results if each.sentences)
+    said = chosen.sentences[:1]
+    more = [text for text in others if text.partition(": ")[2] not in said]
+    return msgspec.structs.replace(chosen, sentences=[*chosen.sentences, *more])
 
 
 def stage_differs(folder: Path) -> bool:
@@ -309,25 +322,31 @@ def resolve_pairs(pairs: Sequence[Pair]) -> Resolution:
     """Determines which hosts are wrong from pairs that differ and pairs that agree.
 
     Each pair that differs contains a wrong host. The most likely explanation has the fewest wrong hosts and, among such
-    explanations, the fewest wrong hosts that agreed with a healthy host.
+    explanations, the fewest wrong hosts that agreed with a healthy host. Simulated pairs count only if all pairs are
+    simulated.
     """
     edges: dict[Edge, bool] = {}
     void = []
+    simulated = all(pair.simulated for pair in pairs)
     for pair in pairs:
         if len(pair.hosts) != 2:
             raise ValueError(f"a {pair.kind} of {len(pair.hosts)} hosts is not a pair; pass results of sdc pair")
         a, b = sorted(row.host for row in pair.hosts)
         if any(row.devices and row.host != row.devices[0].host for row in pair.hosts):
             raise ValueError(f"{a} and {b} are the same host; pass pairs of different hosts")
-        if pair.verdict is Verdict.INCONCLUSIVE:
+        if pair.simulated and not simulated:
+            void.append(f"{a} and {b}: simulated, so this pair is not counted")
+        elif pair.verdict is Verdict.INCONCLUSIVE:
             void.append(f"{a} and {b}: inconclusive, so this pair is not counted")
         else:
             edges[a, b] = edges.get((a, b), False) or pair.verdict is Verdict.CORRUPT
-    simulated = any(pair.simulated for pair in pairs)
     mark = "SIMULATED: " if simulated else ""
     lines = [f"{a} and {b} {'differ' if differ else 'agree'}" for (a, b), differ in edges.items()] + void
     if not any(edges.values()):
-        verdict, said = (Verdict.CLEAN, "differs") if edges else (Verdict.INCONCLUSIVE, "has a conclusive result")
+        said = "differs" if edges else "has a conclusive result"
+        if edges and void:
+            said = f"differs, but {len(void)} of {len(pairs)} have no conclusive result"
+        verdict = Verdict.INCONCLUSIVE if void or not edges else Verdict.CLEAN
         return Resolution(verdict, (), (), (f"{mark}no pair {said}", *lines), simulated)
     found = explain(edges)
     sure = frozenset.intersection(*found) if found else frozenset()

@@ -193,7 +193,7 @@ def make_pair(
 
 
 def put_pair(folder: Path, pair: Pair) -> Path:
-    """Writes the result of a pair into a new folder, and returns its path."""
-    folder.mkdir(parents=True)
+    """Writes the result of a pair into a folder, and returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
     PAIR_FORMAT.write(folder / PAIR, pair)
     return folder / PAIR

@@ -151,8 +151,9 @@ class Onward:
         """Returns a sentence that states the folder and how to resume."""
         if self.folder is None:
             return ""
-        # One of these exists as soon as anything is recorded.
-        if not any((self.folder / name).is_file() for name in ("manifest.json", "result.json")):
+        # One of these exists as soon as anything is recorded: in the folder, or in that of a stage of a comparison.
+        names = ("manifest.json", "result.json", "pair.json", "pool.json", "*/manifest.json")
+        if not any(path.is_file() for name in names for path in self.folder.glob(name)):
             return "Nothing is on record; run the command again"
         there = f"The record is in {self.folder}"
         if not self.resumable:

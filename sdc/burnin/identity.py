@@ -3,6 +3,7 @@
 import unicodedata
 from typing import Literal, TypeAlias
 
+from ..schema import Header
 from .results import BurninResult, CheckedDevice
 
 # Placeholders for missing serial numbers
@@ -13,7 +14,7 @@ PLACEHOLDERS = {
 Recognized: TypeAlias = Literal["same", "other", "unknown"]
 
 
-def candidates(report: BurninResult, device: CheckedDevice) -> tuple[str, ...]:
+def candidates(report: Header, device: CheckedDevice) -> tuple[str, ...]:
     """Returns the possible identities of a device, the most reliable first: serial number, UUID, slot, index."""
     host, machine = device.host or report.host.name, device.machine or report.host.machine
     core = "" if device.core is None else f" core {device.core}"

@@ -14,6 +14,7 @@ from sdc.verdict import Verdict
 from .ledger import REMEDY, DeviceState, Ledger, LedgerEntry, Origin
 
 NAMES = (RESULT, PAIR, POOL)
+MOST_NAMES = 16  # devices that a sentence names
 AHEAD = 300.0  # seconds by which a result may be dated in the future; clocks of hosts differ by less
 
 
@@ -144,14 +145,17 @@ def standing_here(
     here_now = {name: state for name, state in states.items() if name in devices or listed & {*state.names}}
     failures = [(name, state.failed) for name, state in here_now.items() if state.failed is not None]
     if failures:
-        name, newest = max(failures, key=lambda failure: failure[1].number)
-        more = f" (and {len(failures) - 1} more devices)" if len(failures) > 1 else ""
-        return _stated(Verdict.CORRUPT, f"{name}: {newest.sentence}{more}", newest)
+        failures.sort(key=lambda failure: failure[1].number, reverse=True)
+        names = ", ".join(name for name, _ in failures[:MOST_NAMES])
+        more = f" and {len(failures) - MOST_NAMES} more devices" if len(failures) > MOST_NAMES else ""
+        _, newest = failures[0]
+        return _stated(Verdict.CORRUPT, f"{names}{more}: {newest.sentence}", newest)
     if host.begun:
         newest = max(host.begun.values(), key=lambda entry: entry.number)
         running = newest.at.host.boot == here.host.boot and Path(f"/proc/{newest.at.host.pid}").exists()
         said = f"is under way (PID {newest.at.host.pid})" if running else "left no result"
-        return _stated(Verdict.INCONCLUSIVE, f"the burn-in that began at {newest.at.written} {said}", newest)
+        test = newest.level if newest.level in (Path(PAIR).stem, Path(POOL).stem) else "burn-in"
+        return _stated(Verdict.INCONCLUSIVE, f"the {test} that began at {newest.at.written} {said}", newest)
     for name, state in devices.items():
         if (problem := _problem(state, here, max_age)) is not None:
             return _stated(Verdict.INCONCLUSIVE, f"{name}: {problem}; run sdc burnin again", state.result)

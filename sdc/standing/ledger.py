@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from sdc.burnin import BurninResult, CheckedDevice, candidates
+from sdc.burnin import BurninResult, CheckedDevice, Pair, candidates
 from sdc.records import AnyPath, Record, RecordError, identify
-from sdc.schema import Fields, Host, about, now
+from sdc.schema import Fields, Header, Host, about, now
 from sdc.verdict import Verdict
 
 Kind: TypeAlias = Literal["begun", "result", "acknowledged", "gone"]
@@ -87,7 +87,7 @@ class LedgerEntry(Fields, kw_only=True):
     names: Annotated[tuple[str, ...], about("all names of the device, the most reliable first")] = ()
     verdict: Annotated[Verdict | None, about("verdict on the device; `null` unless a result")] = None
     simulated: Annotated[bool, about("whether faults were simulated")] = False
-    level: Annotated[str | None, about("level of the burn-in, or `pair`")] = None
+    level: Annotated[str | None, about("level of the burn-in, `pair` or `pool`")] = None
     only: Annotated[tuple[str, ...], about("families of workloads, if not all")] = ()
     sentence: Annotated[str, about("the finding, or the reason for the entry")] = ""
     file: Annotated[str | None, about("file of the result")] = None
@@ -110,7 +110,7 @@ class HostState(Fields, kw_only=True):
     devices: Annotated[list[str], about("names of the devices, which are keys of `states`")] = msgspec.field(
         default_factory=list
     )
-    begun: Annotated[dict[str, LedgerEntry], about("burn-ins that have begun and left no result, by identifier")] = (
+    begun: Annotated[dict[str, LedgerEntry], about("tests that have begun and left no result, by identifier")] = (
         msgspec.field(default_factory=dict)
     )
     entries: Annotated[int, about("number of entries so far, including folded ones")] = 0
@@ -200,10 +200,10 @@ class Ledger:
         self._base.close()
 
     def begin(self, run: str, *, simulated: bool, level: str, only: Sequence[str] = ()) -> None:
-        """Announces a burn-in. Until its result is added, the host's standing is at best inconclusive."""
+        """Announces a burn-in, pair or pool. Until its result is added, the host's standing is at best inconclusive."""
         entry = LedgerEntry(
             kind="begun", at=self._origin(), run=run, simulated=simulated, level=level, only=tuple(only),
-            sentence="a burn-in has begun",
+            sentence="a test has begun",
         )  # fmt: skip
         with self._transaction():
             host = self._host_state(entry.at)
@@ -212,32 +212,35 @@ class Ledger:
                 host.begun[run] = entry
             self._set(HOST, host)
 
-    def add(self, result: BurninResult, file: AnyPath | None = None, *, begun: str, ended: bool = True) -> None:
-        """Adds a burn-in's verdict on each of its devices. While the burn-in is under way (`ended` is false), only
-        differences are added, because they count however it ends.
+    def add(
+        self, result: BurninResult | Pair, file: AnyPath | None = None, *, begun: str, ended: bool = True,
+        process: int = 0,
+    ) -> None:  # fmt: skip
+        """Adds the verdict of a burn-in, pair or pool on each of this host's devices. While a burn-in is under way
+        (`ended` is false), only differences are added, because they count however it ends.
 
         Args:
             result: the result so far.
             file: file of the result.
-            begun: the identifier with which the burn-in was announced.
-            ended: whether the burn-in has ended.
+            begun: the identifier with which the test was announced.
+            ended: whether it has ended.
+            process: the process of a pair or pool whose devices belong to this host.
         """
         if not ended and (result.simulated or result.verdict is not Verdict.CORRUPT):
             return
-        guilty = {device for finding in result.findings for device in finding.devices}
-        guilty |= {tally.device for tally in result.workloads if tally.differences or tally.confirmed}
+        if isinstance(result, BurninResult):
+            level, only = result.settings.level, tuple(result.settings.only or ())
+            outcomes = [*_tested(result, ended=ended)]
+        else:
+            level, only = result.kind, ()
+            outcomes = [*_compared(result, process)]
         at, tested = self._origin(), set()
         with self._transaction():
             host = self._host_state(at)
-            for device in result.devices if ended else [each for each in result.devices if each.index in guilty]:
-                verdict = result.verdict
-                sentence = next((each.sentence for each in result.findings if device.index in each.devices), "")
-                if verdict is Verdict.CORRUPT and device.index not in guilty:
-                    verdict, sentence = Verdict.INCONCLUSIVE, "another device differed in its last burn-in"
+            for device, verdict, sentence in outcomes:
                 entry = LedgerEntry(
-                    kind="result", at=at, run=result.id, names=names_of(result, device),
-                    verdict=verdict, simulated=result.simulated,
-                    level=result.settings.level, only=tuple(result.settings.only or ()),
+                    kind="result", at=at, run=result.id, names=names_of(result, device), verdict=verdict,
+                    simulated=result.simulated, level=level, only=only,
                     sentence=sentence or next(iter(result.sentences), ""),
                     file=None if file is None else os.fspath(file),
                 )  # fmt: skip
@@ -253,28 +256,30 @@ class Ledger:
                 self._fold(at)
             self._set(HOST, host)
 
-    def acknowledge(self, device: str, reason: str, by: str, *, gone: bool = False) -> None:
-        """Records that a person has dealt with the failures of a device, or that the device has left the host. The
-        host passes if the device has passed a burn-in since its last failure."""
+    def acknowledge(self, devices: Sequence[str], reason: str, by: str, *, gone: bool = False) -> None:
+        """Records that a person has dealt with the failures of devices, or that the devices have left the host. The
+        host passes if the devices have passed a test since their last failures. Raises LedgerError, and records
+        nothing, if a device is unknown."""
         with self._transaction():
             at = self._origin()
             host = self._host_state(at)
             states = self.devices()
-            state = states.get(device)
-            if state is None:
-                known = ", ".join(states) or "none"
-                raise LedgerError(f"{self.path} contains no device {device!r}; its devices are: {known}")
-            entry = LedgerEntry(
-                kind="gone" if gone else "acknowledged", at=at, device=device, names=state.names, sentence=reason,
-                by=f"{by} (user {os.getuid()})",
-            )  # fmt: skip
-            self._append(host, entry)
-            if gone:
-                host.devices = [name for name in host.devices if name != device]
-                state.gone = True
-            else:
-                state.failed = None
-            self._set(device, state)
+            for device in dict.fromkeys(devices):
+                state = states.get(device)
+                if state is None:
+                    known = ", ".join(states) or "none"
+                    raise LedgerError(f"{self.path} contains no device {device!r}; its devices are: {known}")
+                entry = LedgerEntry(
+                    kind="gone" if gone else "acknowledged", at=at, device=device, names=state.names, sentence=reason,
+                    by=f"{by} (user {os.getuid()})",
+                )  # fmt: skip
+                self._append(host, entry)
+                if gone:
+                    host.devices = [name for name in host.devices if name != device]
+                    state.gone = True
+                else:
+                    state.failed = None
+                self._set(device, state)
             self._set(HOST, host)
 
     def host(self) -> HostState | None:
@@ -402,7 +407,34 @@ def _seal(key: str, content: str) -> str:
     return hashlib.sha256(f"{key} {content}".encode()).hexdigest()
 
 
-def names_of(result: BurninResult, device: CheckedDevice) -> tuple[str, ...]:
+def _tested(result: BurninResult, *, ended: bool) -> Iterator[tuple[CheckedDevice, Verdict, str]]:
+    """Yields the devices of a burn-in, or, until it has ended, those that differed, with verdicts and findings."""
+    guilty = {device for finding in result.findings for device in finding.devices}
+    guilty |= {tally.device for tally in result.workloads if tally.differences or tally.confirmed}
+    for device in result.devices:
+        if ended or device.index in guilty:
+            sentence = next((each.sentence for each in result.findings if device.index in each.devices), "")
+            yield (device, *_verdict_on(device.index in guilty, result.verdict, sentence, "device", "burn-in"))
+
+
+def _compared(result: Pair, process: int) -> Iterator[tuple[CheckedDevice, Verdict, str]]:
+    """Yields the devices of a process of a pair or pool, unless nothing ran. A difference that no majority decides
+    counts against all hosts that it may be due to."""
+    for row in result.hosts if result.stages else ():
+        guilty = row.host in {*result.suspects, *result.undecided}
+        mine = [device for device in row.devices if device.process == process]
+        for index, device in enumerate(mine):
+            known = CheckedDevice(**msgspec.structs.asdict(device), index=index)
+            yield (known, *_verdict_on(guilty, result.verdict, "", "host", result.kind))
+
+
+def _verdict_on(guilty: bool, verdict: Verdict, sentence: str, other: str, test: str) -> tuple[Verdict, str]:
+    if verdict is Verdict.CORRUPT and not guilty:
+        return Verdict.INCONCLUSIVE, f"another {other} differed in its last {test}"
+    return verdict, sentence
+
+
+def names_of(result: Header, device: CheckedDevice) -> tuple[str, ...]:
     """Returns the names of a device, the most reliable first; the last is its place in the machine, which does not
     depend on the name of the host."""
     *names, _ = candidates(result, device)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sdc.burnin.pair import PAIR_FORMAT
+from sdc.standing import Ledger
 from sdc.tools import cli
 from sdc.verdict import Exit
 from tests.tools.command import several, start, wait
@@ -42,8 +43,9 @@ def test_two_processes_go_through_all_stages(tmp_path: Path) -> None:
     assert not [*folder.rglob("checkpoints")]
 
 
-def test_a_silent_host_ends_a_clean_pair_as_inconclusive(tmp_path: Path) -> None:
-    folder = tmp_path / "pair"
+def test_a_silent_host_ends_a_clean_pair_as_inconclusive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, ledger = tmp_path / "pair", tmp_path / "ledger.sqlite"
+    monkeypatch.setenv("SDC_LEDGER", str(ledger))
     processes = several(2, *PAIR[:-1], ENDLESS, "--run", folder, "--timeout", 10)
     wait(processes[0], lambda: begun(folder))
     processes[1].send(signal.SIGSTOP)
@@ -59,6 +61,9 @@ def test_a_silent_host_ends_a_clean_pair_as_inconclusive(tmp_path: Path) -> None
     assert pair.stages[0].steps > 0
     assert not pair.stages[0].ended
     assert "until then, the hosts agreed in " in err
+    with Ledger(ledger) as entries:
+        found = [(entry.kind, entry.verdict, entry.level) for entry in entries.entries()]
+    assert found == [("begun", None, "pair"), ("begun", None, "pair"), ("result", "inconclusive", "pair")]
     assert f"elements). The result is in {folder / 'pair.json'}" in err
 
 

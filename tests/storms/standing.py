@@ -173,7 +173,7 @@ class History:
             with self._open(host) as ledger:
                 for name, state in ledger.devices().items():
                     if state.failed is not None:
-                        ledger.acknowledge(name, "looked at it", "me")
+                        ledger.acknowledge([name], "looked at it", "me")
         except LedgerError:
             return
         host.known.failed.clear()

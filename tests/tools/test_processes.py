@@ -41,6 +41,13 @@ def test_how_to_go_on(words: list[str], command: str, tmp_path: Path, monkeypatc
     assert onward.how() == "Nothing is on record; run the command again"
     Record.create(tmp_path, {}, kind="twin").close()
     assert onward.how() == f"The record is in {tmp_path}; continue with: {command.format(folder=tmp_path)}"
+    onward.resumable = False
+    for file in ("pair.json", "1-step/manifest.json"):  # of a pair
+        folder = tmp_path / file.replace("/", "-")
+        (folder / file).parent.mkdir(parents=True)
+        (folder / file).touch()
+        onward.folder = folder
+        assert onward.how() == f"The record is in {folder}"
 
 
 def test_a_pipe_gets_a_plain_line_now_and_then(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdc import burnin
-from sdc.burnin import BurninResult, BurninSettings, DeviceRequest
+from sdc.burnin import BurninResult, BurninSettings, DeviceRequest, Pair
 from sdc.records import Record, RecordError, write_text
 from sdc.settings import SettingError
 from sdc.standing import Ledger, ledger_path
@@ -86,8 +86,9 @@ def run(options: BurninCommand) -> int:
         _check_outputs(options)
         simulated = bool(burnin.rehearsed(options.suspect, settings.faults, 0))
         folder = _folder(options)
-        account = _Account(options.ledger or ledger_path(), folder / burnin.RESULT)
-        unlisted = account.begin(settings, simulated=simulated)  # before anything that could end the process
+        account = LedgerAccount(options.ledger or ledger_path())
+        # Before anything that could end the process
+        unlisted = account.begin(settings.level, settings.only or (), simulated=simulated)
     from sdc.analysis import burst_outlooks
     from sdc.burnin import NotOnRecord, Session
     from sdc.train import BURNIN_STEPS, register_training
@@ -98,7 +99,7 @@ def run(options: BurninCommand) -> int:
     onward.folder = folder
 
     def publish(result: BurninResult) -> None:
-        account.add(result)
+        account.add(result, folder / burnin.RESULT, ended=not result.under_way)
         options.publish(result)
 
     with BurninProgress(settings.minutes, settings.rounds) as progress:
@@ -141,29 +142,29 @@ def run(options: BurninCommand) -> int:
     return result.verdict.code
 
 
-class _Account:
-    """The entries of this burn-in in the ledger of the host."""
+class LedgerAccount:
+    """The entries of this burn-in, pair or pool in the ledger of the host."""
 
-    def __init__(self, path: Path, file: Path) -> None:
-        self._path, self._file, self._begun, self._failed = path, file, uuid.uuid4().hex, False
+    def __init__(self, path: Path) -> None:
+        self._path, self._begun, self._failed = path, uuid.uuid4().hex, False
 
-    def begin(self, settings: BurninSettings, *, simulated: bool) -> list[RecordError]:
-        """Announces the burn-in; returns the error if that fails."""
+    def begin(self, level: str, only: Sequence[str] = (), *, simulated: bool) -> list[RecordError]:
+        """Announces the test; returns the error if that fails."""
         try:
             with Ledger(self._path, write=True) as ledger:
-                ledger.begin(self._begun, simulated=simulated, level=settings.level, only=settings.only or ())
+                ledger.begin(self._begun, simulated=simulated, level=level, only=only)
         except RecordError as error:
             self._failed = True
             return [error]
         return []
 
-    def add(self, result: BurninResult) -> None:
-        """Adds what is known. If that fails, the burn-in cannot pass, and a difference still decides its exit code."""
+    def add(self, result: BurninResult | Pair, file: Path, *, ended: bool = True, process: int = 0) -> None:
+        """Adds what is known. If that fails, the test cannot pass, and a difference still decides its exit code."""
         if self._failed:
             return
         try:
             with Ledger(self._path, write=True) as ledger:
-                ledger.add(result, self._file, begun=self._begun, ended=not result.under_way)
+                ledger.add(result, file, begun=self._begun, ended=ended, process=process)
         except RecordError as error:
             if result.verdict is not Verdict.CORRUPT:
                 raise SettingError("ledger", self._path, str(error)) from error

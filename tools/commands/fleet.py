@@ -95,23 +95,23 @@ class SimulateCommand(ResultCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AcknowledgeCommand:
-    """Records that a person has dealt with the failure of a device of this host.
+    """Records that a person has dealt with the failures of devices of this host.
 
     Example: sdc fleet acknowledge "serial 1653923000123" --reason "reseated, 8 h soak" --by "N. Weber"
     Example: sdc fleet acknowledge "uuid GPU-5b1c..." --gone --reason "returned to the vendor" --by "N. Weber"
 
-    The host passes if the device has passed a burn-in since its failure. Exit codes: 0 recorded, 2 bad usage, or no
-    such device.
+    The host passes if the devices have passed a test since their failures. Exit codes: 0 recorded, 2 bad usage, or a
+    device is unknown, in which case nothing is recorded.
     """
 
-    device: Annotated[str, tyro.conf.Positional]
-    """Name of the device, as sdc verdict prints it."""
+    devices: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Names of the devices, as sdc verdict prints them."""
     reason: str
     """What was done."""
     by: str
     """Who did it."""
     gone: bool = False
-    """The device has left this host for good; if it returns, its failure counts again."""
+    """The devices have left this host for good; if one returns, its failure counts again."""
     ledger: Path | None = None
     """Ledger of this host (default: as in sdc burnin)."""
 
@@ -238,9 +238,11 @@ def _acknowledge(options: AcknowledgeCommand) -> int:
     for name in ("reason", "by"):
         if not getattr(options, name).strip():
             raise CommandError(f"--{name}: expected a text, which the ledger keeps")
+    if not options.devices:
+        raise CommandError("DEVICES: expected the name of a device, as sdc verdict prints it")
     try:
         with Ledger(options.ledger or ledger_path(), write=True, create=False) as ledger:
-            ledger.acknowledge(options.device, options.reason, options.by, gone=options.gone)
+            ledger.acknowledge(options.devices, options.reason, options.by, gone=options.gone)
     except RecordError as error:
         raise CommandError(str(error)) from error
     return Exit.CLEAN

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,13 +17,15 @@ import msgspec
 from sdc.burnin import FOLDERS, PAIR, PAIR_FORMAT, POOL, Pair, Stage, TwinRow
 from sdc.faults import parse_fault
 from sdc.nodes import parse_suspect
-from sdc.records import now
+from sdc.records import RecordError, identify, now
 from sdc.schema import Device
 from sdc.settings import SettingError
+from sdc.standing import ledger_path
 from sdc.train import FullLoad
 from sdc.verdict import Exit
 
 from .. import CommandError, JobCommand, Joint, Only, check_job, given, onward, together, usage_errors
+from .burnin import LedgerAccount
 
 if TYPE_CHECKING:
     from sdc.analysis import Opening, Resolution
@@ -113,7 +115,7 @@ def compare(command: ComparisonCommand, kind: Literal["pair", "pool"], twins: in
     from sdc.multihost import everyone, together as agreed
     from sdc.train import escalate
 
-    result: _Result | None = None
+    result: SharedResult | None = None
     try:
         with together(job, peers, command.devices, kind=kind) as joint:
             import jax
@@ -134,7 +136,10 @@ def compare(command: ComparisonCommand, kind: Literal["pair", "pool"], twins: in
                 settings={**settings, "flags": _flags(command)}, faults=faults,
                 command=["sdc", *sys.argv[1:]],
             )  # fmt: skip
-            result = _Result(opening, joint.folder / (PAIR if kind == "pair" else POOL))
+            account = LedgerAccount(ledger_path()) if processes > 1 else None  # a single process compares no hosts
+            for error in account.begin(kind, simulated=bool(faults)) if account else ():
+                print(f"sdc: the ledger of this host will not contain this {kind}: {error}", file=sys.stderr)
+            result = SharedResult(opening, joint.folder / (PAIR if kind == "pair" else POOL), account)
             onward.last_words = result.last_words
             escalate(
                 dataclasses.replace(job, folder=joint.folder), differs=stage_differs, loaded=loaded,
@@ -144,11 +149,17 @@ def compare(command: ComparisonCommand, kind: Literal["pair", "pool"], twins: in
             joint.stop.over()
             asked = joint.stop.asked
             pair = result.write(None if asked is None else f"interrupted by {asked}") if joint.first else None
-            code = int(everyone(str(int(pair.verdict.code) if pair else ""))[0])
+            (text, *_) = everyone(PAIR_FORMAT.encode(pair).decode() if pair else "")
+            result.enter(found := PAIR_FORMAT.decode(text.encode(), str(result.file)))
+            code = found.verdict.code
     except CommandError as error:
-        if result is None or error.code is not Exit.INCONCLUSIVE:
+        if result is None:
+            raise
+        if error.code is not Exit.INCONCLUSIVE:
+            result.enter(result.judge(str(error)))
             raise
         pair = result.write(str(error)) if joint.first else result.judge(str(error))
+        result.enter(pair)
         print(f"sdc: inconclusive: {error}", file=sys.stderr, flush=True)
         code = pair.verdict.code
         pair = pair if joint.first else None
@@ -160,34 +171,62 @@ def compare(command: ComparisonCommand, kind: Literal["pair", "pool"], twins: in
     return code
 
 
-class _Result:
-    """The result so far, which any process can write at any time, from any thread."""
+class SharedResult:
+    """The result so far, which any process can write at any time, from any thread.
 
-    def __init__(self, opening: "Opening", file: Path) -> None:
-        from sdc.analysis import judge_pair
+    Each process writes a file of its own, and derives the result from the files of all: a process that was suspended
+    and goes on does not replace what the others have seen.
+    """
 
-        self._judge, self._started, self._lock = judge_pair, time.monotonic(), threading.Lock()
+    def __init__(self, opening: "Opening", file: Path, account: LedgerAccount | None) -> None:
+        from sdc.analysis import combine_results, judge_pair
+
+        self._judge, self._combine, self._started = judge_pair, combine_results, time.monotonic()
+        self._lock, self._account = threading.Lock(), account
         self._opening, self.file = opening, file
+        self._own = file.with_name(f"{file.stem}-{identify().process}.json")
 
     def judge(self, lost: str | None) -> Pair:
         seconds = time.monotonic() - self._started
         return self._judge(self.file.parent, self._opening, ended=now(), seconds=seconds, lost=lost)
 
     def write(self, lost: str | None) -> Pair:
-        pair = self.judge(lost)
+        own = self.judge(lost)
         with self._lock:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            PAIR_FORMAT.write(self.file, pair)
+            PAIR_FORMAT.write(self._own, own)
+            before, others = None, self._others()
+            while others != before:  # another process may write at the same time
+                pair = self._combine([own, *_readable(others)])
+                PAIR_FORMAT.write(self.file, pair)
+                before, others = others, self._others()
         return pair
+
+    def _others(self) -> list[Path]:
+        """Returns the files that the other processes have written."""
+        return sorted({*self.file.parent.glob(f"{self.file.stem}-*.json")} - {self._own})
+
+    def enter(self, pair: Pair) -> None:
+        """Adds the verdict on this process's devices to the ledger of its host."""
+        if self._account is not None:
+            with usage_errors():
+                self._account.add(pair, self.file, process=identify().process or 0)
 
     def last_words(self, why: str) -> tuple[int, str]:
         """Writes the result so far, because the process is about to end; returns the exit code and a message."""
         pair = self.write(why)
+        self.enter(pair)
         found = pair.sentences[0]
         return (
             pair.verdict.code,
             f"{found if found.startswith(why) else f'{why}. {found}'}. The result is in {self.file}",
         )
+
+
+def _readable(files: Iterable[Path]) -> Iterator[Pair]:
+    for file in files:
+        with contextlib.suppress(RecordError):
+            yield PAIR_FORMAT.read(file)
 
 
 def _hosts(twins: int) -> tuple[list[TwinRow], int]:

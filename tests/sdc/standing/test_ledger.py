@@ -5,6 +5,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sdc.burnin import BurninResult, Standing
@@ -12,7 +13,7 @@ from sdc.schema import Host
 from sdc.standing.assessment import standing_here
 from sdc.standing.ledger import Ledger, LedgerError, Origin, read_uuids
 from sdc.verdict import Verdict
-from tests.reports import make_finding, make_report
+from tests.reports import make_finding, make_pair, make_report
 from tests.storms import standing
 
 FIRST, SECOND = "serial SN-host-0-0", "serial SN-host-0-1"
@@ -67,17 +68,17 @@ def test_a_failure_stays_until_it_is_acknowledged(desk: Desk) -> None:
         found = desk.standing()
         assert (found.verdict, found.reason.startswith(f"{SECOND}: ")) == (Verdict.CORRUPT, True)
     with desk.open() as ledger:
-        ledger.acknowledge(SECOND, "reseated", "me")
+        ledger.acknowledge([SECOND], "reseated", "me")
     assert desk.code() == 0  # the later passes count
     desk.burn_in(0)
     with desk.open() as ledger:
-        ledger.acknowledge(FIRST, "reseated", "me")
+        ledger.acknowledge([FIRST], "reseated", "me")
     assert "acknowledged, but it has not passed since" in desk.standing().reason
     with (
         pytest.raises(LedgerError, match="contains no device 'serial X'; its devices are: serial SN"),
         desk.open() as ledger,
     ):
-        ledger.acknowledge("serial X", "reseated", "me")
+        ledger.acknowledge(["serial X"], "reseated", "me")
     with desk.open() as ledger:
         kinds = [entry.kind for entry in ledger.entries()]
         assert kinds.count("acknowledged") == 2
@@ -189,3 +190,33 @@ def test_what_the_kernel_lists(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "unique_id").write_text("c2c5b6a1d0e0f001\n")
     assert read_uuids(tmp_path) == ("GPU-5b1c0e6a-0000-0000-0000-000000000001", "c2c5b6a1d0e0f001")
+
+
+def test_pairs_are_entries_too(desk: Desk) -> None:
+    """A pair that differs counts against both of its hosts, and one that passes hides no failure."""
+
+    def compare(verdict: Verdict, **changes: Any) -> None:
+        with desk.open() as ledger:
+            ledger.begin("begun", simulated=False, level="pair")
+            pair = msgspec.structs.replace(make_pair(verdict, ("host-0", "b")), **changes)
+            ledger.add(pair, "pair.json", begun="begun", process=0)
+
+    with desk.open() as ledger:
+        ledger.begin("begun", simulated=False, level="pair")
+    assert "the pair that began at" in desk.standing().reason
+    compare(Verdict.CLEAN)
+    found = desk.standing()
+    assert (found.verdict.code, "serial SN-host-0-0 of host-0 passed at level pair" in found.reason) == (0, True), found
+    compare(Verdict.INCONCLUSIVE, stages=[])  # nothing ran
+    assert desk.code() == 0
+    compare(Verdict.INCONCLUSIVE)
+    assert desk.code() == 3
+    compare(Verdict.CORRUPT)
+    compare(Verdict.CLEAN)
+    assert (desk.code(), desk.standing().file) == (1, "pair.json")
+    with desk.open() as ledger:
+        ledger.acknowledge(["serial SN-host-0-0"], "replaced", "A. Person")
+    compare(Verdict.CLEAN)
+    assert desk.code() == 0
+    compare(Verdict.CORRUPT, undecided=["b"])  # a majority agreed with this host
+    assert (desk.code(), "another host differed in its last pair" in desk.standing().reason) == (3, True)
