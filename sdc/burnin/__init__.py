@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         claimed as claimed,
         parse_devices as parse_devices,
     )
-    from .identity import candidates as candidates
+    from .identity import candidates as candidates, compare_names as compare_names
     from .judgement import BURN_IN as BURN_IN, judge as judge
     from .pair import (
         PairDifference as PairDifference,

@@ -18,6 +18,7 @@ from sdc.records import RecordError
 
 from ..records import Format, Host
 from ..schema import Device, Fields, Header, about
+from .identity import is_another
 from .results import BurninResult
 
 MARK = 12  # number of hexadecimal digits of the SHA-256 that identifies an environment in a key
@@ -227,33 +228,31 @@ def _differences(
 
 
 def itself_alone(register: Register, result: BurninResult) -> str | None:
-    """Returns a warning if some of the digests were recorded only on the tested device itself, and otherwise None.
+    """Returns a warning if some of the digests were not certainly recorded on another device than the tested one, and
+    otherwise None.
 
     A fault that repeats itself would also affect such digests, so these digests prove no more than repetition does.
     """
     entries = {entry.subject.key: entry for entry in register.entries}
-    here = {device.index: _identity(device) for device in result.devices}
-    alone = set()
-    for tally in result.workloads:
-        seen = {
-            _identity(register.recordings[each.recording].devices[place])
-            for each in (entries[tally.key].seen if tally.key in entries else ())
+    tested = {device.index: device for device in result.devices}
+    alone = {
+        tally.key
+        for tally in result.workloads
+        if tally.key in entries
+        and not any(
+            is_another(result.host, tested[tally.device], recording.host, recording.devices[place])
+            for each in entries[tally.key].seen
+            for recording in [register.recordings[each.recording]]
             for place in each.devices
-        }
-        if seen == {here[tally.device]}:
-            alone.add(tally.key)
+        )
+    }
     if not alone:
         return None
     return (
-        f"{len(alone)} of the golden digests were recorded only on the tested device itself, so a fault that repeats "
-        "itself would affect them too; give a register that was recorded on other devices, or none"
+        f"{len(alone)} of the golden digests were recorded only on the tested device itself, or on devices that cannot "
+        "be told from it, so a fault that repeats itself would affect them too; give a register that was recorded on "
+        "other devices, or none"
     )
-
-
-def _identity(device: Device) -> tuple[object, ...]:
-    """Returns the permanent properties of a device, which are equal for devices simulated on one processor."""
-    place = tuple(device.coordinates or ())
-    return (device.machine, device.kind, device.serial, device.uuid, device.bus, place, device.core)
 
 
 def merge(registers: Iterable[Register]) -> Register:

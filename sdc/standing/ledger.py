@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from sdc.burnin import BurninResult, CheckedDevice, Pair, candidates
+from sdc.burnin import BurninResult, CheckedDevice, Pair, candidates, compare_names
 from sdc.records import AnyPath, Record, RecordError, identify
 from sdc.schema import Fields, Header, Host, about, now
 from sdc.verdict import Verdict
@@ -451,13 +451,10 @@ def _by_kind(names: Sequence[str]) -> dict[str, str]:
 
 
 def _same(names: Sequence[str], others: Sequence[str], *, place: bool = True) -> bool:
-    """Returns whether two descriptions are of the same device: by serial number or UUID if both have one, otherwise by
-    the place, if it counts."""
-    here, there = _by_kind(names), _by_kind(others)
-    for kind in ("serial", "uuid"):
-        if kind in here and kind in there:
-            return here[kind] == there[kind]
-    return place and names[-1] == others[-1]
+    """Returns whether two descriptions are of the same device; without serial numbers and UUIDs by the place, if it
+    counts."""
+    known = compare_names(names, others)
+    return known == "same" or (known == "unknown" and place and names[-1] == others[-1])
 
 
 def _merged(names: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from sdc.burnin.results import BurninResult, CheckedDevice, Tally
 from sdc.records.determinism import environment
 from sdc.records.format import write_sealed
 from sdc.records.storage import RecordError
+from sdc.schema import Device, Host
 
 from .registers import BAD, ENVIRONMENT, GOOD, register, subject
 
@@ -260,6 +261,40 @@ def test_a_device_that_is_its_own_witness_is_told() -> None:
     assert itself_alone(known, tested(uuid="GPU-a0")) is None
     assert itself_alone(register("a"), tested()) is None  # the other device had it too
     assert itself_alone(known, tested(key=subject("new").key)) is None
+
+
+# The tested device and its host, whose register was recorded on GPU-1 in slot 1 of machine a in boot b
+WITNESSES: dict[str, tuple[dict[str, str | None], dict[str, str | None], bool]] = {
+    "the same": ({}, {}, False),
+    "another machine-id": ({"machine": "z"}, {"machine": "z"}, False),
+    "no machine-id": ({"machine": None}, {"machine": None}, False),
+    "another slot": ({}, {"bus": "2"}, False),
+    "another UUID": ({}, {"uuid": "GPU-2"}, True),
+    "no UUID, another slot": ({}, {"uuid": None, "bus": "2"}, False),
+    "no UUID, no machine-id": ({"machine": None}, {"machine": None, "uuid": None}, False),
+    "no UUID, another machine": ({"machine": "z"}, {"machine": "z", "uuid": None}, True),
+    "no UUID, another machine-id in one boot": ({"machine": "z", "boot": "b"}, {"machine": "z", "uuid": None}, False),
+}
+
+
+@pytest.mark.parametrize("case", WITNESSES)
+def test_only_another_device_is_a_witness(case: str) -> None:
+    host, device, other = WITNESSES[case]
+    known = register("a")
+    here = CheckedDevice(index=0, id=0, kind="H100", machine="a", bus="1", uuid="GPU-1")
+    recording = known.recordings["a"]
+    recording = msgspec.structs.replace(
+        recording,
+        host=msgspec.structs.replace(recording.host, boot="b"),
+        devices=2 * [msgspec.convert(here, Device, from_attributes=True)],
+    )
+    known.recordings["a"] = recording
+    result = BurninResult(
+        host=Host(**{"name": "x", "machine": "a", "boot": "c", **host}),
+        devices=[msgspec.structs.replace(here, **device)],
+        workloads=[Tally(workload="w", device=0, family="", work=1.0, key=subject().key)],
+    )
+    assert (itself_alone(known, result) is None) == other
 
 
 def test_registers_of_the_first_layout_stay_readable() -> None:
