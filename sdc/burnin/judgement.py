@@ -5,14 +5,15 @@ agreed with those of other devices or with golden digests. Agreement between rep
 if `accept` allows it.
 """
 
+import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ..records import Format
+from ..records import Format, package_version
 from ..verdict import Verdict
 from .results import ON_REQUEST, RESULT, UNDER_WAY, BurninResult, CheckedDevice, Evidence, Finding, Tally
 from .sensors import driver_errors
@@ -234,6 +235,15 @@ def contradictions(result: BurninResult) -> Iterator[str]:
     for device, counted in zip(result.devices, again.devices, strict=True):
         if device.elements != counted.elements:
             yield f"device {device.index} lists {device.elements} elements, but its workloads list {counted.elements}"
+    if result.version == package_version("jax-sdc") and again.sentences != result.sentences:
+        # Other versions may state the same facts in other words.
+        yield f"its sentences do not follow from the counts: {next(_unlike(result.sentences, again.sentences))}"
+
+
+def _unlike(sentences: Sequence[str], expected: Sequence[str]) -> Iterator[str]:
+    for said, right in itertools.zip_longest(sentences, expected):
+        if said != right:
+            yield f"{said!r} instead of {right!r}"
 
 
 BURN_IN = Format(

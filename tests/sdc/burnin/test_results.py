@@ -117,6 +117,10 @@ def test_a_report_that_contradicts_itself_is_refused(
         "for every device": damaged(healthy, workloads=rows()[:-1]),
         "INCONCLUSIVE follows .*Xid 48": damaged(healthy, devices=[{**row, "sensors": told} for row in devices]),
         "INCONCLUSIVE follows .*not used": damaged(healthy, golden={"file": "x", "doubt": "they were not used"}),
+        "sentences do not follow .*'all is well' instead of 'no difference": damaged(
+            healthy, sentences=["all is well"]
+        ),
+        "sentences do not follow .* instead of '.*device 2": damaged(struck, sentences=["a cosmic ray"]),
         "is listed twice": damaged(healthy, workloads=2 * msgspec.to_builtins(healthy.workloads)),
     }
     assert not list(contradictions(healthy))
