@@ -19,6 +19,7 @@ STORMS = {
     "commands": 500,
     "kills": 108,
     "flips": 60,
+    "strikes": 60,
     "cuts": 20,
     "bits": 10_000,
     "saves": 100,
@@ -37,7 +38,7 @@ def main(storms: tyro.conf.Positional[tuple[str, ...]] = (), share: float = 1.0,
     Example: python -m tests.storms kills mutations --share 0.1
 
     Args:
-        storms: names of the storms to run: mutations, commands, kills, flips, cuts, bits, saves, pairs,
+        storms: names of the storms to run: mutations, commands, kills, flips, strikes, cuts, bits, saves, pairs,
             soak, schedules, standing, calls; by default all.
         share: share of the trials to run; all of them take about four hours on two cores.
         seed: seed of all random choices.

@@ -23,6 +23,8 @@ LIMIT = 120.0
 """Time limit in seconds for both processes; they take twenty without a flip."""
 HOOK = "SDC_STORM_HOOK"
 """Names the folder in which a process reports the addresses of its state and waits for the flip."""
+TURN = "SDC_STORM_TURN"
+"""Number of the workload before whose first run a burn-in reports the addresses of its data."""
 
 
 def run(count: int, seed: int) -> Tally:
@@ -58,13 +60,13 @@ def _run(folder: Path, sync: str, strike: tuple[int, bool] | None, draw: random.
     struck: str | None = None
     try:
         for number in range(2):
-            _wait(folder / f"here-{number}", processes)
+            wait_for(folder / f"here-{number}", processes)
         if strike is not None:
             victim, state = strike
             pid = processes[victim].process.pid
             assert pid is not None
             places = json.loads((folder / f"here-{victim}").read_text())
-            struck = f"process {victim}: " + (_flip_state(pid, places, draw) if state else _flip_anywhere(pid, draw))
+            struck = f"process {victim}: " + (flip_state(pid, places, draw) if state else _flip_anywhere(pid, draw))
         for number in range(2):
             (folder / f"go-{number}").touch()
         deadline = time.monotonic() + LIMIT
@@ -86,7 +88,7 @@ def _run(folder: Path, sync: str, strike: tuple[int, bool] | None, draw: random.
     return {"verdict": verdict, "digest": digest, "struck": struck}
 
 
-def _wait(file: Path, processes: list[Any]) -> None:
+def wait_for(file: Path, processes: list[Any]) -> None:
     deadline = time.monotonic() + LIMIT
     while not file.is_file():
         assert time.monotonic() < deadline, [process.err.read_text()[-1000:] for process in processes]
@@ -96,7 +98,7 @@ def _wait(file: Path, processes: list[Any]) -> None:
         time.sleep(0.02)
 
 
-def _flip(pid: int, address: int, bit: int) -> None:
+def flip(pid: int, address: int, bit: int) -> None:
     with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
         memory.seek(address)
         (byte,) = memory.read(1)
@@ -104,10 +106,10 @@ def _flip(pid: int, address: int, bit: int) -> None:
         memory.write(bytes([byte ^ (1 << bit)]))
 
 
-def _flip_state(pid: int, places: list[list[Any]], draw: random.Random) -> str:
+def flip_state(pid: int, places: list[list[Any]], draw: random.Random) -> str:
     name, address, size = draw.choice([place for place in places if place[2]])
     offset, bit = draw.randrange(size), draw.randrange(8)
-    _flip(pid, address + offset, bit)
+    flip(pid, address + offset, bit)
     return f"bit {bit} of byte {offset} of {name} ({size} bytes)"
 
 
@@ -126,7 +128,7 @@ def _flip_anywhere(pid: int, draw: random.Random) -> str:
                 pages.seek(address // 4096 * 8)
                 if not int.from_bytes(pages.read(8), "little") >> 63:
                     continue  # not in memory: the process has not written it
-            _flip(pid, address, bit)
+            flip(pid, address, bit)
         except OSError:
             continue
         return f"bit {bit} at {address:#x}"
@@ -134,26 +136,46 @@ def _flip_anywhere(pid: int, draw: random.Random) -> str:
 
 
 def hook() -> None:
-    """Makes a process of twins report the addresses of its state at one step, and wait for the flip."""
+    """Makes twins report the addresses of their state at one step, and burn-ins those of their data before one turn of
+    a workload, and wait for the flip."""
     import jax
 
+    from sdc.burnin import rounds
     from sdc.train.programs import TwinProgram
 
-    step = TwinProgram.step
+    step, turn = TwinProgram.step, rounds._BurnIn._turn
+
+    def addresses(name: Any, leaf: jax.Array) -> list[list[Any]]:
+        shards = (shard.data for shard in jax.block_until_ready(leaf).addressable_shards)
+        return [[name, shard.unsafe_buffer_pointer(), shard.nbytes] for shard in shards]
+
+    def report(found: list[list[Any]]) -> None:
+        folder, me = Path(os.environ[HOOK]), jax.process_index()
+        partial = folder / f".here-{me}"
+        partial.write_text(json.dumps(found))
+        partial.rename(folder / f"here-{me}")
+        while not (folder / f"go-{me}").exists():
+            time.sleep(0.01)
 
     def struck(self: Any, state: Any, batch: Any, number: int) -> Any:
-        if number == STRUCK and (place := os.environ.get(HOOK)):
-            folder, me = Path(place), jax.process_index()
-            found = []
-            for path, leaf in jax.tree_util.tree_leaves_with_path(jax.block_until_ready(state)):
-                for shard in leaf.addressable_shards:
-                    pointer = shard.data.unsafe_buffer_pointer()
-                    found.append([jax.tree_util.keystr(path), pointer, shard.data.nbytes])
-            partial = folder / f".here-{me}"
-            partial.write_text(json.dumps(found))
-            partial.rename(folder / f"here-{me}")
-            while not (folder / f"go-{me}").exists():
-                time.sleep(0.01)
+        if number == STRUCK and HOOK in os.environ:
+            leaves = jax.tree_util.tree_leaves_with_path(state)
+            report([place for path, leaf in leaves for place in addresses(jax.tree_util.keystr(path), leaf)])
         return step(self, state, batch, number)
 
+    def struck_turn(self: Any, workload: Any, standard: bool) -> None:
+        if self.result.rounds == 0 and [each.name for each in self.workloads].index(workload.name) == int(
+            os.environ.get(TURN, -1)
+        ):
+            report(
+                [
+                    place
+                    for (name, _), ready in self.programs._ready.items()
+                    for number, leaf in enumerate(jax.tree.leaves(ready.arguments))
+                    for place in addresses((name, number), leaf)
+                ]
+            )
+        turn(self, workload, standard)
+
     TwinProgram.step = struck  # type: ignore[method-assign]
+    rounds._BurnIn._turn = struck_turn  # type: ignore[method-assign]

@@ -20,8 +20,8 @@ LIMITS = {signal.SIGKILL: 20.0, signal.SIGSTOP: 20.0, signal.SIGTERM: 25.0, sign
 """Time limits in seconds for all processes to end: 15 after a loss, 10 and a checkpoint to stop, more on two cores."""
 WARM = 0.5
 """Duration of a run that need not compile, relative to one that must."""
-TIMEOUT = 20
-"""Seconds for which a process waits for one that was killed before they joined."""
+TIMEOUT = 10
+"""Seconds for which a process waits for one that was killed before they joined; with its start, within `LIMITS`."""
 MINI = ("--config", "mini", "--steps", 12, "--checkpoint-every", 3)
 KEPT = "JAX_COMPILATION_CACHE_DIR"
 RUNS: dict[str, tuple[int, tuple[object, ...]]] = {
