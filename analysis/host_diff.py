@@ -40,6 +40,7 @@ class Opening:
     settings: Mapping[str, Any]
     faults: Sequence[str] = ()
     command: Sequence[str] = ()
+    on_record: Sequence[str] = ()  # differences in the ledgers of the hosts that nobody has acknowledged
 
 
 class Read(NamedTuple):
@@ -85,7 +86,7 @@ def judge_pair(run: Path, opening: Opening, *, ended: str, seconds: float, lost:
     kinds = ["twins" if opening.kind == "pair" else "vote"] if stages and stages[0].row.checked else []
     return Pair(
         kind=opening.kind, id=opening.id, created=opening.created, ended=ended, seconds=seconds,
-        verdict=verdict, evidence=kinds, sentences=sentences,
+        verdict=verdict, evidence=kinds, sentences=[*sentences, *opening.on_record],
         hosts=list(opening.hosts), suspects=named, undecided=open_, stages=[stage.row for stage in stages],
         difference=found, lost=lost, next=_next(verdict, opening, named, run, simulated=bool(faults)), faults=faults,
         settings=dict(opening.settings),

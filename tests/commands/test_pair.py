@@ -11,6 +11,7 @@ from sdc.burnin.pair import PAIR_FORMAT
 from sdc.standing import Ledger
 from sdc.tools import cli
 from sdc.verdict import Exit
+from tests.reports import make_finding, make_report
 from tests.tools.command import several, start, wait
 
 PAIR = ("pair", "--config", "mini", "--steps", 2)
@@ -46,6 +47,8 @@ def test_two_processes_go_through_all_stages(tmp_path: Path) -> None:
 def test_a_silent_host_ends_a_clean_pair_as_inconclusive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, ledger = tmp_path / "pair", tmp_path / "ledger.sqlite"
     monkeypatch.setenv("SDC_LEDGER", str(ledger))
+    with Ledger(ledger, write=True) as entries:
+        entries.add(make_report(findings=[make_finding()]), begun="x")
     processes = several(2, *PAIR[:-1], ENDLESS, "--run", folder, "--timeout", 10)
     wait(processes[0], lambda: begun(folder))
     processes[1].send(signal.SIGSTOP)
@@ -62,7 +65,8 @@ def test_a_silent_host_ends_a_clean_pair_as_inconclusive(tmp_path: Path, monkeyp
     assert not pair.stages[0].ended
     assert "until then, the hosts agreed in " in err
     with Ledger(ledger) as entries:
-        found = [(entry.kind, entry.verdict, entry.level) for entry in entries.entries()]
+        found = [(entry.kind, entry.verdict, entry.level) for entry in entries.entries() if entry.level == "pair"]
+    assert pair.sentences[-1].startswith(f"on record for host {pair.host.name}: FAIL, serial SN-host-0-0: ")
     assert found == [("begun", None, "pair"), ("begun", None, "pair"), ("result", "inconclusive", "pair")]
     assert f"elements). The result is in {folder / 'pair.json'}" in err
 

@@ -20,9 +20,9 @@ from sdc.nodes import parse_suspect
 from sdc.records import RecordError, identify, now
 from sdc.schema import Device
 from sdc.settings import SettingError
-from sdc.standing import ledger_path
+from sdc.standing import ledger_path, standing_here
 from sdc.train import FullLoad
-from sdc.verdict import Exit
+from sdc.verdict import Exit, Verdict
 
 from .. import CommandError, JobCommand, Joint, Only, check_job, given, onward, together, usage_errors
 from .burnin import LedgerAccount
@@ -134,7 +134,7 @@ def compare(command: ComparisonCommand, kind: Literal["pair", "pool"], twins: in
             opening = Opening(
                 kind=kind, id=uuid.uuid4().hex, created=now(), hosts=hosts, processes=processes, steps=job.steps,
                 settings={**settings, "flags": _flags(command)}, faults=faults,
-                command=["sdc", *sys.argv[1:]],
+                command=["sdc", *sys.argv[1:]], on_record=_on_record() if processes > 1 else (),
             )  # fmt: skip
             account = LedgerAccount(ledger_path()) if processes > 1 else None  # a single process compares no hosts
             for error in account.begin(kind, simulated=bool(faults)) if account else ():
@@ -250,6 +250,15 @@ def _hosts(twins: int) -> tuple[list[TwinRow], int]:
             name = f"{name} (process {processes[0]})" if alone else f"{name} (twin {twin})"
         rows.append(TwinRow(twin=twin, host=name, processes=processes, devices=msgspec.convert(part, list[Device])))
     return rows, len(described)
+
+
+def _on_record() -> list[str]:
+    """Returns a sentence for each host whose ledger holds a difference that nobody has acknowledged."""
+    from sdc.multihost import everyone
+
+    standing, me = standing_here(ledger_path()), identify().name
+    mine = f"on record for host {me}: FAIL, {standing.reason}" if standing.verdict is Verdict.CORRUPT else ""
+    return [*dict.fromkeys(filter(None, everyone(mine)))]
 
 
 @contextlib.contextmanager
