@@ -250,8 +250,8 @@ def itself_alone(register: Register, result: BurninResult) -> str | None:
         return None
     return (
         f"{len(alone)} of the golden digests were recorded only on the tested device itself, or on devices that cannot "
-        "be told from it, so a fault that repeats itself would affect them too; give a register that was recorded on "
-        "other devices, or none"
+        "be distinguished from it, so a fault that repeats itself would affect them too; give a register that was "
+        "recorded on other devices, or none"
     )
 
 
