@@ -255,7 +255,9 @@ def test_help_fits_80_columns_and_shows_two_commands(
 def test_a_paragraph_of_help_is_not_broken_before_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.run(["fleet", "summarize", "--help"])
-    assert "; 2 bad usage; 3 nothing could be compared." in " ".join(capsys.readouterr().out.split())
+    assert "; 2 bad usage; 3 nothing could be compared, a file or folder could not be read" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_a_list_of_values_ends_at_a_short_flag(capsys: pytest.CaptureFixture[str]) -> None:
