@@ -14,7 +14,7 @@ from sdc import records, schema
 from sdc.burnin import FOLDERS, OperationRow, Pair, PairDifference, RankDifference, Stage, StageRow, TwinRow
 from sdc.records import Contents, RecordError, read_record
 from sdc.schema import RunSummary
-from sdc.verdict import SIMULATED, Verdict
+from sdc.verdict import SIMULATED, Verdict, gravest
 
 from .headline import Course, Evidence, amount, hardware, headline, listed, of_twins, spot
 from .run_verdict import odd_digests
@@ -60,8 +60,10 @@ class Read(NamedTuple):
 def combine_results(results: Sequence[Pair]) -> Pair:
     """Returns the result of a comparison of hosts from those that several of its processes wrote: the gravest, and
     among those the one with most steps, with the first sentences of the others."""
-    order = list(Verdict)
-    chosen = min(results, key=lambda each: (order.index(each.verdict), -sum(stage.steps for stage in each.stages)))
+    worst = gravest(each.verdict for each in results)
+    chosen = max(
+        (each for each in results if each.verdict is worst), key=lambda each: sum(stage.steps for stage in each.stages)
+    )
     others = (f"process {each.host.process}: {each.sentences[0]}" for each in results if each.sentences)
     said = chosen.sentences[:1]
     more = [text for text in others if text.partition(": ")[2] not in said]

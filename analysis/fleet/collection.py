@@ -149,8 +149,9 @@ def find_results(paths: Iterable[AnyPath]) -> ResultFiles:
         roots.append(path.resolve())
         for folder, below, names in os.walk(path, onerror=refuse):
             below.sort()
-            files += sorted(Path(folder, name) for name in {*below, *names} & {RESULT, PAIR, POOL})
-            links += [place for name in (*below, *names) if (place := Path(folder, name)).is_symlink()]
+            places = [Path(folder, name) for name in sorted((*below, *names))]
+            files += [place for place in places if place.name in (RESULT, PAIR, POOL) and os.path.exists(place)]
+            links += [place for place in places if place.is_symlink()]
         if len(files) + len(refused) + len(links) == before:
             raise SettingError(
                 "FILES",
@@ -170,24 +171,19 @@ def find_results(paths: Iterable[AnyPath]) -> ResultFiles:
     return ResultFiles(files, tuple(refused))
 
 
-def collect(
-    paths: Iterable[AnyPath], progress: Callable[[str], None] = lambda _: None, *, refused: Sequence[Refused] = ()
-) -> Collection:
+def collect(found: ResultFiles, progress: Callable[[str], None] = lambda _: None) -> Collection:
     """Reads results, and refuses files that are damaged, have an unknown layout or contradict themselves.
-
-    The files and folders that `find_results` has already refused are passed as `refused`.
 
     Two files with the same id and the same contents count once. If their contents differ, both files are refused, since
     either may be wrong.
     """
-    files, unread = find_results(paths)
-    unreadable = [*refused, *unread]
+    refused = [*found.refused]
     duplicates: list[Duplicate] = []
     results: dict[str, HostResult] = {}
     pairs: dict[str, ComparedHosts] = {}
     conflicts: dict[str, list[str]] = {}
     visited: dict[Path, str] = {}
-    for path in files:
+    for path in found.files:
         file = os.fspath(path)
         try:
             real = path.resolve()
@@ -210,7 +206,7 @@ def collect(
                 raise RecordError(f"contradicts itself: {problem}; run the burn-in again")
         except (RecordError, OSError) as error:
             said = reason(error) if isinstance(error, OSError) else str(error)
-            unreadable.append(Refused(file, said.removeprefix(f"{file} ").removeprefix("is ")))
+            refused.append(Refused(file, said.removeprefix(f"{file} ").removeprefix("is ")))
             continue
         finally:
             progress(file)
@@ -227,7 +223,7 @@ def collect(
         del results[id]
         for file in same:
             others = ", ".join(other for other in same if other != file)
-            unreadable.append(
+            refused.append(
                 Refused(
                     file,
                     f"has the same id as {others} but different contents, so either may be wrong; pass only the "
@@ -238,7 +234,7 @@ def collect(
         results.values(), key=lambda each: (each.host.name, each.host.machine or "", each.created, each.id)
     )
     settled, doubtful = _settled(ordered)
-    return Collection(tuple(settled), tuple(pairs.values()), tuple(unreadable), tuple(duplicates), doubtful)
+    return Collection(tuple(settled), tuple(pairs.values()), tuple(refused), tuple(duplicates), doubtful)
 
 
 def _impossible(report: BurninResult) -> Iterator[str]:

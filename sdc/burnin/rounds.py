@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import time
 from collections import Counter
@@ -196,12 +197,15 @@ class _BurnIn:
                 seed = seed_of(self.fresh, data) if self.fresh is not None and data else None
                 if not since:
                     self.digests, self.uncompared = {}, {}
-                self.on_event({"event": "round", "round": self.result.rounds, "seed": seed})
+                self.on_event({"event": "round", "round": self.result.rounds})
                 for workload in self.workloads:
                     self._rest(pause)
                     if self._over():
                         break
-                    self._turn(workload if seed is None else dataclasses.replace(workload, seed=seed), seed is None)
+                    if seed is None or not self._has_standard(workload):
+                        self._turn(workload, standard=True)
+                    else:
+                        self._turn(dataclasses.replace(workload, seed=seed), standard=False)
                 else:
                     self.result.rounds += 1
         finally:
@@ -231,6 +235,12 @@ class _BurnIn:
         """Returns the devices on which a workload runs; None means all devices together."""
         places: list[Place] = [None] if workload.multi else list(range(len(self.programs.devices)))
         return [place for place in places if not self.result.has_ended(workload.name, self._devices_of(place))]
+
+    def _has_standard(self, workload: BurninWorkload) -> bool:
+        """Returns whether a workload has run with the data of the first rounds as often as it must on all its devices;
+        after a resumption, counts may have begun anew."""
+        indices = [index for place in self._indices(workload) for index in self._devices_of(place)]
+        return all(self.tallies[workload.name, index].standard >= self.repeats for index in indices)
 
     def _devices_of(self, place: Place) -> range:
         return range(len(self.programs.devices)) if place is None else range(place, place + 1)
@@ -302,7 +312,7 @@ class _BurnIn:
             self.moments[index] = moment + 1
         return self.programs.run(workload, place, faults=self.faults, moment=moment, seed=self.seed, rest=self._rest)
 
-    def _turn(self, workload: BurninWorkload, standard: bool) -> None:
+    def _turn(self, workload: BurninWorkload, *, standard: bool) -> None:
         """Runs a workload once on every device, with the data of the first rounds (`standard`) or with others."""
         places = self._indices(workload)
         done = self._each(functools.partial(self._run, workload), places)
@@ -329,20 +339,20 @@ class _BurnIn:
         digests = {outcome.device: outcome.digest for outcome in outcomes}
         voted = vote(digests, self.kinds) if workload.alike else Vote({}, (), ())
         suspicions = examine(outcomes, voted, before=before, golden=golden, references=references)
+        compared = {*voted.odd, *voted.agreed, *itertools.chain(*voted.ties)}
         for outcome in outcomes:
             key = workload.name, outcome.device
             self.on_event(
                 {
                     "event": "run", "round": self.result.rounds, "workload": workload.name, "device": outcome.device,
-                    "digest": outcome.digest, "seconds": outcome.seconds,
+                    "seed": workload.seed, "digest": outcome.digest, "seconds": outcome.seconds,
                 }
             )  # fmt: skip
-            count = functools.partial(self._count, voted=voted, golden=golden, standard=standard)
-            repeated, in_vote = before[outcome.device] is not None, outcome.device in {*voted.odd, *voted.agreed}
-            if standard or repeated or in_vote or outcome.right is not None:
+            repeated = before[outcome.device] is not None
+            if standard or repeated or outcome.device in compared or outcome.right is not None:
                 if (first := self.uncompared.pop(key, None)) is not None:
-                    count(first, repeated=False)
-                count(outcome, repeated=repeated)
+                    self._count(first, Vote({}, (), ()), {}, standard=False, repeated=False)
+                self._count(outcome, voted, golden, standard=standard, repeated=repeated)
             else:  # the run counts as checked once another run with the same data has been compared with it
                 self.uncompared[key] = dataclasses.replace(outcome, outputs=None)
             if standard:
@@ -353,7 +363,7 @@ class _BurnIn:
             self._follow(workload, suspicion, outcomes, standard)
 
     def _count(
-        self, outcome: RunOutcome, *, voted: Vote, golden: Mapping[int, str], standard: bool, repeated: bool
+        self, outcome: RunOutcome, voted: Vote, golden: Mapping[int, str], *, standard: bool, repeated: bool
     ) -> None:
         place = outcome.workload, outcome.device
         tally, times = self.tallies[place], self.times[place]

@@ -281,7 +281,8 @@ def go_on(result: BurninResult, earlier: BurninResult) -> None:
             raise SettingError("resume", None, f"{said}, which found differences; begin a burn-in in another folder")
         result.notes.append(f"{said}, so the burn-in began anew")
         return
-    result.id, result.created, result.seed = earlier.id, earlier.created, earlier.seed
+    result.id, result.created = earlier.id, earlier.created
+    result.seed = result.seed if earlier.seed is None else earlier.seed  # earlier versions had none
     result.notes = list(earlier.notes)
     result.doubts = [doubt for doubt in earlier.doubts if not doubt.startswith(Session.UNLISTED)]
     result.findings, result.unfinished = list(earlier.findings), list(earlier.unfinished)

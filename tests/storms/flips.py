@@ -163,7 +163,7 @@ def hook() -> None:
             report([place for path, leaf in leaves for place in addresses(jax.tree_util.keystr(path), leaf)])
         return step(self, state, batch, number)
 
-    def struck_turn(self: Any, workload: Any, standard: bool) -> None:
+    def struck_turn(self: Any, workload: Any, *, standard: bool) -> None:
         if self.result.rounds == 0 and [each.name for each in self.workloads].index(workload.name) == int(
             os.environ.get(TURN, -1)
         ):
@@ -175,7 +175,7 @@ def hook() -> None:
                     for place in addresses((name, number), leaf)
                 ]
             )
-        turn(self, workload, standard)
+        turn(self, workload, standard=standard)
 
-    TwinProgram.step = struck  # type: ignore[method-assign]
-    rounds._BurnIn._turn = struck_turn  # type: ignore[method-assign]
+    TwinProgram.step = struck  # type: ignore[method-assign]  # the hook
+    rounds._BurnIn._turn = struck_turn  # type: ignore[method-assign]  # the hook

@@ -7,6 +7,7 @@ import pytest
 
 from sdc.analysis.host_diff import Opening, combine_results, resolve_pairs
 from sdc.burnin.pair import PAIR, PAIR_FORMAT
+from sdc.tools.commands.burnin import LedgerAccount
 from sdc.tools.commands.pairs import SharedResult
 from sdc.verdict import Verdict
 from tests.reports import make_pair, put_pair
@@ -31,6 +32,14 @@ def test_pairs_that_do_not_count_do_not_pass(
     found = resolve_pairs([make_pair(each, tuple(hosts), simulated=fault) for hosts, each, fault in pairs])
     assert (found.verdict, found.simulated) == (verdict, simulated)
     assert found.sentences[0].startswith("SIMULATED") == simulated
+
+
+def test_a_ledger_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "ledger").write_text("no database")
+    account = LedgerAccount(tmp_path / "ledger")
+    opening = Opening(kind="pair", id="1", created="", hosts=[], processes=2, steps=3, settings={})
+    SharedResult(opening, tmp_path / PAIR, account).enter(make_pair(PASS))
+    assert capsys.readouterr().err.startswith("sdc: the ledger of this host does not contain this result: ")
 
 
 def test_a_process_that_goes_on_replaces_nothing(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def _summarize(options: SummarizeCommand) -> int:
         with usage_errors():
             if not options.files:
                 raise SettingError("FILES", None, "expected results of sdc burnin, or folders that contain them")
-            files, refused = fleet.find_results(options.files)
+            files = fleet.find_results(options.files)
             ledger, added, report = None, None, {}
             if options.ledger is not None:
                 if not options.ledger.absolute().parent.is_dir():
@@ -181,8 +181,8 @@ def _summarize(options: SummarizeCommand) -> int:
                 fleet.read_ledger(options.ledger)  # reports a damaged ledger before the work
             if options.output is not None:
                 fleet.prepare_folder(options.output)
-            with CountProgress("result", len(files)) as progress:
-                found = fleet.collect(files, lambda file: progress.advance(""), refused=refused)
+            with CountProgress("result", len(files.files)) as progress:
+                found = fleet.collect(files, lambda file: progress.advance(""))
             votes = fleet.vote(found.results)
             if options.ledger is not None and found.results:
                 ledger, added = fleet.update_ledger(options.ledger, found.results, votes)

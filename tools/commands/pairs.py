@@ -131,8 +131,9 @@ def compare(command: ComparisonCommand, kind: Literal["pair", "pool"], twins: in
             # `healthy` simulates nothing.
             suspects = [str(parse_suspect(job.suspect))] if job.suspect and job.suspect != "healthy" else []
             faults = [str(parse_fault(str(fault))) for fault in job.faults] or suspects
+            (id, *_) = everyone(uuid.uuid4().hex)
             opening = Opening(
-                kind=kind, id=uuid.uuid4().hex, created=now(), hosts=hosts, processes=processes, steps=job.steps,
+                kind=kind, id=id, created=now(), hosts=hosts, processes=processes, steps=job.steps,
                 settings={**settings, "flags": _flags(command)}, faults=faults,
                 command=["sdc", *sys.argv[1:]], on_record=_on_record() if processes > 1 else (),
             )  # fmt: skip
@@ -207,10 +208,12 @@ class SharedResult:
         return sorted({*self.file.parent.glob(f"{self.file.stem}-*.json")} - {self._own})
 
     def enter(self, pair: Pair) -> None:
-        """Adds the verdict on this process's devices to the ledger of its host."""
+        """Adds the verdict on this process's devices to the ledger of its host, or prints why that is impossible."""
         if self._account is not None:
-            with usage_errors():
+            try:
                 self._account.add(pair, self.file, process=identify().process or 0)
+            except SettingError as error:
+                print(f"sdc: the ledger of this host does not contain this result: {error.problem}", file=sys.stderr)
 
     def last_words(self, why: str) -> tuple[int, str]:
         """Writes the result so far, because the process is about to end; returns the exit code and a message."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sdc.analysis.fleet.collection import HostKey, collect
+from sdc.analysis.fleet.collection import HostKey, collect, find_results
 from sdc.analysis.fleet.fleet_summary import Moved, summarize_results
 from sdc.burnin.pair import PAIR
 from sdc.burnin.results import RESULT, UNDER_WAY
@@ -49,7 +49,7 @@ def test_lies_are_refused_and_told(old: str, new: str, why: str, tmp_path: Path)
     bad = put_report(tmp_path, make_report("liar"))
     put_report(tmp_path, make_report("honest"))
     reseal(bad, old, new)
-    found = collect([tmp_path])
+    found = collect(find_results([tmp_path]))
     assert [each.host.name for each in found.results] == ["honest"]
     (refused,) = found.refused
     assert refused.file == str(bad)
@@ -69,7 +69,7 @@ def test_damage_is_refused_and_told(tmp_path: Path) -> None:
     for name, content in damaged.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / RESULT).write_bytes(content)
-    found = collect([tmp_path])
+    found = collect(find_results([tmp_path]))
     assert [each.host.name for each in found.results] == ["whole"]
     assert {Path(each.file).parent.name for each in found.refused} == set(damaged)
     summary = summarize_results(found)
@@ -81,7 +81,7 @@ def test_a_result_counts_once(tmp_path: Path) -> None:
     first = put_report(tmp_path / "a", make_report("x"))
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     (tmp_path / "link").symlink_to(first)
-    found = collect([tmp_path / "a", tmp_path / "b", first, tmp_path / "link"])
+    found = collect(find_results([tmp_path / "a", tmp_path / "b", first, tmp_path / "link"]))
     assert len(found.results) == 1
     assert not found.refused
     assert [each.of for each in found.duplicates] == [str(first)] * 3
@@ -92,7 +92,7 @@ def test_two_results_of_one_id_that_differ_are_both_refused(tmp_path: Path) -> N
     put_report(tmp_path, make_report("y"))
     for number, host in enumerate(["x", "x", "z"]):
         put_report(tmp_path, make_report(host, id="same", seconds=1.0 + number), f"{host}{number}")
-    found = collect([tmp_path])
+    found = collect(find_results([tmp_path]))
     assert [each.host.name for each in found.results] == ["y"]
     assert len(found.refused) == 3
     assert all("either may be wrong" in each.reason for each in found.refused)
@@ -100,9 +100,9 @@ def test_two_results_of_one_id_that_differ_are_both_refused(tmp_path: Path) -> N
 
 def test_what_is_not_there_is_the_users_to_mend(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="no such file"):
-        collect([tmp_path / "nothing"])
+        collect(find_results([tmp_path / "nothing"]))
     with pytest.raises(SettingError, match=f"this folder and its subfolders contain no {RESULT}"):
-        collect([tmp_path])
+        collect(find_results([tmp_path]))
 
 
 def test_who_a_device_is(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_who_a_device_is(tmp_path: Path) -> None:
     }  # fmt: skip
     for name, (fields, _) in cases.items():
         put_report(tmp_path, make_report(name, device=fields))
-    found = collect([tmp_path])
+    found = collect(find_results([tmp_path]))
     for result in found.results:
         expected = cases[result.host.name][1].replace("machine M", f"machine {result.host.machine}")
         assert result.parts[0].identity == expected
@@ -130,7 +130,7 @@ def test_a_number_that_two_hosts_claim_at_once_is_no_identity(tmp_path: Path) ->
         put_report(tmp_path, make_report(host, device={"serial": lambda i: f"CLONE{i}"}))
     put_report(tmp_path, make_report("c", device={"serial": lambda i: f"MOVED{i}"}))
     put_report(tmp_path, make_report("d", device={"serial": lambda i: f"MOVED{i}", "uuid": None}, created=NEXT_DAY))
-    summary = summarize_results(found := collect([tmp_path]))
+    summary = summarize_results(found := collect(find_results([tmp_path])))
     assert summary.doubtful_identities == ["serial CLONE0", "serial CLONE1"]
     assert summary.moved == [Moved(identity=f"serial MOVED{i}", hosts=["c", "d"]) for i in range(2)]
     assert summary.devices == 6
@@ -149,7 +149,7 @@ def test_what_is_no_suspect_and_not_clean_is_told(tmp_path: Path) -> None:
         make_report("found", findings=[make_finding(persistence="persistent")], events={0: ["Xid 63"]}),
     ):
         put_report(tmp_path, report)
-    summary = summarize_results(collect([tmp_path]))
+    summary = summarize_results(collect(find_results([tmp_path])))
     assert [each.host for each in summary.suspects] == ["found"]
     told = {(each.host, each.device): each.reason for each in summary.watch}
     assert told == {
@@ -162,21 +162,21 @@ def test_what_is_no_suspect_and_not_clean_is_told(tmp_path: Path) -> None:
     }
     reasons = [each.reason.startswith("the driver") for each in summary.watch]
     assert reasons == sorted(reasons, reverse=True)
-    assert HostKey("xid", digest_of("machine", "xid")) == collect([tmp_path]).results[-1].host
+    assert HostKey("xid", digest_of("machine", "xid")) == collect(find_results([tmp_path])).results[-1].host
 
 
 def test_simulations_that_agree_say_nothing_about_a_real_host(tmp_path: Path) -> None:
     for report in (make_report("real"), make_report("a", simulated=True), make_report("b", simulated=True)):
         put_report(tmp_path, report)
-    summary = summarize_results(collect([tmp_path]))
+    summary = summarize_results(collect(find_results([tmp_path])))
     assert (summary.verdict, summary.simulated) == ("inconclusive", "some")
     assert summary.compared.hosts == 0
     put_report(tmp_path, make_report("another"))
-    assert summarize_results(collect([tmp_path])).verdict == "clean"
+    assert summarize_results(collect(find_results([tmp_path]))).verdict == "clean"
 
 
 def verdict_of(folder: Path) -> tuple[str, str]:
-    summary = summarize_results(collect([folder]))
+    summary = summarize_results(collect(find_results([folder])))
     return summary.verdict, summary.sentence
 
 
@@ -205,6 +205,9 @@ def test_what_was_not_read_is_not_clean(clean: Path, tmp_path: Path, monkeypatch
         (clean / name).unlink()
     (clean / "latest").symlink_to(next(clean.iterdir()))  # this folder is read anyway
     assert verdict_of(clean)[0] == "clean"
+    (clean / "folder" / RESULT).mkdir(parents=True)
+    assert verdict_of(clean)[0] == "inconclusive"
+    shutil.rmtree(clean / "folder")
     (clean / PAIR).write_text("{}")
     assert verdict_of(clean)[0] == "inconclusive"
     (clean / PAIR).unlink()
@@ -221,7 +224,7 @@ def test_what_was_not_read_is_not_clean(clean: Path, tmp_path: Path, monkeypatch
         "inconclusive",
         f"{clean / 'closed'} could not be read or counted: Permission denied",
     )
-    assert collect([clean / "closed"]).refused[0].file == str(clean / "closed")
+    assert collect(find_results([clean / "closed"])).refused[0].file == str(clean / "closed")
 
 
 def test_a_burn_in_under_way_and_a_pair_that_differed_are_not_clean(clean: Path) -> None:
@@ -232,5 +235,5 @@ def test_a_burn_in_under_way_and_a_pair_that_differed_are_not_clean(clean: Path)
     put_pair(clean / "differed", make_pair(Verdict.CORRUPT, ("gpu-1", "gpu-2")))
     put_pair(clean / "again", make_pair(Verdict.CORRUPT, ("gpu-1", "gpu-2")))
     assert verdict_of(clean) == ("corrupt", "hosts differed in pairs or pools: gpu-1 and gpu-2")
-    (row,) = summarize_results(collect([clean])).pairs
+    (row,) = summarize_results(collect(find_results([clean]))).pairs
     assert (row.hosts, row.verdict) == (["gpu-1", "gpu-2"], "corrupt")

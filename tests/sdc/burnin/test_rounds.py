@@ -68,20 +68,19 @@ def test_later_rounds_use_fresh_data(alone: Programs, few: list[BurninWorkload])
     work = [workload for workload in few if workload.family in ("ordering", "functions")]
     golden = recorded(burn_in(work, alone.devices, rounds=2, programs=alone))
 
-    def digests(fresh: int, rounds: int = 7) -> tuple[BurninResult, list[int | None], dict[str, list[str]]]:
+    def digests(fresh: int, rounds: int = 7) -> tuple[BurninResult, list[int], dict[str, list[str]]]:
         seeds, found = [], defaultdict[str, list[str]](list)
 
         def note(event: Mapping[str, Any]) -> None:
-            if event["event"] == "round":
-                seeds.append(event["seed"])
-            elif event["event"] == "run":
+            if event["event"] == "run":
                 found[event["workload"]].append(event["digest"])
+                seeds.append(event["seed"])
 
         settings: Any = {"golden": golden, "fresh": fresh, "programs": alone, "on_event": note}
         return burn_in(work, alone.devices, rounds=rounds, **settings), seeds, found
 
     result, seeds, found = digests(7)
-    assert seeds == [None, None, *(seed_of(7, data) for data in (1, 1, 2, 2, 3))]
+    assert seeds[:: len(work)] == [0, 0, *(seed_of(7, data) for data in (1, 1, 2, 2, 3))]
     assert not result.findings
     for name, each in found.items():
         assert each[0:6:2] == each[1:6:2]
@@ -93,6 +92,21 @@ def test_later_rounds_use_fresh_data(alone: Programs, few: list[BurninWorkload])
         assert (tally.runs, tally.elements) == (confirmed, confirmed * per_run)
     assert digests(7)[2] == found
     assert all(each[:2] == found[name][:2] and each[2] != found[name][2] for name, each in digests(8)[2].items())
+
+
+def test_counts_that_begin_anew_have_the_data_of_the_first_rounds_again(
+    alone: Programs, rounding: list[BurninWorkload]
+) -> None:
+    """As after a resumption in which the earlier runs were void: the golden digest must be compared again."""
+    (workload,) = rounding
+    golden = recorded(burn_in(rounding, alone.devices, rounds=2, programs=alone))
+    settings: Any = {"programs": alone, "golden": golden, "fresh": 7}
+    result = burn_in(rounding, alone.devices, rounds=5, **settings)
+    tally = result.tallies[workload.name, 0]
+    tally.begin_anew()
+    burn_in(rounding, alone.devices, rounds=9, result=result, **settings)
+    assert (tally.digest, tally.golden, tally.standard) == (next(iter(golden.values())), 2, 2)
+    assert judge(result).evidence == ("repeat", "golden")
 
 
 def test_a_fault_that_depends_on_the_data(programs: Programs, ordering: list[BurninWorkload]) -> None:
