@@ -8,7 +8,6 @@ generated from these descriptions.
 import datetime
 import functools
 import hashlib
-import importlib.metadata
 import os
 import platform
 import sys
@@ -70,9 +69,11 @@ def identify() -> Host:
 @functools.cache
 def package_version(package: str) -> str:
     """Returns the version of an installed distribution, or `not installed`."""
+    from importlib import metadata  # imports `email`, for which `sdc verdict` need not wait
+
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return "not installed"
 
 

@@ -202,6 +202,8 @@ def _read_as(hint: Any, field: "dataclasses.Field[Any]", flag: Flag, marks: Sequ
         kind = kind | None
     if typing.get_origin(kind) is collections.abc.Sequence:
         kind = types.GenericAlias(tuple, (typing.get_args(kind)[0], ...))
+    if isinstance(kind, types.UnionType):  # for which tyro imports typeguard, a tenth of the start of `sdc verdict`
+        kind = typing.Union[typing.get_args(kind)]  # noqa: UP007
     own = [mark for mark in marks if not isinstance(mark, Flag | Only | Within | msgspec.Meta)]
     own += [tyro.conf.Positional] * flag.argument
     if (

@@ -3,6 +3,8 @@
 Runs, traces, campaigns and studies are all records; `layout.KINDS` lists the files of each kind.
 """
 
+from __future__ import annotations
+
 import collections
 import dataclasses
 import itertools
@@ -14,7 +16,8 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import msgspec
-from etils import epath
+
+from sdc._lazy import epath
 
 from .. import schema
 from .format import FIELD, REMEDY, Format, encode, to_json, to_text, write_sealed, write_text

@@ -33,8 +33,8 @@ DESCRIPTORS = 256
 """Maximum number of open descriptors of a process (`ulimit -n`)."""
 MEMORY = 256 << 20
 """Maximum growth of the data of a process after the warm-up, in bytes; beyond it, an allocation fails."""
-ARRAYS = 24
-"""Number of arrays in the states of the foreign loops, as in those of the commands."""
+ARRAYS = 39
+"""Number of arrays in each checkpoint of the foreign loops, as in those of the commands, position included."""
 WARM, LEAST_WARM = 0.3, 60
 """Share and minimum number of the first samples, which are not evaluated: threads and caches are created that stay."""
 LEAST = 100
@@ -44,8 +44,8 @@ BATCHES = 20
 CONFIDENCE = 0.999
 """Confidence of each interval; a soak evaluates thirty."""
 SETTLED = 700
-"""Number of evaluated samples for which the bound of the memory holds; it is larger for shorter runs, quadratically,
-since the caches of libraries still grow in them."""
+"""Number of evaluated samples for which the bounds hold. In shorter runs, the bound of the memory is larger,
+quadratically, since the caches of libraries still grow, and that of the threads linearly, since their pools do."""
 LIMIT = 10.0
 """Maximum mean time of a sample in seconds; about a tenth of it is needed."""
 CHILD = "import sys; from tests.storms.soak import child; child(*sys.argv[1:])"
@@ -150,17 +150,20 @@ def command(*words: str) -> Go:
     """Returns a function that runs a command which saves checkpoints."""
 
     def go(folder: Path, steps: int, sample: Callable[[], None], several: Sequence[str]) -> None:
+        import jax
+
         from sdc.tools import cli
         from sdc.train.checkpoints import Checkpoints
         from tests.train import runs  # noqa: F401 - adds the configuration
 
         save = Checkpoints.save
 
-        def sampled(self: Checkpoints, step: int, *given: Any, **options: Any) -> bool:
+        def sampled(self: Checkpoints, step: int, state: Any, *given: Any, **options: Any) -> bool:
             if self.due(step):
+                assert len(jax.tree.leaves(state)) + 1 == ARRAYS
                 self.wait()
                 sample()
-            return save(self, step, *given, **options)
+            return save(self, step, state, *given, **options)
 
         Checkpoints.save = sampled  # type: ignore[method-assign]
         given = ("--config", "mini", "--steps", steps, "--checkpoint-every", EVERY, "--run", folder, *several)
@@ -368,8 +371,11 @@ def _judge(tally: Tally, name: str, process: int, found: Held, measured: dict[st
         if what == "memory" and subject.control is not None and measured.get(subject.control):
             slope -= measured[subject.control][0].memory
             against = f" - {subject.control}"
+        shorter = max(1.0, SETTLED / count)
         if what == "memory":
-            bound = math.inf if name == "orbax" else bound * max(1.0, (SETTLED / count) ** 2)
+            bound = math.inf if name == "orbax" else bound * shorter**2
+        elif what == "threads":
+            bound *= shorter
         where = f"{name}{f' {process}' if subject.processes > 1 else ''}: {what}{against}"
         low, high = slope.value - slope.reach, slope.value + slope.reach
         print(f"  {where:32}{slope.value:12,.4g}{f'{low:,.4g} to {high:,.4g}':>26}{bound:10,g}", flush=True)
