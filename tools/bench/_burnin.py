@@ -7,11 +7,13 @@ pair and a pool if the nodes are simulated at the published rates.
 
 import dataclasses
 import functools
+import sqlite3
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from sdc.burnin.workloads import LEVELS, SMALLEST, BurninWorkload, Level, worklo
 from sdc.nodes import NODES
 from sdc.records import Host, seal
 from sdc.schema import Environment
+from sdc.standing import Ledger
 from sdc.train import get_config, register_training
 from sdc.train.studies import find_node
 
@@ -37,10 +40,18 @@ BURNIN_BARS = {
     "quick_megabytes": 2000.0,
     "pool_bytes": 64.0,
     "summarize_seconds": 10.0,
+    "verdict_seconds": 0.3,
     "false_alarms": 0,
 }
 DEVICES = 4
 REPORTS, WORKLOADS, FLEET_DEVICES = 1000, 58, 8
+ENTRIES = 100_000
+# Repeats the first entry of a ledger, whose content a verdict does not read.
+MORE = """
+WITH RECURSIVE counted(number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM counted WHERE number < ?)
+INSERT INTO entries (written, kind, run, device, verdict, simulated, content, seal)
+SELECT written, kind, run, device, verdict, simulated, content, seal FROM entries, counted WHERE entries.number = 1
+"""
 BAD = (3, 14, 15)  # hosts of the fleet with a bad device
 # For simulated nodes: devices (faults strike the last one), maximum rounds, maximum steps, and trials.
 SUSPECTS, ROUNDS, STEPS, TRIALS = 3, 20, 20, 3
@@ -59,6 +70,7 @@ def measure_burnin(options: BenchOptions) -> dict[str, Any]:
         "pool_bytes": pool_bytes(get_config("tiny")),
         "summarize_seconds": fleet["seconds"],
         "summarize_megabytes": fleet["megabytes"],
+        "verdict_seconds": statistics.median(read_ledger() for _ in range(options.steps)),
     }
     register_training()
     # Two cores take half a minute for matrices of 1,024 rows and buffers of 16 MB.
@@ -125,6 +137,19 @@ def summarize_results(reports: int = REPORTS) -> dict[str, float]:
             "result_megabytes": size / 1e6,
             "writing_seconds": writing,
         }
+
+
+def read_ledger(entries: int = ENTRIES) -> float:
+    """Measures the time for the standing of a host whose ledger has many entries, of 8 devices."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "ledger.sqlite"
+        with Ledger(file, write=True) as ledger:
+            for run in ("over", "under way"):  # so that the verdict is INCONCLUSIVE on any host
+                ledger.begin(run, simulated=False, level="quick")
+            ledger.add(_result(), begun="over")
+        with closing(sqlite3.connect(file)) as base, base:
+            base.execute(MORE, (entries,))
+        return command_costs(["verdict", "--ledger", file], code=3)[0]
 
 
 def write_results(folder: Path, reports: int) -> int:
