@@ -461,7 +461,8 @@ def _read(kind: Any, arguments: Sequence[str], prog: str, description: str | Non
                 kind, args=list(arguments), prog=prog, description=description, config=CONFIG, registry=REGISTRY
             )
     finally:
-        print(grouped(printed.getvalue(), kind), end="\n" * bool(printed.getvalue()))
+        if text := printed.getvalue():
+            print(grouped(text, kind))
 
 
 def _brief(message: str, command: str) -> str:

@@ -298,7 +298,8 @@ def _verdict(value: FleetSummary, under_way: Sequence[str]) -> tuple[Verdict, st
     if ties:
         why = "and no majority shows which hosts are wrong"
         return Verdict.CORRUPT, f"hosts differ in {len(ties)} programs, {why}"
-    if differing := [each for each in value.pairs if each.verdict is Verdict.CORRUPT]:
+    real = value.results > value.simulated_results or any(not each.simulated for each in value.pairs)
+    if differing := [each for each in value.pairs if each.verdict is Verdict.CORRUPT and not (real and each.simulated)]:
         named = "; ".join(
             f"{'SIMULATED ' if each.simulated else ''}{' and '.join(each.hosts)}" for each in differing[:5]
         )

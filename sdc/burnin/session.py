@@ -75,6 +75,12 @@ class Session:
         self._monitor: Monitor | None = None
         self._register: Register | str | None = None  # golden digests, or why their file cannot be read
         self._here: Mapping[str, str] = {}
+        self._ended: str | None = None  # when an earlier session ended, if this one has run nothing yet
+
+    @property
+    def begun(self) -> bool:
+        """Whether the burn-in has been accepted, so that it leaves a result."""
+        return self._result is not None
 
     @property
     def hung(self) -> bool:
@@ -108,6 +114,7 @@ class Session:
             )  # fmt: skip
             if earlier is not None:
                 go_on(result, earlier)
+                self._ended = earlier.ended
             add(result.doubts, self.doubts)
             add(result.notes, problems)
             if settings.only:
@@ -162,7 +169,9 @@ class Session:
 
     def _handle(self, event: Mapping[str, Any]) -> None:
         """Logs an event and saves the result so far, in case the process is killed."""
-        if event["event"] != "run":
+        if event["event"] == "run":
+            self._ended = None
+        else:
             self._log(event)
         if event["event"] in ("finding", "ended") or time.monotonic() - self._written > EVERY:
             self.save()
@@ -194,8 +203,9 @@ class Session:
         assert self._result is not None
         live = self._result
         result = msgspec.structs.replace(
-            live, ended=now(), workloads=list(live.workloads), devices=list(live.devices), findings=list(live.findings),
-            unfinished=list(live.unfinished), notes=list(live.notes), doubts=list(live.doubts),
+            live, ended=self._ended or now(), workloads=list(live.workloads), devices=list(live.devices),
+            findings=list(live.findings), unfinished=list(live.unfinished), notes=list(live.notes),
+            doubts=list(live.doubts),
         )  # fmt: skip
         if not final or live.stopped is not None:
             result.stopped = self.stopped or live.stopped or UNDER_WAY

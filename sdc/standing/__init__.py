@@ -10,6 +10,8 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:  # for the other packages of this project
     from .assessment import standing_here as standing_here, standing_of as standing_of
-    from .ledger import Ledger as Ledger, LedgerEntry as LedgerEntry, ledger_path as ledger_path
+    from .ledger import (
+        Announcement as Announcement, Ledger as Ledger, LedgerEntry as LedgerEntry, ledger_path as ledger_path,
+    )  # fmt: skip
 
 __getattr__, __dir__, __all__ = facade(__name__, public=False)

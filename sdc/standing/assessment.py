@@ -11,7 +11,7 @@ from sdc.records import Record, RecordError, identify, read_json
 from sdc.schema import Device
 from sdc.verdict import Verdict
 
-from .ledger import REMEDY, DeviceState, Ledger, LedgerEntry, Origin
+from .ledger import BEGUN, FOREIGN, REMEDY, DeviceState, Ledger, LedgerEntry, Origin, under_way
 
 NAMES = (RESULT, PAIR, POOL)
 MOST_NAMES = 16  # devices that a sentence names
@@ -137,7 +137,7 @@ def standing_here(
     if host is None:
         return _unknown(f"there is no result in {path}; run sdc burnin")
     if host.machine != here.host.machine:
-        return _unknown(f"{path} is the ledger of another machine; run sdc burnin")
+        return _unknown(f"{path} {FOREIGN}")
     if lost := [name for name in host.devices if name not in states]:
         return _unknown(f"{path} is damaged ({lost[0]} is missing); {REMEDY}")
     devices = {name: states[name] for name in host.devices}
@@ -152,8 +152,12 @@ def standing_here(
         return _stated(Verdict.CORRUPT, f"{names}{more}: {newest.sentence}", newest)
     if host.begun:
         newest = max(host.begun.values(), key=lambda entry: entry.number)
-        running = newest.at.host.boot == here.host.boot and Path(f"/proc/{newest.at.host.pid}").exists()
-        said = f"is under way (PID {newest.at.host.pid})" if running else "left no result"
+        if newest.sentence != BEGUN:
+            said = f"tested nothing: {newest.sentence}"
+        elif newest.at.host.boot == here.host.boot and under_way(path):
+            said = f"is under way (PID {newest.at.host.pid})"
+        else:
+            said = "left no result; run sdc burnin on all devices of this host"
         test = newest.level if newest.level in (Path(PAIR).stem, Path(POOL).stem) else "burn-in"
         return _stated(Verdict.INCONCLUSIVE, f"the {test} that began at {newest.at.written} {said}", newest)
     for name, state in devices.items():

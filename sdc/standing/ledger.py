@@ -8,11 +8,14 @@ the SHA-256 of its content, so that a damaged row is never taken for another one
 
 import contextlib
 import datetime
+import errno
+import fcntl
 import hashlib
 import os
 import re
 import sqlite3
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -24,17 +27,19 @@ from sdc.records import AnyPath, Record, RecordError, identify
 from sdc.schema import Fields, Header, Host, about, now
 from sdc.verdict import Verdict
 
-Kind: TypeAlias = Literal["begun", "result", "acknowledged", "gone"]
+Kind: TypeAlias = Literal["begun", "refused", "result", "acknowledged", "gone"]
 VERSION = 1  # of the tables
 PATIENCE = 10.0  # seconds to wait for another writer
 KEPT_DAYS = 30  # days after which passes are folded: of each day, the last pass of each device remains
 HOST = "host"  # key of the host's state
+BEGUN = "a test has begun"
+RESERVE = 128 << 10  # bytes kept for a failure, in case the disk becomes full
 
 SCHEMA = """
 CREATE TABLE entries (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     written TEXT NOT NULL,      -- UTC
-    kind TEXT NOT NULL,         -- begun, result, acknowledged, gone
+    kind TEXT NOT NULL,         -- begun, refused, result, acknowledged, gone
     run TEXT,                   -- identifier of the burn-in or pair
     device TEXT,                -- the most reliable name of the device; NULL for the whole host
     verdict TEXT,               -- clean, corrupt or inconclusive; NULL unless a result
@@ -80,7 +85,7 @@ class LedgerEntry(Fields, kw_only=True):
     """A line of a ledger."""
 
     number: Annotated[int, about("number of the entry, from 1; a later entry has a higher number")] = 0
-    kind: Annotated[Kind, about("`begun`, `result`, `acknowledged` or `gone`")]
+    kind: Annotated[Kind, about("`begun`, `refused`, `result`, `acknowledged` or `gone`")]
     at: Annotated[Origin, about("when and where the entry was written")]
     run: Annotated[str | None, about("identifier of the burn-in or pair")] = None
     device: Annotated[str | None, about("the most reliable name of the device")] = None
@@ -100,6 +105,7 @@ class DeviceState(Fields, kw_only=True):
     names: Annotated[tuple[str, ...], about("all names of the device, the most reliable first")]
     result: Annotated[LedgerEntry, about("the last result")]
     failed: Annotated[LedgerEntry | None, about("the last difference that nobody has acknowledged")] = None
+    differed: Annotated[str | None, about("time of the last difference, UTC, acknowledged or not")] = None
     gone: Annotated[bool, about("whether a person said that the device has left the host for good")] = False
 
 
@@ -178,16 +184,15 @@ class Ledger:
             raise LedgerError(f"there is no ledger {self.path}; run sdc burnin, which begins one")
         # Whoever may write also reads with write access, because SQLite undoes what a killed writer left.
         may_write = self._write or os.access(self.path, os.W_OK)
-        mode = "rwc" if self._create else "rw" if may_write else "ro"
         with self._errors():
-            if self._create:
-                self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-            place = f"{self.path.absolute().as_uri()}?mode={mode}"
+            if self._create and not os.path.lexists(self.path):
+                self._make()
+            if not self.path.stat().st_size:  # SQLite would take it for a new database
+                raise LedgerError(f"{self.path} is damaged (it is empty); {REMEDY}")
+            place = f"{self.path.absolute().as_uri()}?mode={'rw' if may_write else 'ro'}"
             self._base = sqlite3.connect(place, uri=True, timeout=PATIENCE, isolation_level=None)
         try:
             with self._errors():
-                if self._create:
-                    self._make_tables()
                 (version,) = self._base.execute("PRAGMA user_version").fetchone()
             if version != VERSION:
                 raise LedgerError(f"{self.path} is not a ledger of this version of jax-sdc; give another file")
@@ -203,7 +208,7 @@ class Ledger:
         """Announces a burn-in, pair or pool. Until its result is added, the host's standing is at best inconclusive."""
         entry = LedgerEntry(
             kind="begun", at=self._origin(), run=run, simulated=simulated, level=level, only=tuple(only),
-            sentence="a test has begun",
+            sentence=BEGUN,
         )  # fmt: skip
         with self._transaction():
             host = self._host_state(entry.at)
@@ -212,12 +217,23 @@ class Ledger:
                 host.begun[run] = entry
             self._set(HOST, host)
 
+    def refuse(self, run: str, reason: str) -> None:
+        """Withdraws an announced test, because it was refused before anything ran."""
+        with self._transaction():
+            host = self._host_state(at := self._origin())
+            self._append(host, LedgerEntry(kind="refused", at=at, run=run, sentence=reason))
+            host.begun.pop(run, None)
+            self._set(HOST, host)
+
     def add(
         self, result: BurninResult | Pair, file: AnyPath | None = None, *, begun: str, ended: bool = True,
         process: int = 0,
     ) -> None:  # fmt: skip
         """Adds the verdict of a burn-in, pair or pool on each of this host's devices. While a burn-in is under way
         (`ended` is false), only differences are added, because they count however it ends.
+
+        A burn-in that was resumed and ran nothing adds no PASS, and a PASS does not count if the burn-in began before
+        the device differed. A burn-in that found no device stays in the list of those that left no result.
 
         Args:
             result: the result so far.
@@ -231,21 +247,30 @@ class Ledger:
         if isinstance(result, BurninResult):
             level, only = result.settings.level, tuple(result.settings.only or ())
             outcomes = [*_tested(result, ended=ended)]
+            dark = result.sentences[0] if ended and not result.devices and result.sentences else None
         else:
             level, only = result.kind, ()
-            outcomes = [*_compared(result, process)]
+            outcomes, dark = [*_compared(result, process)], None
         at, tested = self._origin(), set()
         with self._transaction():
             host = self._host_state(at)
+            announced = host.begun.get(begun)
+            # These times are of one host, but its clock may be set between burn-ins.
+            stale = announced is not None and result.ended < announced.at.written  # nothing has run since
+            resumed = result.created if announced is not None and result.created < announced.at.written else None
             for device, verdict, sentence in outcomes:
+                if stale and verdict is Verdict.CLEAN:
+                    continue
                 entry = LedgerEntry(
                     kind="result", at=at, run=result.id, names=names_of(result, device), verdict=verdict,
                     simulated=result.simulated, level=level, only=only,
                     sentence=sentence or next(iter(result.sentences), ""),
                     file=None if file is None else os.fspath(file),
                 )  # fmt: skip
-                tested.add(self._add(host, entry, once=not ended))
-            if ended and not result.simulated:
+                tested.add(self._add(host, entry, resumed=resumed, once=not ended))
+            if announced is not None and dark is not None:
+                announced.sentence = dark
+            elif ended and not result.simulated:
                 runs = list(host.begun)
                 # Results of all devices replace those that earlier burn-ins did not leave.
                 earlier = runs[: runs.index(begun)] if begun in runs and tested >= {*host.devices} else []
@@ -300,28 +325,46 @@ class Ledger:
             ):
                 yield self._decoded(str(number), content, seal, LedgerEntry)
 
-    def _add(self, host: HostState, entry: LedgerEntry, *, once: bool) -> str:
+    def _add(self, host: HostState, entry: LedgerEntry, *, resumed: str | None, once: bool) -> str:
         """Adds a result to the state of its device, which is recognized by any of its names, and returns its name;
-        with `once`, only if there is no entry of the same run and verdict."""
+        with `once`, only if no failure of the same run counts already. `resumed` is when a resumed burn-in began."""
         states = self.devices()
         present = [name for name in states if name in host.devices]
         gone = [name for name in states if name not in host.devices]
         name = next((name for name in present if _same(states[name].names, entry.names)), None)
         name = name or next((name for name in gone if _same(states[name].names, entry.names, place=False)), None)
         entry.device = name = name or entry.names[0]
-        before = states.get(name)
-        if once and before is not None and (before.result.run, before.result.verdict) == (entry.run, entry.verdict):
+        before = states.get(name) or self._elsewhere(entry.names)
+        if once and before is not None and before.failed is not None and before.failed.run == entry.run:
             return name
+        differed = None if before is None else before.differed
+        if entry.verdict is Verdict.CLEAN and not entry.simulated and differed and resumed and resumed < differed:
+            entry.verdict = Verdict.INCONCLUSIVE
+            entry.sentence = f"the burn-in began at {resumed}, before the device differed; begin another one"
         self._append(host, entry)
         if entry.simulated:
             return name
         # Whatever had this place has left it; its state remains, in case it returns.
-        host.devices = [other for other in present if other != name and states[other].names[-1] != entry.names[-1]]
+        host.devices = [other for other in present if other != name and not _replaces(entry.names, states[other].names)]
         host.devices.append(name)
-        failed = entry if entry.verdict is Verdict.CORRUPT else None if before is None else before.failed
+        failed = None if before is None else before.failed
+        if entry.verdict is Verdict.CORRUPT:
+            failed, differed = entry, entry.at.written
         names = entry.names if before is None else _merged(before.names, entry.names)
-        self._set(name, DeviceState(names=names, result=entry, failed=failed))
+        self._set(name, DeviceState(names=names, result=entry, failed=failed, differed=differed))
         return name
+
+    def _elsewhere(self, names: Sequence[str]) -> DeviceState | None:
+        """Returns the state of a device that failed according to another ledger in this folder. The identity of this
+        machine may have changed, or the device may have come from another host that shares the folder."""
+        pattern = "ledger-*.sqlite"
+        others = self.path.parent.glob(pattern) if self.path.match(pattern) and len(names) > 1 else ()
+        for path in sorted({*others} - {self.path}):
+            with contextlib.suppress(LedgerError), Ledger(path) as other:
+                for state in other.devices().values():
+                    if state.failed is not None and _same(state.names, names, place=False):
+                        return state
+        return None
 
     def _append(self, host: HostState, entry: LedgerEntry) -> None:
         host.entries += 1
@@ -352,7 +395,10 @@ class Ledger:
         )
 
     def _host_state(self, at: Origin) -> HostState:
-        return self.host() or HostState(machine=at.host.machine)
+        host = self.host() or HostState(machine=at.host.machine)
+        if host.machine != at.host.machine:
+            raise LedgerError(f"{self.path} {FOREIGN}")
+        return host
 
     def _get(self, key: str, type: Any) -> Any:
         with self._errors():
@@ -371,14 +417,17 @@ class Ledger:
         except (ValueError, TypeError, AttributeError) as error:
             raise LedgerError(f"{self.path} is damaged ({error}); {REMEDY}") from error
 
-    def _make_tables(self) -> None:
-        with self._transaction():
-            if self._base.execute("PRAGMA user_version").fetchone() == (0,):
-                if self._base.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
-                    raise LedgerError(f"{self.path} is a database, but not a ledger; give another file")
-                for statement in SCHEMA.split(";\n"):  # `executescript` would end the transaction
-                    self._base.execute(statement)
-                self._base.execute(f"PRAGMA user_version = {VERSION}")
+    def _make(self) -> None:
+        """Makes an empty ledger, which appears at once with its tables."""
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        made = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
+        try:
+            with contextlib.closing(sqlite3.connect(made)) as base:
+                base.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+            with contextlib.suppress(FileExistsError):  # another process has made it
+                os.link(made, self.path)
+        finally:
+            made.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -397,10 +446,66 @@ class Ledger:
         try:
             yield
         except (sqlite3.Error, OSError, UnicodeError) as error:
-            raise LedgerError(f"{self.path} cannot be used as a ledger ({error}); {REMEDY}") from error
+            code = getattr(error, "sqlite_errorcode", None)
+            remedy = ERRORS.get(getattr(error, "errno", None)) if code is None else REMEDIES.get(code & 0xFF)
+            raise LedgerError(f"{self.path} cannot be used as a ledger ({error}); {remedy or REMEDY}") from error
 
 
-REMEDY = "correct the cause; if the file is lost, keep a copy, delete it and run sdc burnin, which begins a new one"
+REMEDY = "keep a copy, delete it and run sdc burnin, which begins a new one"
+FOREIGN = "is the ledger of another machine; move it to another folder and run sdc burnin, which begins a new one"
+ROOM, RIGHTS = "free some space", "make it readable and writable for this user"
+REMEDIES = {
+    sqlite3.SQLITE_BUSY: "another process is using it; try again", sqlite3.SQLITE_FULL: ROOM,
+    sqlite3.SQLITE_IOERR: "examine the disk", sqlite3.SQLITE_READONLY: RIGHTS, sqlite3.SQLITE_PERM: RIGHTS,
+    sqlite3.SQLITE_CANTOPEN: "make its folder writable for this user, and free some space",
+}  # fmt: skip
+ERRORS: dict[int | None, str] = {
+    errno.ENOSPC: ROOM,
+    errno.EDQUOT: ROOM,
+    errno.EFBIG: ROOM,
+    errno.EACCES: RIGHTS,
+    errno.EROFS: RIGHTS,
+}
+
+
+class Announcement:
+    """Marks a test as under way until its process ends, by a lock on a file beside the ledger that also reserves space
+    for the entries of a failure. The kernel releases the lock, also across containers."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor: int | None = None
+        with contextlib.suppress(OSError):  # without the mark, the test counts as one that left no result
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._descriptor = os.open(_mark(path), flags, 0o644)
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+            os.posix_fallocate(self._descriptor, 0, RESERVE)
+
+    def free(self) -> None:
+        """Frees the reserved space."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
+
+
+def under_way(path: Path) -> bool:
+    """Returns whether a process of this system marks a test as under way."""
+    try:
+        descriptor = os.open(_mark(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _mark(path: Path) -> Path:
+    return path.with_name(f"{path.name}.running")
 
 
 def _seal(key: str, content: str) -> str:
@@ -455,6 +560,12 @@ def _same(names: Sequence[str], others: Sequence[str], *, place: bool = True) ->
     counts."""
     known = compare_names(names, others)
     return known == "same" or (known == "unknown" and place and names[-1] == others[-1])
+
+
+def _replaces(names: Sequence[str], others: Sequence[str]) -> bool:
+    """Returns whether a device is in the place of another one. The index of a device depends on which are visible."""
+    by_index = " device " in names[-1]
+    return names[-1] == others[-1] and not (by_index and compare_names(names, others) == "other")
 
 
 def _merged(names: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:

@@ -133,8 +133,9 @@ class History:
         run = f"run-{next(self.runs)}"
         self.log.append(f"{host.name}: {'rehearsal' if simulated else 'burn-in'} {broken} {'ends' if ends else 'dies'}")
         names = [part.names(self.draw) for part in host.slots]
+        at = host.moment(self.now).written
         report = make_report(
-            host.name, machine=host.identity, id=run, simulated=simulated,
+            host.name, machine=host.identity, id=run, simulated=simulated, created=at, ended=at,
             findings=[make_finding(devices=(index,), host=host.name) for index in broken],
             device={name: lambda index, name=name: names[index][name] for name in ("serial", "uuid")},
         )  # fmt: skip

@@ -1,9 +1,12 @@
 """`sdc burnin`: every verdict as exit code, JSON, JUnit and metrics; early ends; short tests that add up."""
 
+import contextlib
 import errno
 import json
 import os
 import signal
+import sqlite3
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -16,10 +19,12 @@ from sdc.burnin.judgement import BURN_IN, judge
 from sdc.burnin.pair import PAIR, POOL
 from sdc.burnin.results import EVENTS, RESULT, BurninResult
 from sdc.burnin.session import Session
-from sdc.standing import Ledger
+from sdc.standing import Ledger, standing_here
 from sdc.tools import cli, runtime
 from sdc.tools.commands import burnin
-from tests.reports import make_finding
+from sdc.tools.commands.burnin import LedgerAccount
+from sdc.verdict import Verdict
+from tests.reports import make_finding, make_report
 from tests.tools.command import Started
 
 FAST = "--only transfers --rounds 1"
@@ -52,12 +57,19 @@ def test_who_reads_a_burn_in_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
             assert words.format(folder, folder) in capsys.readouterr().err
 
 
-def test_short_tests_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_tests_add_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SDC_LEDGER", str(tmp_path / "ledger.sqlite"))
     words = f"burnin --only transfers --devices 4 --run {tmp_path / 'run'} --rounds"
     assert cli.run([*words.split(), "1"]) == 0
     first = BURN_IN.read(tmp_path / "run")
     assert cli.run([*words.split(), "3", "--resume"]) == 0
+    ran = BURN_IN.read(tmp_path / "run")
+    time.sleep(1.1)  # times are whole seconds
+    assert cli.run([*words.split(), "3", "--resume"]) == 0
     both = BURN_IN.read(tmp_path / "run")
+    assert (both.ended, both.verdict) == (ran.ended, "clean")  # nothing ran
     assert (both.id, both.created) == (first.id, first.created)
     assert [row.runs for row in both.workloads] == [3] * len(first.workloads)
     capsys.readouterr()
@@ -66,9 +78,13 @@ def test_short_tests_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert cli.run([*words.split(), "4"]) == 2
     assert "exists already" in capsys.readouterr().err
     assert BURN_IN.read(tmp_path / "run") == both
+    assert cli.run(["verdict"]) == 0  # what was refused is not a burn-in without a result
+    capsys.readouterr()
     (tmp_path / "run" / RESULT).write_text("{}")
     assert cli.run([*words.split(), "4", "--resume"]) == 2
     assert "is not a result of sdc burnin" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()  # the disk was full
+    assert cli.run([*words.replace("/run", "/empty").split(), "1", "--resume"]) == 0
 
 
 @pytest.mark.parametrize("error", [errno.EINTR, errno.EIO])
@@ -175,6 +191,52 @@ def test_ended_by_a_signal_it_says_what_is_known(tmp_path: Path) -> None:
     code, out, err = Started((*words, "--rounds", str(ended.rounds + 1), "--resume"), None).end()
     assert code == 0, err
     assert BURN_IN.read(tmp_path / "run").rounds == ended.rounds + 1
+
+
+def test_a_ledger_that_is_in_use_gets_the_failure_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdc.standing.ledger.PATIENCE", 0.01)
+    path, broken = tmp_path / "ledger.sqlite", make_report(findings=[make_finding()])
+    account = LedgerAccount(path)
+    assert account.begin("quick", simulated=False) == []
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        account.add(broken, None, ended=False)
+        assert "another process is using it; try again" in (account.problem or "")
+        late = LedgerAccount(path)
+        assert len(late.begin("quick", simulated=False)) == 1
+        late.add(broken, None)
+        assert late.problem is not None
+    for each in (account, late):
+        each.add(broken, None)
+        assert each.problem is None
+    assert standing_here(path).verdict is Verdict.CORRUPT
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_full_disk_has_room_for_a_failure(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", disk], check=False).returncode:
+        pytest.skip("this system allows no mounts")
+    try:
+        account = LedgerAccount(disk / "ledger.sqlite")
+        assert account.begin("quick", simulated=False) == []
+
+        def fill() -> None:
+            with contextlib.suppress(OSError), (disk / "filler").open("ab", buffering=0) as file:
+                while True:
+                    file.write(bytes(512))
+
+        fill()
+        account.add(make_report(findings=[make_finding()]), None)
+        assert account.problem is None
+        assert standing_here(disk / "ledger.sqlite").verdict is Verdict.CORRUPT
+        fill()
+        late = LedgerAccount(disk / "other.sqlite")
+        assert "free some space" in str(late.begin("quick", simulated=False))
+        assert not (disk / "other.sqlite").exists()
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 @pytest.mark.parametrize(

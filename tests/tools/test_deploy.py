@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from sdc.burnin.exports import metrics
+from sdc.burnin.judgement import BURN_IN
+from sdc.burnin.results import RESULT
 from sdc.tools.parse import COMMANDS, parse
 
 from ..reports import make_finding, make_report
@@ -203,18 +205,19 @@ def test_policy_of_the_prolog(host: Host) -> None:
 @pytest.mark.parametrize("how", ["pass", "fail", "simulated", "inconclusive", "usage", "killed", "missing"])
 def test_a_burn_in_in_the_prolog(host: Host, how: str) -> None:
     host.settings |= {"SDC_PROLOG": "burnin", "SDC_BURNIN_FLAGS": "--devices gpu:8"}
-    old, evidence = host.folder / "state" / "job-1", host.folder / "state" / "job-2"
-    for folder in (old, evidence):
+    old, *evidence = (host.folder / "state" / f"job-{number}" for number in (1, 2, 3))
+    for folder, findings in zip((old, *evidence), (0, 0, 1), strict=True):
         folder.mkdir(parents=True)
-    (evidence / "bundle.tar.gz").touch()
-    for folder in (old, evidence):
+        BURN_IN.write(folder / RESULT, make_report(findings=[make_finding()] * findings))
+    (evidence[0] / "bundle.tar.gz").touch()
+    for folder in (old, *evidence):
         os.utime(folder, (0, 0))
     host.says(how)
     code, said = host.run("slurm/prolog.sh", SLURM_JOB_ID="17")
     assert code == (how in ("fail", "simulated"))
     assert ("NOT checked" in said) == (how in BROKEN)
     assert not old.exists()
-    assert evidence.exists()
+    assert all(folder.exists() for folder in evidence)
     if how != "missing":
         burnin, *verdict = (host.folder / "asked").read_text().splitlines()
         run = rf"{host.folder}/state/job-17-\S+"
@@ -253,6 +256,16 @@ def test_the_gravest_word_wins_whatever_the_exit_code(
     word, simulated, *_ = (host.folder / "verdict").read_text().splitlines()
     assert word == {"fail": "FAIL", "simulated": "FAIL", "inconclusive": "INCONCLUSIVE", "usage": "BROKEN"}[found]
     assert simulated == str(found == "simulated").lower()
+
+
+def test_a_full_disk_does_not_lose_a_fail(host: Host) -> None:
+    host.settings |= {"SDC_PROLOG": "burnin"}
+    printed, verdict = (shlex.quote(SAID[how][1]) for how in ("fail", "inconclusive"))
+    full = f"{{ echo {printed}; echo cannot write >&2; exit 1; }}"
+    host.made("sdc", f"[[ $1 == burnin ]] && {full}\necho {verdict}; exit 3")
+    code, said = host.run("slurm/prolog.sh")
+    assert code == 1
+    assert "drains this node: FAIL  host gpu-17" in said
 
 
 @pytest.mark.parametrize("writable", [True, False])

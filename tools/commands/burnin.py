@@ -14,8 +14,8 @@ from sdc import burnin
 from sdc.burnin import BurninResult, BurninSettings, DeviceRequest, Pair
 from sdc.records import Record, RecordError, write_text
 from sdc.settings import SettingError
-from sdc.standing import Ledger, ledger_path
-from sdc.verdict import Verdict
+from sdc.standing import Announcement, Ledger, ledger_path
+from sdc.verdict import Exit, Verdict
 
 from .. import ResultCommand, gently, give_up, new_folder, onward, require, run_errors, usage_errors
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PATIENCE = 1.5  # seconds from a signal until the burn-in ends even if its devices have not finished their runs
 STARTING = 300.0  # time limit for devices to start, in seconds
 SENTENCES = 12  # maximum number of sentences to print; the result holds all of them
+ATTEMPTS = 4  # to write the last entry into a ledger that others use; each waits some seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ def run(options: BurninCommand) -> int:
         settings, asked = options.settings.resolved(), burnin.parse_devices(options.devices)
         _check_outputs(options)
         simulated = bool(burnin.rehearsed(options.suspect, settings.faults, 0))
-        folder = _folder(options)
+        folder, resume = _folder(options)
         account = LedgerAccount(options.ledger or ledger_path())
         # Before anything that could end the process
         unlisted = account.begin(settings.level, settings.only or (), simulated=simulated)
@@ -104,7 +105,7 @@ def run(options: BurninCommand) -> int:
 
     with BurninProgress(settings.minutes, settings.rounds) as progress:
         session = Session(
-            settings, folder, golden=options.golden, resume=options.resume, command=["sdc", *sys.argv[1:]],
+            settings, folder, golden=options.golden, resume=resume, command=["sdc", *sys.argv[1:]],
             doubts=[f"{Session.UNLISTED}{error}" for error in unlisted], outlooks=burst_outlooks,
             steps=BURNIN_STEPS, on_event=progress.update, on_result=publish,
         )  # fmt: skip
@@ -128,6 +129,10 @@ def run(options: BurninCommand) -> int:
                 result = _burn(options, asked, session)
             except NotOnRecord as error:  # the findings are printed, and written to the other outputs
                 result, unwritten = error.result, error
+            except (SettingError, RecordError) as error:
+                if not session.begun:
+                    account.refuse(str(error))
+                raise
             finally:
                 onward.last_words = None
     options.say(result, folder if unwritten is None else None)
@@ -135,18 +140,24 @@ def run(options: BurninCommand) -> int:
         with contextlib.suppress(OSError):  # these outputs may be on the same full disk
             publish(result)
         print(f"sdc: cannot write to {folder} ({unwritten}): this folder does not contain the result", file=sys.stderr)
+    code = result.verdict.code
+    if account.problem is not None:
+        print(f"sdc: {account.problem}", file=sys.stderr)
+        code = Exit.INCONCLUSIVE if code == Exit.CLEAN else code
     if session.hung:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(result.verdict.code)  # a thread waits for its device forever
-    return result.verdict.code
+        os._exit(code)  # a thread waits for its device forever
+    return code
 
 
 class LedgerAccount:
     """The entries of this burn-in, pair or pool in the ledger of the host."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._begun, self._failed = path, uuid.uuid4().hex, False
+        self._path, self._begun = path, uuid.uuid4().hex
+        self._announcement: Announcement | None = None
+        self.problem: str | None = None  # why the ledger does not contain the result
 
     def begin(self, level: str, only: Sequence[str] = (), *, simulated: bool) -> list[RecordError]:
         """Announces the test; returns the error if that fails."""
@@ -154,22 +165,27 @@ class LedgerAccount:
             with Ledger(self._path, write=True) as ledger:
                 ledger.begin(self._begun, simulated=simulated, level=level, only=only)
         except RecordError as error:
-            self._failed = True
             return [error]
+        self._announcement = Announcement(self._path)
         return []
 
-    def add(self, result: BurninResult | Pair, file: Path, *, ended: bool = True, process: int = 0) -> None:
-        """Adds what is known. If that fails, the test cannot pass, and a difference still decides its exit code."""
-        if self._failed:
-            return
-        try:
-            with Ledger(self._path, write=True) as ledger:
-                ledger.add(result, file, begun=self._begun, ended=ended, process=process)
-        except RecordError as error:
-            if result.verdict is not Verdict.CORRUPT:
-                raise SettingError("ledger", self._path, str(error)) from error
-            print(f"sdc: the ledger does not contain this result: {error}", file=sys.stderr)
-            self._failed = True
+    def refuse(self, reason: str) -> None:
+        """Withdraws the announcement of a test that was refused before anything ran."""
+        with contextlib.suppress(RecordError), Ledger(self._path, write=True) as ledger:
+            ledger.refuse(self._begun, reason)
+
+    def add(self, result: BurninResult | Pair, file: Path | None, *, ended: bool = True, process: int = 0) -> None:
+        """Adds what is known, or keeps the `problem`; while a test is under way, the next call tries again."""
+        for attempt in range(ATTEMPTS if ended else 1):
+            try:
+                with Ledger(self._path, write=True) as ledger:
+                    ledger.add(result, file, begun=self._begun, ended=ended, process=process)
+                self.problem = None
+                return
+            except RecordError as error:
+                self.problem = f"the ledger does not contain this result, which therefore does not count: {error}"
+                if result.verdict is Verdict.CORRUPT and self._announcement is not None and attempt:
+                    self._announcement.free()
 
 
 def _burn(options: BurninCommand, asked: DeviceRequest, session: "Session") -> BurninResult:
@@ -247,11 +263,15 @@ def check_place(setting: str, file: Path) -> None:
         raise SettingError(setting, file, f"cannot be written: {there} {problem}; choose another folder")
 
 
-def _folder(options: BurninCommand) -> Path:
+def _folder(options: BurninCommand) -> tuple[Path, bool]:
+    """Returns the folder, and whether it holds a burn-in to resume: one that was killed at once, or had no space, has
+    left nothing."""
     if not options.resume:
-        return new_folder("burnin", options.run, resumable=True)
+        return new_folder("burnin", options.run, resumable=True), False
     if options.run is None:
         raise SettingError("resume", None, "needs the folder of the burn-in to resume; give --run DIR")
+    if options.run.is_dir() and Record.is_free(options.run):
+        return options.run.absolute(), False
     try:
         burnin.BURN_IN.read(options.run)
     except RecordError as error:
@@ -259,7 +279,7 @@ def _folder(options: BurninCommand) -> Path:
     log = options.run / burnin.EVENTS
     if os.path.lexists(log) and (log.is_symlink() or not log.is_file()):
         raise SettingError("resume", options.run, f"{log.name} is not a file; delete it")
-    return options.run.absolute()
+    return options.run.absolute(), True
 
 
 def _parts(result: BurninResult, folder: Path | None) -> Iterator[Any]:

@@ -15,6 +15,7 @@ from sdc.standing import Ledger, LedgerEntry, ledger_path
 from sdc.verdict import Exit
 
 from .. import CommandError, ResultCommand, usage_errors
+from .verdict import printable
 
 LARGEST = 10_000_000  # bytes of a file of host names
 
@@ -262,7 +263,7 @@ def _ledger(options: LedgerCommand) -> int:
     def line(entry: LedgerEntry) -> Text:
         what = entry.kind if entry.verdict is None else entry.verdict.acceptance
         words = ["SIMULATION" if entry.simulated else "", what, entry.device or "", entry.sentence, entry.by or ""]
-        return Text(f"{entry.at.written}  {'  '.join(filter(None, words))}")
+        return Text(printable(f"{entry.at.written}  {'  '.join(filter(None, words))}"))
 
     show({"entries": msgspec.to_builtins(entries)}, map(line, entries), as_json=options.json)
     return Exit.CLEAN

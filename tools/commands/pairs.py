@@ -210,10 +210,9 @@ class SharedResult:
     def enter(self, pair: Pair) -> None:
         """Adds the verdict on this process's devices to the ledger of its host, or prints why that is impossible."""
         if self._account is not None:
-            try:
-                self._account.add(pair, self.file, process=identify().process or 0)
-            except SettingError as error:
-                print(f"sdc: the ledger of this host does not contain this result: {error.problem}", file=sys.stderr)
+            self._account.add(pair, self.file, process=identify().process or 0)
+            if self._account.problem is not None:
+                print(f"sdc: host {identify().name}: {self._account.problem}", file=sys.stderr)
 
     def last_words(self, why: str) -> tuple[int, str]:
         """Writes the result so far, because the process is about to end; returns the exit code and a message."""

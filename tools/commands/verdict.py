@@ -72,9 +72,13 @@ def run(options: VerdictCommand) -> int:
 
 def _line(standing: Standing) -> str:
     marked = "SIMULATION  " if standing.simulated else ""
-    when = f"  ({standing.ended}, {standing.file})" if standing.ended else ""
-    line = f"{marked}{standing.verdict.acceptance}  {' '.join(standing.reason.split())}{when}"
-    return "".join(c if c.isprintable() else "?" for c in line)  # sentences hold host names, which are untrusted text
+    when = f"  ({', '.join(filter(None, [standing.ended, standing.file]))})" if standing.ended else ""
+    return printable(f"{marked}{standing.verdict.acceptance}  {' '.join(standing.reason.split())}{when}")
+
+
+def printable(line: str) -> str:
+    """Replaces control characters in a line that contains text of others, such as names of hosts."""
+    return "".join(c if c.isprintable() else "?" for c in line)
 
 
 def seconds_of(text: str, setting: str = "max_age") -> float:

@@ -175,6 +175,15 @@ def test_simulations_that_agree_say_nothing_about_a_real_host(tmp_path: Path) ->
     assert summarize_results(collect(find_results([tmp_path]))).verdict == "clean"
 
 
+def test_a_simulated_pair_accuses_no_real_host(tmp_path: Path) -> None:
+    for name in "ab":
+        put_report(tmp_path, make_report(name))
+    put_pair(tmp_path / "rehearsal", make_pair(Verdict.CORRUPT, simulated=True))
+    assert summarize_results(collect(find_results([tmp_path]))).verdict == "clean"
+    put_pair(tmp_path / "pair", make_pair(Verdict.CORRUPT, ("c", "d")))
+    assert summarize_results(collect(find_results([tmp_path]))).verdict == "corrupt"
+
+
 def verdict_of(folder: Path) -> tuple[str, str]:
     summary = summarize_results(collect(find_results([folder])))
     return summary.verdict, summary.sentence

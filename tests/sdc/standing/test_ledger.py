@@ -1,7 +1,10 @@
 """The ledger of a host: a failure stays until a person has dealt with it, and nothing that is in doubt passes."""
 
 import contextlib
+import shutil
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 from sdc.burnin import BurninResult, Standing
 from sdc.schema import Host
 from sdc.standing.assessment import standing_here
-from sdc.standing.ledger import Ledger, LedgerError, Origin, read_uuids
+from sdc.standing.ledger import Announcement, Ledger, LedgerError, Origin, read_uuids
 from sdc.verdict import Verdict
 from tests.reports import make_finding, make_pair, make_report
 from tests.storms import standing
@@ -38,12 +41,13 @@ class Desk:
     def open(self) -> Ledger:
         return Ledger(self.path, write=True, origin=lambda: self.moment)
 
-    def burn_in(self, *broken: int, ended: bool = True, **fields: Any) -> None:
+    def burn_in(self, *broken: int, over: bool = True, **fields: Any) -> None:
         findings = [make_finding(devices=(index,)) for index in broken]
-        report: BurninResult = make_report(machine="m0", findings=findings, **fields)
+        times = {"created": self.moment.written, "ended": self.moment.written}
+        report: BurninResult = make_report(machine=self.moment.host.machine, findings=findings, **times | fields)
         with self.open() as ledger:
             ledger.begin("begun", simulated=report.simulated, level="quick")
-            ledger.add(report, "result.json", begun="begun", ended=ended)
+            ledger.add(report, "result.json", begun="begun", ended=over)
 
     def standing(self, max_age: float | None = None) -> Standing:
         return standing_here(self.path, max_age, origin=lambda: self.moment)
@@ -110,17 +114,96 @@ def test_a_burn_in_that_leaves_no_result_is_no_pass(desk: Desk) -> None:
     assert desk.code() == 0
     with desk.open() as ledger:
         ledger.begin("killed", simulated=False, level="quick")
-    assert "is under way (PID 1)" in desk.standing().reason
-    desk.moment.host.pid = 2**22 + 1  # more than there can be
-    with desk.open() as ledger:
-        ledger.begin("killed later", simulated=False, level="quick")
+    held = "from sdc.standing import Announcement; held = Announcement(Path(sys.argv[1])); print(); input()"
+    words = [sys.executable, "-c", f"import sys; from pathlib import Path; {held}", str(desk.path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        assert "is under way (PID 1)" in desk.standing().reason
+        process.kill()
+    # Whatever process has this number now, perhaps in another container
     assert "left no result" in desk.standing().reason
     desk.burn_in(devices=1, device={"serial": FIRST.split()[1]})
     assert desk.code() == 3  # the other device may be the one that kills
     desk.burn_in()
     assert desk.code() == 0
-    desk.burn_in(0, ended=False)
+    desk.burn_in(0, over=False)
     assert desk.code() == 1  # before it ends
+
+
+def test_a_resumed_burn_in_that_runs_nothing_is_no_new_pass(desk: Desk) -> None:
+    desk.burn_in()
+    old = {"created": desk.moment.written, "ended": desk.moment.written}
+    desk.moment.written, desk.moment.uptime = "2026-01-05T02:00:00+00:00", 7300.0
+    desk.burn_in(**old)
+    assert desk.standing(3600.0).verdict is Verdict.INCONCLUSIVE
+    desk.burn_in(0)
+    with desk.open() as ledger:
+        ledger.acknowledge([FIRST], "reseated", "me")
+    desk.moment.written = "2026-01-05T02:10:00+00:00"
+    for times in (old, {**old, "ended": desk.moment.written}):  # nothing ran, or the last of many rounds
+        desk.burn_in(**times)
+        assert desk.code() == 3
+    assert "before the device differed" in desk.standing().reason
+    desk.burn_in()
+    assert desk.code() == 0
+
+
+def test_a_burn_in_that_goes_on_after_an_acknowledgement_fails_again(desk: Desk) -> None:
+    desk.burn_in(0, id="one")
+    with desk.open() as ledger:
+        ledger.acknowledge([FIRST], "reseated", "me")
+    desk.burn_in(0, id="one", over=False)
+    desk.burn_in(0, id="one", over=False)
+    assert desk.code() == 1
+    with desk.open() as ledger:
+        assert [entry.verdict for entry in ledger.entries()].count(Verdict.CORRUPT) == 2
+
+
+def test_a_burn_in_without_devices_hides_no_doubt(desk: Desk) -> None:
+    desk.burn_in()
+    desk.burn_in(devices=0, sentences=("gpu was requested, but this host has cpu",))
+    assert "tested nothing: gpu was requested" in desk.standing().reason
+    desk.burn_in()
+    assert desk.code() == 0
+    with desk.open() as ledger:
+        ledger.begin("again", simulated=False, level="quick")
+        ledger.refuse("again", "--rounds: ...")
+    assert desk.code() == 0
+
+
+def test_a_failure_is_found_in_the_ledger_of_the_same_folder(tmp_path: Path) -> None:
+    """After a new identity of the machine, or a move to another host."""
+    first, second = (Desk(tmp_path / f"ledger-{name}.sqlite") for name in ("m0", "m1"))
+    first.burn_in(0)
+    second.moment.host.machine = "m1"
+    second.burn_in()
+    assert second.standing().reason.startswith(FIRST)
+    assert second.code() == 1
+    with second.open() as ledger:
+        ledger.acknowledge([FIRST], "reseated", "me")
+    second.burn_in()
+    assert second.code() == 0
+    shutil.copy(first.path, second.path)
+    with pytest.raises(LedgerError, match="another machine; move it"):
+        second.burn_in()
+
+
+def test_the_index_of_a_device_is_no_place(desk: Desk) -> None:
+    """Another device may be the only visible one."""
+    bare = {"bus": lambda index: None, "uuid": lambda index: None}
+    desk.burn_in(0, device=bare)
+    desk.burn_in(devices=1, device={**bare, "serial": lambda index: SECOND.split()[1]})
+    assert desk.standing().reason.startswith(FIRST)
+
+
+def test_space_is_reserved_for_a_failure(desk: Desk) -> None:
+    desk.burn_in()
+    held = Announcement(desk.path)
+    mark = desk.path.with_name("ledger.sqlite.running")
+    assert mark.stat().st_blocks * 512 >= 100_000
+    held.free()
+    assert mark.stat().st_blocks == 0
 
 
 @pytest.mark.parametrize(
@@ -159,7 +242,7 @@ def test_a_ledger_that_is_lost_damaged_or_none_is_no_pass(desk: Desk, tmp_path: 
     with contextlib.closing(sqlite3.connect(desk.path)) as base:
         base.execute("CREATE TABLE other (x)")
     assert desk.code() == 3
-    with pytest.raises(LedgerError, match="is a database, but not a ledger"), desk.open():
+    with pytest.raises(LedgerError, match="is not a ledger of this version"), desk.open():
         pass
 
 

@@ -48,7 +48,7 @@ sdc_ask() {
       0:PASS | 1:FAIL | 3:INCONCLUSIVE)
         SDC_WORD=$word
         SDC_LINE=$line
-        pattern='\(([0-9]{4}-[0-9T:.+-]+), [^()]*\)$'
+        pattern='\(([0-9]{4}-[0-9T:.+-]+)(, [^()]*)?\)$'
         [[ $line =~ $pattern ]] && SDC_ENDED=${BASH_REMATCH[1]}
         ;;
     esac
@@ -56,14 +56,18 @@ sdc_ask() {
 }
 
 # sdc_ask_after RUN CODE SAID: sets the same variables after a burn-in in RUN that ended with CODE and printed SAID: the
-# gravest of what its result and the ledger say counts, whatever the code. A rehearsal is in no ledger.
+# gravest of what its result, the ledger and, if a full disk kept it from both, its output say counts, whatever the code.
+# A rehearsal is in no ledger.
 sdc_ask_after() {
-  local run=$1 code=$2 said=$3 word line ended
+  local run=$1 code=$2 said=$3 word line ended pattern=$'(^|\n)((SIMULATION  )?FAIL  host [^\n]*)'
   sdc_ask "$run"
   word=$SDC_WORD line=$SDC_LINE ended=$SDC_ENDED
   sdc_ask
   if [[ $SDC_WORD != FAIL ]] && [[ $word == FAIL || $word == INCONCLUSIVE && $SDC_WORD != BROKEN ]]; then
     SDC_WORD=$word SDC_LINE=$line SDC_ENDED=$ended
+  fi
+  if [[ $SDC_WORD != FAIL && $code == 1 && $said =~ $pattern ]]; then
+    SDC_WORD=FAIL SDC_LINE=${BASH_REMATCH[2]} SDC_ENDED=
   fi
   case $code:$SDC_WORD in
     *:FAIL | 0:* | 3:INCONCLUSIVE) ;;

@@ -11,7 +11,7 @@
 #   SDC_PROLOG         verdict (default): reads the ledger in 0.3 s. burnin: runs a burn-in, for nodes with exclusive jobs.
 #   SDC_BURNIN_FLAGS   further flags of sdc burnin, such as "--devices gpu:8", or "--suspect node11" in a rehearsal
 #   SDC_BURNIN_LIMIT   seconds after which the burn-in ends with the result so far (default 240)
-#   SDC_KEEP_DAYS      days to keep results without evidence (default 30); results with a bundle are kept
+#   SDC_KEEP_DAYS      days to keep results without evidence (default 30); results with a FAIL or a bundle are kept
 #
 # Exits with 1, which drains the node, after a FAIL, and after INCONCLUSIVE if SDC_DRAIN_ON contains it; the health check
 # then replaces Slurm's reason ("Prolog error") by the verdict, since a prolog must not call scontrol. Without a verdict
@@ -35,7 +35,7 @@ burn_in() {
 tidy() {
   local folder
   while IFS= read -r -d '' folder; do
-    [[ -e $folder/bundle.tar.gz ]] || rm -rf -- "$folder"
+    [[ -e $folder/bundle.tar.gz ]] || grep -qs '"verdict": "corrupt"' "$folder/result.json" || rm -rf -- "$folder"
   done < <(find "$SDC_STATE" -mindepth 1 -maxdepth 1 -type d -name 'job-*' -mtime "+${SDC_KEEP_DAYS:-30}" -print0)
 }
 
