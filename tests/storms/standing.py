@@ -1,8 +1,8 @@
 """Standing: random histories of results against a simple model of what must be answered.
 
 Two hosts, whose machines may share an identity, have devices that are swapped, moved and reported with or without
-serial numbers. Burn-ins end, are killed or are rehearsals; clocks are set, hosts restart; ledgers are copied, damaged
-and deleted; people acknowledge. After each event: no host passes that must not, and no failure is lost.
+serial numbers. Burn-ins end, are killed, resumed or are rehearsals; clocks are set, hosts restart; ledgers are copied,
+damaged and deleted; people acknowledge. After each event: no host passes that must not, and no failure is lost.
 """
 
 import dataclasses
@@ -14,6 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from sdc.burnin import BurninResult
 from sdc.schema import Host
 from sdc.standing.assessment import AHEAD, standing_here
 from sdc.standing.ledger import Ledger, LedgerError, Origin
@@ -48,6 +51,7 @@ class Known:
 
     failed: set[Part] = dataclasses.field(default_factory=set)  # not acknowledged
     last: dict[tuple[str, Part], tuple[Verdict, float]] = dataclasses.field(default_factory=dict)  # with the true time
+    differed: dict[Part, float] = dataclasses.field(default_factory=dict)  # the true time, acknowledged or not
     tested: set[Part] = dataclasses.field(default_factory=set)  # by the last burn-in
     killed: bool = False  # a burn-in began after the last one that ended, and was killed
     sound: bool = True
@@ -66,6 +70,8 @@ class Machine:
     booted: float = 0.0
     shift: float = 0.0  # seconds by which the clock is wrong
     known: Known = dataclasses.field(default_factory=Known)
+    # Result of the last burn-in, if it passed and can be resumed, and the true time at which it began
+    resumable: tuple[BurninResult, float] | None = None
 
     def moment(self, now: float) -> Origin:
         written = (START + datetime.timedelta(seconds=now + self.shift)).isoformat(timespec="seconds")
@@ -97,7 +103,8 @@ class History:
         for _ in range(EVENTS):
             host = self.draw.choice(self.hosts)
             event = self.draw.choice(
-                [self.burn_in] * 6 + [self.rehearse, self.killed, self.acknowledge, self.acknowledge, self.restart]
+                [self.burn_in] * 6 + [self.rehearse, self.killed, self.resume, self.resume, self.restart]
+                + [self.acknowledge] * 2
                 + [self.set_clock, self.wait, self.swap, self.copy, self.damage, self.delete]
             )  # fmt: skip
             self.now += self.draw.uniform(60, 7200)
@@ -148,6 +155,8 @@ class History:
             return None  # damaged: nothing was written
         if simulated:
             return None
+        if ends and not broken:
+            host.resumable = report, self.now
         known = host.known
         known.killed = not ends
         if ends or broken:
@@ -156,6 +165,7 @@ class History:
                 verdict = Verdict.CLEAN if not broken else Verdict.CORRUPT if index in broken else Verdict.INCONCLUSIVE
                 known.last[host.name, part] = verdict, self.now
                 known.failed |= {part} if index in broken else set()
+                known.differed |= {part: self.now} if index in broken else {}
         return ends and not broken and known.sound and known.own and not known.failed
 
     def burn_in(self, host: Machine) -> bool | None:
@@ -167,6 +177,31 @@ class History:
 
     def killed(self, host: Machine) -> None:
         self._burn_in(host, simulated=False, ends=False, broken=self.draw.choice([[], [], [0], [1]]))
+
+    def resume(self, host: Machine) -> None:
+        """Resumes a burn-in that passed, which runs some more rounds or, because its time is used up, nothing."""
+        if host.resumable is None:
+            return
+        report, began = host.resumable
+        runs = self.draw.random() < 0.5
+        self.log.append(
+            f"{host.name}: resumes the burn-in of {began:.0f} and runs {'some rounds' if runs else 'nothing'}"
+        )
+        if runs:
+            report = msgspec.structs.replace(report, ended=host.moment(self.now).written)
+        try:
+            with self._open(host) as ledger:
+                ledger.begin("resumed", simulated=False, level="quick")
+                ledger.add(report, "result.json", begun="resumed")
+        except LedgerError:
+            return
+        if not runs:
+            return
+        known = host.known
+        known.killed, known.tested = False, {*host.slots}
+        for part in host.slots:
+            verdict = Verdict.CLEAN if known.differed.get(part, 0.0) < began else Verdict.INCONCLUSIVE
+            known.last[host.name, part] = verdict, self.now
 
     def acknowledge(self, host: Machine) -> None:
         self.log.append(f"{host.name}: acknowledge")
@@ -181,10 +216,10 @@ class History:
 
     def restart(self, host: Machine) -> None:
         self.log.append(f"{host.name}: restart")
-        host.boot, host.booted = host.boot + 1, self.now
+        host.boot, host.booted, host.resumable = host.boot + 1, self.now, None
 
     def set_clock(self, host: Machine) -> None:
-        host.shift = self.draw.choice([0.0, -3e5, -3600.0, 1e6])
+        host.shift, host.resumable = self.draw.choice([0.0, -3e5, -3600.0, 1e6]), None
         self.log.append(f"{host.name}: clock {host.shift:+.0f}")
 
     def wait(self, host: Machine) -> None:
@@ -211,7 +246,9 @@ class History:
             self.log.append(f"{host.name}: gets the ledger of {other.name}")
             shutil.copyfile(other.path, host.path)
             theirs = other.known
-            host.known = dataclasses.replace(theirs, failed={*theirs.failed}, last={**theirs.last}, own=False)
+            host.known = dataclasses.replace(
+                theirs, failed={*theirs.failed}, last={**theirs.last}, differed={**theirs.differed}, own=False
+            )
 
     def damage(self, host: Machine) -> None:
         if host.path.exists() and self.draw.random() < 0.5:
