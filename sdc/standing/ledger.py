@@ -476,7 +476,7 @@ class Announcement:
         self._descriptor: int | None = None
         with contextlib.suppress(OSError):  # without the mark, the test counts as one that left no result
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            self._descriptor = os.open(_mark(path), flags, 0o644)
+            self._descriptor = os.open(_mark(path), flags, 0o600)  # others could hold the lock
             fcntl.flock(self._descriptor, fcntl.LOCK_SH)
             os.posix_fallocate(self._descriptor, 0, RESERVE)
 
@@ -488,7 +488,7 @@ class Announcement:
 
 
 def under_way(path: Path) -> bool:
-    """Returns whether a process of this system marks a test as under way."""
+    """Returns whether a process of this system marks a test as under way; False for other users than its own."""
     try:
         descriptor = os.open(_mark(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
