@@ -202,6 +202,7 @@ def test_space_is_reserved_for_a_failure(desk: Desk) -> None:
     held = Announcement(desk.path)
     mark = desk.path.with_name("ledger.sqlite.running")
     assert mark.stat().st_blocks * 512 >= 100_000
+    assert mark.stat().st_mode & 0o077 == 0  # others cannot hold the lock
     held.free()
     assert mark.stat().st_blocks == 0
 
