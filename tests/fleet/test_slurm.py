@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sdc.schema import identify
+from sdc.schema import identify, now
 from sdc.standing.ledger import Ledger, Origin
 from tests.reports import make_finding, make_report, put_report
 
@@ -38,7 +38,8 @@ def enter(state: Path, origin: Origin | None = None, *, failed: bool = False) ->
     findings = [make_finding()] if failed else []
     with ledger_in(state, origin) as ledger:
         ledger.begin("run", simulated=False, level="quick")
-        ledger.add(make_report(machine=identify().machine, findings=findings), begun="run")
+        report = make_report(machine=identify().machine, findings=findings, created=now(), ended=now())
+        ledger.add(report, begun="run")
 
 
 def ledger_in(state: Path, origin: Origin | None = None) -> Ledger:
@@ -107,8 +108,8 @@ def test_a_failure_stays_until_it_is_acknowledged(slurm: Slurm, tmp_path: Path) 
     enter(tmp_path, failed=True)
     until(lambda: slurm.drained("n3"), 60, slurm.log)
     assert slurm.node("n3")["Reason"].startswith("sdc: 20")
-    now = Origin.current()
-    later = msgspec.structs.replace(now, uptime=1.0, host=msgspec.structs.replace(now.host, boot="another boot"))
+    here = Origin.current()
+    later = msgspec.structs.replace(here, uptime=1.0, host=msgspec.structs.replace(here.host, boot="another boot"))
     enter(tmp_path, later)  # a PASS after a reboot
     enter(tmp_path)
     put_report(tmp_path, make_report("another-host"), "newer")

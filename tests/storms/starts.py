@@ -14,6 +14,7 @@ from sdc.burnin import GOLDEN
 from sdc.burnin.golden_register import merge
 from sdc.checkpoints import CertificateError, RunningCheckpoint, certified_steps
 from sdc.records import Contents, Lock, Record, identify, read_record
+from sdc.schema import now
 from sdc.standing import Ledger, standing_here
 from sdc.tools import cli
 from sdc.tools.launch import check_folder
@@ -129,8 +130,9 @@ def of_standing(folder: Path) -> str:
     for number in range(3):
         with Ledger(path, write=True) as ledger:
             report = make_report(
-                id=f"burn-in {number}", machine=identify().machine, findings=[make_finding()] if number == 1 else []
-            )
+                id=f"burn-in {number}", machine=identify().machine, findings=[make_finding()] if number == 1 else [],
+                created=now(), ended=now(),
+            )  # fmt: skip
             if not any(entry.run == report.id for entry in ledger.entries() if entry.kind == "result"):
                 ledger.begin(f"begun {number}", simulated=False, level="quick")
                 ledger.add(report, begun=f"begun {number}")
