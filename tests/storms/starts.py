@@ -129,12 +129,12 @@ def of_standing(folder: Path) -> str:
     path = folder / "ledger.sqlite"
     for number in range(3):
         with Ledger(path, write=True) as ledger:
-            report = make_report(
-                id=f"burn-in {number}", machine=identify().machine, findings=[make_finding()] if number == 1 else [],
-                created=now(), ended=now(),
-            )  # fmt: skip
-            if not any(entry.run == report.id for entry in ledger.entries() if entry.kind == "result"):
+            id = f"burn-in {number}"
+            if not any(entry.run == id for entry in ledger.entries() if entry.kind == "result"):
                 ledger.begin(f"begun {number}", simulated=False, level="quick")
+                findings = [make_finding()] if number == 1 else []
+                machine = identify().machine
+                report = make_report(id=id, machine=machine, findings=findings, created=now(), ended=now())
                 ledger.add(report, begun=f"begun {number}")
     found = standing_here(path)
     if found.verdict is not Verdict.CORRUPT:
