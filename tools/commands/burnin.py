@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PATIENCE = 1.5  # seconds from a signal until the burn-in ends even if its devices have not finished their runs
 STARTING = 300.0  # time limit for devices to start, in seconds
 SENTENCES = 12  # maximum number of sentences to print; the result holds all of them
-ATTEMPTS = 4  # to write the last entry into a ledger that others use; each waits some seconds
+ATTEMPTS = 2  # to write the last entry into a ledger that others use, or that needs the reserved space
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,7 @@ class LedgerAccount:
 
     def add(self, result: BurninResult | Pair, file: Path | None, *, ended: bool = True, process: int = 0) -> None:
         """Adds what is known, or keeps the `problem`; while a test is under way, the next call tries again."""
-        for attempt in range(ATTEMPTS if ended else 1):
+        for _ in range(ATTEMPTS if ended else 1):
             try:
                 with Ledger(self._path, write=True) as ledger:
                     ledger.add(result, file, begun=self._begun, ended=ended, process=process)
@@ -184,7 +184,7 @@ class LedgerAccount:
                 return
             except RecordError as error:
                 self.problem = f"the ledger does not contain this result, which therefore does not count: {error}"
-                if result.verdict is Verdict.CORRUPT and self._announcement is not None and attempt:
+                if result.verdict is Verdict.CORRUPT and self._announcement is not None:
                     self._announcement.free()
 
 
