@@ -392,6 +392,9 @@ class _BurnIn:
         if all(tallies[device].differences > DETAILED for device in suspicion.devices):
             return
 
+        # On record before the reruns, during which a failing device may take the process with it.
+        self.on_event({"event": "difference", "workload": workload.name, "devices": list(suspicion.devices)})
+
         def run(place: Place) -> list[RunOutcome] | Exception:
             (done,) = self._each(functools.partial(self._run, workload), [place])
             return cast("list[RunOutcome] | Exception", done)

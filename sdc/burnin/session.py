@@ -171,6 +171,10 @@ class Session:
         """Logs an event and saves the result so far, in case the process is killed."""
         if event["event"] == "run":
             self._ended = None
+        elif event["event"] == "difference":  # its finding follows, and raises if the disk is full
+            with contextlib.suppress(OSError):
+                self._log(event)
+                self.save()
         else:
             self._log(event)
         if event["event"] in ("finding", "ended") or time.monotonic() - self._written > EVERY:

@@ -96,6 +96,7 @@ class LedgerEntry(Fields, kw_only=True):
     only: Annotated[tuple[str, ...], about("families of workloads, if not all")] = ()
     sentence: Annotated[str, about("the finding, or the reason for the entry")] = ""
     file: Annotated[str | None, about("file of the result")] = None
+    count: Annotated[int, about("number of devices under test, once known; 0 unless `begun`")] = 0
     by: Annotated[str | None, about("who acknowledged, as given, and the user of the process")] = None
 
 
@@ -106,6 +107,7 @@ class DeviceState(Fields, kw_only=True):
     result: Annotated[LedgerEntry, about("the last result")]
     failed: Annotated[LedgerEntry | None, about("the last difference that nobody has acknowledged")] = None
     differed: Annotated[str | None, about("time of the last difference, UTC, acknowledged or not")] = None
+    difference: Annotated[int, about("number of the entry of that difference; 0 if it is of another ledger")] = 0
     gone: Annotated[bool, about("whether a person said that the device has left the host for good")] = False
 
 
@@ -116,9 +118,10 @@ class HostState(Fields, kw_only=True):
     devices: Annotated[list[str], about("names of the devices, which are keys of `states`")] = msgspec.field(
         default_factory=list
     )
-    begun: Annotated[dict[str, LedgerEntry], about("tests that have begun and left no result, by identifier")] = (
-        msgspec.field(default_factory=dict)
-    )
+    begun: Annotated[
+        dict[str, LedgerEntry],
+        about("tests that have begun and left no result, by identifier"),
+    ] = msgspec.field(default_factory=dict)
     entries: Annotated[int, about("number of entries so far, including folded ones")] = 0
     folded: Annotated[str, about("day on which old passes were last folded")] = ""
 
@@ -233,7 +236,8 @@ class Ledger:
         (`ended` is false), only differences are added, because they count however it ends.
 
         A burn-in that was resumed and ran nothing adds no PASS, and a PASS does not count if the burn-in began before
-        the device differed. A burn-in that found no device stays in the list of those that left no result.
+        the device differed. A burn-in that found no device stays in the list of those that left no result, and so does
+        one that was killed, until a later one has results of all known devices, and of as many as it tested.
 
         Args:
             result: the result so far.
@@ -242,22 +246,31 @@ class Ledger:
             ended: whether it has ended.
             process: the process of a pair or pool whose devices belong to this host.
         """
-        if not ended and (result.simulated or result.verdict is not Verdict.CORRUPT):
+        if not ended and result.simulated:
             return
         if isinstance(result, BurninResult):
             level, only = result.settings.level, tuple(result.settings.only or ())
             outcomes = [*_tested(result, ended=ended)]
             dark = result.sentences[0] if ended and not result.devices and result.sentences else None
+            count = len(result.devices)
         else:
             level, only = result.kind, ()
             outcomes, dark = [*_compared(result, process)], None
-        at, tested = self._origin(), set()
+            count = len(outcomes)
+        at, tested = self._origin(), set[str]()
+        if not ended and result.verdict is not Verdict.CORRUPT and self._knows(begun, count):
+            return
         with self._transaction():
             host = self._host_state(at)
-            announced = host.begun.get(begun)
-            # These times are of one host, but its clock may be set between burn-ins.
-            stale = announced is not None and result.ended < announced.at.written  # nothing has run since
-            resumed = result.created if announced is not None and result.created < announced.at.written else None
+            announced = host.begun.get(begun) or self._announced(begun)
+            if announced is not None:
+                announced.count = count
+            # A burn-in's times are of this host, but its clock may be set between burn-ins: a result from the future is
+            # no evidence that anything has run since. A pair's times are of its first host.
+            until = at.written if isinstance(result, BurninResult) else result.ended
+            stale = announced is not None and not announced.at.written <= result.ended <= until  # nothing has run since
+            resumed = announced is not None and not announced.at.written <= result.created <= until
+            since = (announced.number if announced is not None else None, result.created if resumed else None)
             for device, verdict, sentence in outcomes:
                 if stale and verdict is Verdict.CLEAN:
                     continue
@@ -267,14 +280,14 @@ class Ledger:
                     sentence=sentence or next(iter(result.sentences), ""),
                     file=None if file is None else os.fspath(file),
                 )  # fmt: skip
-                tested.add(self._add(host, entry, resumed=resumed, once=not ended))
-            if announced is not None and dark is not None:
-                announced.sentence = dark
+                tested.add(self._add(host, entry, since=since, once=not ended))
+            if begun in host.begun and dark is not None:
+                host.begun[begun].sentence = dark
             elif ended and not result.simulated:
                 runs = list(host.begun)
                 # Results of all devices replace those that earlier burn-ins did not leave.
                 earlier = runs[: runs.index(begun)] if begun in runs and tested >= {*host.devices} else []
-                for run in (*earlier, begun):
+                for run in (*(run for run in earlier if count >= host.begun[run].count), begun):
                     host.begun.pop(run, None)
             if host.folded != (today := at.written[:10]):
                 host.folded = today
@@ -325,9 +338,25 @@ class Ledger:
             ):
                 yield self._decoded(str(number), content, seal, LedgerEntry)
 
-    def _add(self, host: HostState, entry: LedgerEntry, *, resumed: str | None, once: bool) -> str:
+    def _announced(self, begun: str) -> LedgerEntry | None:
+        """Returns the entry that announced a test, also if results of another test have replaced it."""
+        rows = self._base.execute(
+            "SELECT number, content, seal FROM entries WHERE kind = 'begun' AND run = ? ORDER BY number DESC", (begun,)
+        )
+        found = rows.fetchone()
+        return None if found is None else self._decoded(str(found[0]), found[1], found[2], LedgerEntry)
+
+    def _knows(self, begun: str, count: int) -> bool:
+        """Returns whether the entry that announced a test has this number of devices, or there is none."""
+        host = self.host()
+        return host is None or begun not in host.begun or host.begun[begun].count == count
+
+    def _add(
+        self, host: HostState, entry: LedgerEntry, *, since: tuple[int | None, str | None], once: bool
+    ) -> str:  # fmt: skip
         """Adds a result to the state of its device, which is recognized by any of its names, and returns its name;
-        with `once`, only if no failure of the same run counts already. `resumed` is when a resumed burn-in began."""
+        with `once`, only if no failure of the same run counts already. `since` is the number of the entry that
+        announced the test, and when a resumed burn-in began."""
         states = self.devices()
         present = [name for name in states if name in host.devices]
         gone = [name for name in states if name not in host.devices]
@@ -337,10 +366,16 @@ class Ledger:
         before = states.get(name) or self._elsewhere(entry.names)
         if once and before is not None and before.failed is not None and before.failed.run == entry.run:
             return name
-        differed = None if before is None else before.differed
-        if entry.verdict is Verdict.CLEAN and not entry.simulated and differed and resumed and resumed < differed:
+        differed, difference = (None, 0) if before is None else (before.differed, before.difference)
+        if name not in states:  # from another ledger, in which entries have other numbers
+            difference = 0
+        number, resumed = since
+        earlier = number is not None and number < difference
+        if resumed is not None and differed is not None:  # a time from the future proves nothing
+            earlier = earlier or not differed <= resumed <= entry.at.written
+        if entry.verdict is Verdict.CLEAN and not entry.simulated and earlier:
             entry.verdict = Verdict.INCONCLUSIVE
-            entry.sentence = f"the burn-in began at {resumed}, before the device differed; begin another one"
+            entry.sentence = "the burn-in began before the device differed; begin another one"
         self._append(host, entry)
         if entry.simulated:
             return name
@@ -349,9 +384,10 @@ class Ledger:
         host.devices.append(name)
         failed = None if before is None else before.failed
         if entry.verdict is Verdict.CORRUPT:
-            failed, differed = entry, entry.at.written
+            failed, differed, difference = entry, entry.at.written, entry.number
         names = entry.names if before is None else _merged(before.names, entry.names)
-        self._set(name, DeviceState(names=names, result=entry, failed=failed, differed=differed))
+        state = DeviceState(names=names, result=entry, failed=failed, differed=differed, difference=difference)
+        self._set(name, state)
         return name
 
     def _elsewhere(self, names: Sequence[str]) -> DeviceState | None:
@@ -451,8 +487,10 @@ class Ledger:
             raise LedgerError(f"{self.path} cannot be used as a ledger ({error}); {remedy or REMEDY}") from error
 
 
-REMEDY = "keep a copy, delete it and run sdc burnin, which begins a new one"
-FOREIGN = "is the ledger of another machine; move it to another folder and run sdc burnin, which begins a new one"
+# A new ledger knows none of the failures of an old one.
+BEGIN = "keep the host drained if sdc fleet ledger lists a FAIL in it; otherwise"
+REMEDY = f"{BEGIN} keep a copy, delete it and run sdc burnin, which begins a new one"
+FOREIGN = f"is the ledger of another machine; {BEGIN} move it to another folder and run sdc burnin"
 ROOM, RIGHTS = "free some space", "make it readable and writable for this user"
 REMEDIES = {
     sqlite3.SQLITE_BUSY: "another process is using it; try again", sqlite3.SQLITE_FULL: ROOM,

@@ -17,7 +17,7 @@ import pytest
 from sdc import records
 from sdc.burnin.judgement import BURN_IN, judge
 from sdc.burnin.pair import PAIR, POOL
-from sdc.burnin.results import EVENTS, RESULT, BurninResult
+from sdc.burnin.results import EVENTS, RESULT, BurninResult, BurninSettings
 from sdc.burnin.session import Session
 from sdc.standing import Ledger, standing_here
 from sdc.tools import cli, runtime
@@ -253,6 +253,13 @@ def test_on_a_full_disk_it_says_what_is_known(fault: tuple[str, ...], room: int,
     assert ("FAIL" in out, "device 1, transfers/" in out, "SIMULATION" in out) == (code == 1, code == 1, code == 1)
     assert "PASS" not in out
     assert cli.run(["verdict", str(tmp_path / "run")]) == 3
+
+
+def test_a_difference_is_saved_at_once(tmp_path: Path) -> None:
+    session = Session(BurninSettings(level="quick"), tmp_path)
+    session._result = make_report(findings=[make_finding()])
+    session._handle({"event": "difference"})
+    assert BURN_IN.read(tmp_path).verdict is Verdict.CORRUPT
 
 
 def test_a_finding_is_never_lost(tmp_path: Path) -> None:

@@ -166,7 +166,8 @@ class LedgerAccount:
                 ledger.begin(self._begun, simulated=simulated, level=level, only=only)
         except RecordError as error:
             return [error]
-        self._announcement = Announcement(self._path)
+        finally:
+            self._announcement = Announcement(self._path)  # on a full disk, it may hold the space for a failure
         return []
 
     def refuse(self, reason: str) -> None:
@@ -183,7 +184,10 @@ class LedgerAccount:
                 self.problem = None
                 return
             except RecordError as error:
-                self.problem = f"the ledger does not contain this result, which therefore does not count: {error}"
+                said = "which therefore does not count"
+                if result.verdict is Verdict.CORRUPT:
+                    said = "so sdc verdict may not report this FAIL; keep the host drained"
+                self.problem = f"the ledger does not contain this result, {said}: {error}"
                 if result.verdict is Verdict.CORRUPT and self._announcement is not None:
                     self._announcement.free()
 

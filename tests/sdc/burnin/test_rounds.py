@@ -15,7 +15,7 @@ from sdc.burnin.judgement import judge
 from sdc.burnin.programs import Programs
 from sdc.burnin.recorder import recorded
 from sdc.burnin.results import ON_REQUEST, BurninResult
-from sdc.burnin.rounds import DETAILED, burn_in, seed_of
+from sdc.burnin.rounds import DETAILED, burn_in, planned_result, seed_of
 from sdc.burnin.workloads.workload import BurninWorkload
 from sdc.faults import BitFlip, Fault, When
 from sdc.settings import SettingError
@@ -394,9 +394,22 @@ def test_events(programs: Programs, ordering: list[BurninWorkload]) -> None:
     events: list[Any] = []
     burn_in(ordering, programs.devices, rounds=2, programs=programs, inject=[ALWAYS], on_event=events.append)
     kinds = [event["event"] for event in events]
-    assert kinds == ["compile", *["round", "run", "run", "run", "run", "finding"] * 2]
-    assert events[6] == {"event": "finding", "workload": ordering[0].name, "devices": [0]}
+    assert kinds == ["compile", *["round", "run", "run", "run", "run", "difference", "finding"] * 2]
+    assert events[7] == {"event": "finding", "workload": ordering[0].name, "devices": [0]}
     assert [event["device"] for event in events if event["event"] == "run"] == [0, 1, 2, 3] * 2
+
+
+def test_a_difference_counts_before_it_is_followed(programs: Programs, ordering: list[BurninWorkload]) -> None:
+    """A device may take the process with it when its workload runs again."""
+    result, found = planned_result(ordering, programs.devices), list[str]()
+
+    def look(event: Mapping[str, Any]) -> None:
+        if event["event"] == "difference":
+            assert not result.findings
+            found.append(judge(result).verdict.acceptance)
+
+    burn_in(ordering, programs.devices, rounds=1, programs=programs, inject=[ALWAYS], on_event=look, result=result)
+    assert found == ["FAIL"]
 
 
 def test_subnormal_data_on_a_device_that_flushes(every: list[BurninWorkload], programs: Programs) -> None:

@@ -15,6 +15,7 @@ from sdc.burnin import BurninResult, Standing
 from sdc.schema import Host
 from sdc.standing.assessment import standing_here
 from sdc.standing.ledger import Announcement, Ledger, LedgerError, Origin, read_uuids
+from sdc.tools.commands.burnin import LedgerAccount
 from sdc.verdict import Verdict
 from tests.reports import make_finding, make_pair, make_report
 from tests.storms import standing
@@ -149,6 +150,62 @@ def test_a_resumed_burn_in_that_runs_nothing_is_no_new_pass(desk: Desk) -> None:
     assert desk.code() == 0
 
 
+def test_a_result_from_the_future_is_no_new_pass(desk: Desk) -> None:
+    """The clock was ahead; a burn-in of that time was resumed, and ran nothing."""
+    future = {"created": "2026-02-05T00:00:00+00:00", "ended": "2026-02-05T00:05:00+00:00"}
+    desk.burn_in(0)
+    with desk.open() as ledger:
+        ledger.acknowledge([FIRST], "reseated", "me")
+    desk.burn_in(**future)
+    assert desk.code() == 3
+    desk.burn_in(created=future["created"])  # and ran its last round
+    assert desk.code() == 3
+    desk.burn_in()
+    assert desk.code() == 0
+
+
+def test_a_burn_in_that_began_before_another_failed_clears_nothing(desk: Desk) -> None:
+    """In another container, at the same time; whatever the clock does."""
+    desk.burn_in()
+    with desk.open() as ledger:
+        ledger.begin("first", simulated=False, level="quick")
+    desk.moment.written = "2026-01-04T00:00:00+00:00"
+    desk.burn_in(0)
+    with desk.open() as ledger:
+        ledger.acknowledge([FIRST], "reseated", "me")
+    desk.moment.written = "2026-01-05T00:10:00+00:00"
+    with desk.open() as ledger:
+        times = {"created": "2026-01-05T00:00:00+00:00", "ended": desk.moment.written}
+        ledger.add(make_report(machine="m0", **times), "result.json", begun="first")
+    assert "before the device differed" in desk.standing().reason
+    assert desk.code() == 3
+    desk.burn_in()
+    assert desk.code() == 0
+
+
+def test_a_pass_of_fewer_devices_replaces_no_killed_burn_in(desk: Desk) -> None:
+    desk.burn_in(devices=2)
+    with desk.open() as ledger:
+        ledger.begin("killed", simulated=False, level="quick")
+        ledger.add(make_report(machine="m0", devices=4), "result.json", begun="killed", ended=False)
+    desk.burn_in(devices=2)
+    assert "left no result" in desk.standing().reason
+    desk.burn_in(devices=4)
+    assert desk.code() == 0
+
+
+def test_a_failure_may_use_the_reserve_of_an_earlier_burn_in(tmp_path: Path) -> None:
+    """The ledger could not be used when the burn-in began, as on a full disk."""
+    (path := tmp_path / "ledger.sqlite").mkdir()
+    account = LedgerAccount(path)
+    assert account.begin("quick", simulated=False)
+    mark = path.with_name("ledger.sqlite.running")
+    assert mark.stat().st_blocks > 0
+    account.add(make_report(findings=[make_finding(devices=(0,))]), None)
+    assert mark.stat().st_blocks == 0
+    assert "keep the host drained" in str(account.problem)
+
+
 def test_a_burn_in_that_goes_on_after_an_acknowledgement_fails_again(desk: Desk) -> None:
     desk.burn_in(0, id="one")
     with desk.open() as ledger:
@@ -185,7 +242,7 @@ def test_a_failure_is_found_in_the_ledger_of_the_same_folder(tmp_path: Path) -> 
     second.burn_in()
     assert second.code() == 0
     shutil.copy(first.path, second.path)
-    with pytest.raises(LedgerError, match="another machine; move it"):
+    with pytest.raises(LedgerError, match="another machine; keep the host drained"):
         second.burn_in()
 
 

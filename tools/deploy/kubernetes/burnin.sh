@@ -11,7 +11,11 @@ sdc_settings
 file=$1
 shift
 run=$SDC_STATE/pod-${HOSTNAME:-burnin}-$(date -u +%Y%m%dT%H%M%S)
-"$SDC" burnin --run "$run" "$@" &
+# The output decides if the disk is full, so a copy of it is kept in memory.
+said=$(mktemp -p /dev/shm) || said=/dev/null
+exec {copy}> >(tee "$said")
+copies=$!
+>&"$copy" 2>&1 "$SDC" burnin --run "$run" "$@" &
 child=$!
 # If the pod is deleted, the burn-in ends within 5 s with the result so far.
 trap 'kill -TERM "$child" 2>/dev/null' TERM INT
@@ -21,7 +25,10 @@ while kill -0 "$child" 2>/dev/null; do # a signal ended the wait, but not the bu
   wait "$child"
   code=$?
 done
-sdc_ask_after "$run" "$code" "see the log of this pod"
+exec {copy}>&-
+wait "$copies"
+sdc_ask_after "$run" "$code" "$(cat "$said")"
+[[ $said == /dev/null ]] || rm -f "$said"
 simulated=false
 [[ $SDC_LINE == "SIMULATION  "* ]] && simulated=true
 printf '%s\n' "$SDC_WORD" "$simulated" "$SDC_ENDED" "${SDC_LINE//$'\n'/ }" >"$file"
