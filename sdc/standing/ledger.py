@@ -118,10 +118,9 @@ class HostState(Fields, kw_only=True):
     devices: Annotated[list[str], about("names of the devices, which are keys of `states`")] = msgspec.field(
         default_factory=list
     )
-    begun: Annotated[
-        dict[str, LedgerEntry],
-        about("tests that have begun and left no result, by identifier"),
-    ] = msgspec.field(default_factory=dict)
+    begun: Annotated[dict[str, LedgerEntry], about("tests that have begun and left no result, by identifier")] = (
+        msgspec.field(default_factory=dict)
+    )
     entries: Annotated[int, about("number of entries so far, including folded ones")] = 0
     folded: Annotated[str, about("day on which old passes were last folded")] = ""
 
@@ -233,7 +232,8 @@ class Ledger:
         process: int = 0,
     ) -> None:  # fmt: skip
         """Adds the verdict of a burn-in, pair or pool on each of this host's devices. While a burn-in is under way
-        (`ended` is false), only differences are added, because they count however it ends.
+        (`ended` is false), only the number of its devices and their differences are added, because these count however
+        it ends.
 
         A burn-in that was resumed and ran nothing adds no PASS, and a PASS does not count if the burn-in began before
         the device differed. A burn-in that found no device stays in the list of those that left no result, and so does
@@ -314,6 +314,8 @@ class Ledger:
                 self._append(host, entry)
                 if gone:
                     host.devices = [name for name in host.devices if name != device]
+                    for test in host.begun.values():  # no later test can have as many devices
+                        test.count = max(0, test.count - (not state.gone))
                     state.gone = True
                 else:
                     state.failed = None
@@ -347,13 +349,12 @@ class Ledger:
         return None if found is None else self._decoded(str(found[0]), found[1], found[2], LedgerEntry)
 
     def _knows(self, begun: str, count: int) -> bool:
-        """Returns whether the entry that announced a test has this number of devices, or there is none."""
+        """Returns whether the list of tests without a result already states this number of devices for a test, or does
+        not contain the test."""
         host = self.host()
         return host is None or begun not in host.begun or host.begun[begun].count == count
 
-    def _add(
-        self, host: HostState, entry: LedgerEntry, *, since: tuple[int | None, str | None], once: bool
-    ) -> str:  # fmt: skip
+    def _add(self, host: HostState, entry: LedgerEntry, *, since: tuple[int | None, str | None], once: bool) -> str:
         """Adds a result to the state of its device, which is recognized by any of its names, and returns its name;
         with `once`, only if no failure of the same run counts already. `since` is the number of the entry that
         announced the test, and when a resumed burn-in began."""

@@ -257,7 +257,7 @@ def test_on_a_full_disk_it_says_what_is_known(fault: tuple[str, ...], room: int,
 
 def test_a_difference_is_saved_at_once(tmp_path: Path) -> None:
     session = Session(BurninSettings(level="quick"), tmp_path)
-    session._result = make_report(findings=[make_finding()])
+    session._result, session._written = make_report(findings=[make_finding()]), time.monotonic()
     session._handle({"event": "difference"})
     assert BURN_IN.read(tmp_path).verdict is Verdict.CORRUPT
 

@@ -266,6 +266,8 @@ def test_a_full_disk_does_not_lose_a_fail(host: Host) -> None:
     code, said = host.run("slurm/prolog.sh")
     assert code == 1
     assert "drains this node: FAIL  host gpu-17" in said
+    assert host.run("kubernetes/burnin.sh", str(host.folder / "verdict"))[0] == 0
+    assert (host.folder / "verdict").read_text().startswith("FAIL\n")
 
 
 @pytest.mark.parametrize("writable", [True, False])

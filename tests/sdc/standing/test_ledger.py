@@ -192,6 +192,15 @@ def test_a_pass_of_fewer_devices_replaces_no_killed_burn_in(desk: Desk) -> None:
     assert "left no result" in desk.standing().reason
     desk.burn_in(devices=4)
     assert desk.code() == 0
+    with desk.open() as ledger:
+        ledger.begin("killed", simulated=False, level="quick")
+        ledger.add(make_report(machine="m0", devices=4), "result.json", begun="killed", ended=False)
+        for _ in range(2):  # a device leaves once, however often a person says so
+            ledger.acknowledge(["serial SN-host-0-3"], "sent back", "me", gone=True)
+    desk.burn_in(devices=2)
+    assert desk.code() == 3
+    desk.burn_in(devices=3)
+    assert desk.code() == 0
 
 
 def test_a_failure_may_use_the_reserve_of_an_earlier_burn_in(tmp_path: Path) -> None:
