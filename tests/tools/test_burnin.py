@@ -160,7 +160,7 @@ def test_the_ledger_decides_until_a_failure_is_acknowledged(
     assert cli.run([*words, str(tmp_path / "fifth")]) == 3
     assert "the ledger does not contain this burn-in" in capsys.readouterr().out
     (tmp_path / "ledger.sqlite").unlink()
-    assert cli.run([*words, str(tmp_path / "fifth"), "--resume"]) == 0
+    assert cli.run([*words, str(tmp_path / "sixth")]) == 0
     assert said("verdict")[0] == 0
 
 
