@@ -12,6 +12,7 @@ import itertools
 import re
 import subprocess
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,9 +122,12 @@ def version_in(text: str | None, pattern: str) -> str | None:
 
 
 def serials_of_nvidia(printed: str) -> dict[str, str]:
-    """Returns serial numbers by bus address, from the lines `BUS, SERIAL` of nvidia-smi; ignores text in brackets."""
+    """Returns serial numbers by bus address, from the lines `BUS, SERIAL` of nvidia-smi; ignores text in brackets, and
+    numbers of boards with several GPUs."""
     rows = (line.partition(",") for line in printed.splitlines())
-    return {pci_address(bus): serial.strip() for bus, _, serial in rows if re.fullmatch(r"\w+", serial.strip())}
+    found = {pci_address(bus): serial.strip() for bus, _, serial in rows if re.fullmatch(r"\w+", serial.strip())}
+    times = Counter(found.values())
+    return {bus: serial for bus, serial in found.items() if times[serial] == 1}
 
 
 def pci_address(text: str) -> str:
@@ -211,7 +215,8 @@ def _of_amd(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[str,
             for name, file in files.items()
         }
         found.append({**identity, "bus": bus, "driver": driver})
-    return found
+    times = Counter(each["serial"] for each in found)  # the two dies of a module have its serial number
+    return [{**each, "serial": each["serial"] if times[each["serial"]] == 1 else None} for each in found]
 
 
 def _bus(ask: Callable[..., int], number: ctypes.c_int) -> str | None:

@@ -130,10 +130,13 @@ def standing_here(
     """
     try:
         with Ledger(path) as ledger:
-            host, states = ledger.host(), ledger.devices()
+            host, states, here = ledger.host(), ledger.devices(), origin()
+            try:
+                others, doubt = ledger.others(), None
+            except RecordError as error:
+                others, doubt = ledger.others(skip=True), str(error)
     except RecordError as error:
         return _unknown(str(error))
-    here = origin()
     if host is None:
         return _unknown(f"there is no result in {path}; run sdc burnin")
     if host.machine != here.host.machine:
@@ -141,6 +144,8 @@ def standing_here(
     if lost := [name for name in host.devices if name not in states]:
         return _unknown(f"{path} is damaged ({lost[0]} is missing); {REMEDY}")
     devices = {name: states[name] for name in host.devices}
+    for state in states.values():
+        state.inherit(others, here.chassis)
     listed = {f"uuid {uuid}" for uuid in here.uuids}
     here_now = {name: state for name, state in states.items() if name in devices or listed & {*state.names}}
     failures = [(name, state.failed) for name, state in here_now.items() if state.failed is not None]
@@ -154,8 +159,9 @@ def standing_here(
         newest = max(host.begun.values(), key=lambda entry: entry.number)
         if newest.sentence != BEGUN:
             said = f"tested nothing: {newest.sentence}"
-        elif newest.at.host.boot == here.host.boot and under_way(path):
+        elif newest.at.host.boot == here.host.boot and (running := under_way(path)) is not False:
             said = f"is under way (PID {newest.at.host.pid})"
+            said += "" if running else " or left no result, which the user who started it can see"
         else:
             said = "left no result; run sdc burnin on all devices of this host"
         test = newest.level if newest.level in (Path(PAIR).stem, Path(POOL).stem) else "burn-in"
@@ -173,6 +179,8 @@ def standing_here(
                 return _stated(Verdict.INCONCLUSIVE, said, state.result)
     if not devices:
         return _unknown(f"no device in {path} has a result; run sdc burnin")
+    if doubt is not None:
+        return _unknown(f"another ledger of this folder may contain failures of these devices: {doubt}")
     oldest = min((state.result for state in devices.values()), key=lambda entry: entry.number)
     age = _ages(oldest.at, here)
     said = _passed([*devices], here.host.name, oldest.level, oldest.only, oldest.sentence, max(age), max_age)

@@ -16,7 +16,7 @@ import re
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -109,6 +109,24 @@ class DeviceState(Fields, kw_only=True):
     differed: Annotated[str | None, about("time of the last difference, UTC, acknowledged or not")] = None
     difference: Annotated[int, about("number of the entry of that difference; 0 if it is of another ledger")] = 0
     gone: Annotated[bool, about("whether a person said that the device has left the host for good")] = False
+    elsewhere: Annotated[tuple[str, ...], about("tests whose failures were taken over from other ledgers")] = ()
+
+    def inherit(self, others: Iterable["DeviceState"], chassis: Sequence[str]) -> LedgerEntry | None:
+        """Takes over the failures of this device that other ledgers contain, and returns the newest of them. A device
+        without a serial number and UUID is recognized by its place in a machine with one of the numbers in `chassis`.
+        """
+        taken = []
+        for other in others:
+            if other.failed is None or (run := other.failed.run or "") in self.elsewhere:
+                continue
+            moved = {*chassis} & {*other.failed.at.chassis} and _place(self.names) == _place(other.names)
+            known = compare_names(self.names, other.names)
+            if known == "same" or (known == "unknown" and moved):
+                taken.append(other.failed)
+                self.elsewhere = (*self.elsewhere, run)
+                self.differed = max(self.differed or "", other.failed.at.written)
+                self.failed = self.failed or other.failed
+        return max(taken, key=lambda entry: entry.at.written, default=None)
 
 
 class HostState(Fields, kw_only=True):
@@ -121,6 +139,7 @@ class HostState(Fields, kw_only=True):
     begun: Annotated[dict[str, LedgerEntry], about("tests that have begun and left no result, by identifier")] = (
         msgspec.field(default_factory=dict)
     )
+    rows: Annotated[int, about("number of devices in `states`")] = 0
     entries: Annotated[int, about("number of entries so far, including folded ones")] = 0
     folded: Annotated[str, about("day on which old passes were last folded")] = ""
 
@@ -182,6 +201,8 @@ class Ledger:
 
     def __enter__(self) -> "Ledger":
         Record.check_owner(self.path)
+        if self.path.exists() and not self.path.is_file():
+            raise LedgerError(f"{self.path} is no file; give the file of a ledger")
         if not self._create and not self.path.exists():
             raise LedgerError(f"there is no ledger {self.path}; run sdc burnin, which begins one")
         # Whoever may write also reads with write access, because SQLite undoes what a killed writer left.
@@ -301,7 +322,7 @@ class Ledger:
         with self._transaction():
             at = self._origin()
             host = self._host_state(at)
-            states = self.devices()
+            states, others = self.devices(), self.others(skip=True)
             for device in dict.fromkeys(devices):
                 state = states.get(device)
                 if state is None:
@@ -318,19 +339,42 @@ class Ledger:
                         test.count = max(0, test.count - (not state.gone))
                     state.gone = True
                 else:
+                    taken = state.inherit(others, at.chassis)
+                    if taken is not None and taken.at.written > state.result.at.written:
+                        state.result = taken
                     state.failed = None
                 self._set(device, state)
             self._set(HOST, host)
 
     def host(self) -> HostState | None:
-        """Returns the state of the host; None if the ledger is empty."""
-        return self._get(HOST, HostState)
+        """Returns the state of the host; None if the ledger is empty. Raises LedgerError if rows are missing."""
+        with self._errors():
+            content, seal, rows, last = self._base.execute(
+                "SELECT content, seal, (SELECT count(*) FROM states), (SELECT coalesce(max(number), 0) FROM entries) "
+                "FROM (SELECT 1) LEFT JOIN states ON key = ?",
+                (HOST,),
+            ).fetchone()
+        host = None if content is None else self._decoded(HOST, content, seal, HostState)
+        if rows < (0 if host is None else host.rows + 1) or last > (0 if host is None else host.entries):
+            raise LedgerError(f"{self.path} is damaged (a row of `states` is missing or old); {REMEDY}")
+        return host
 
     def devices(self) -> dict[str, DeviceState]:
         """Returns the states of all devices that the host has ever had, by name."""
         with self._errors():
             rows = self._base.execute("SELECT key, content, seal FROM states WHERE key != ?", (HOST,)).fetchall()
         return {key: self._decoded(key, content, seal, DeviceState) for key, content, seal in rows}
+
+    def others(self, *, skip: bool = False) -> list[DeviceState]:
+        """Returns the devices with a failure in the other ledgers of this folder: the identity of this machine may have
+        changed, or a device may have come from another host that shares the folder. Raises LedgerError if one of them
+        cannot be read, unless `skip`."""
+        pattern, found = "ledger-*.sqlite", list[DeviceState]()
+        paths = {*self.path.parent.glob(pattern)} if self.path.match(pattern) else set()
+        for path in sorted(paths - {self.path}):
+            with contextlib.suppress(*[LedgerError] * skip), Ledger(path) as other:
+                found += [state for state in other.devices().values() if state.failed is not None]
+        return found
 
     def entries(self) -> Iterator[LedgerEntry]:
         """Yields all entries, in the order in which they were written."""
@@ -364,16 +408,14 @@ class Ledger:
         name = next((name for name in present if _same(states[name].names, entry.names)), None)
         name = name or next((name for name in gone if _same(states[name].names, entry.names, place=False)), None)
         entry.device = name = name or entry.names[0]
-        before = states.get(name) or self._elsewhere(entry.names)
-        if once and before is not None and before.failed is not None and before.failed.run == entry.run:
+        state = states.get(name) or DeviceState(names=entry.names, result=entry)
+        if once and state.failed is not None and state.failed.run == entry.run:
             return name
-        differed, difference = (None, 0) if before is None else (before.differed, before.difference)
-        if name not in states:  # from another ledger, in which entries have other numbers
-            difference = 0
+        state.inherit(self.others(skip=True), entry.at.chassis)
         number, resumed = since
-        earlier = number is not None and number < difference
-        if resumed is not None and differed is not None:  # a time from the future proves nothing
-            earlier = earlier or not differed <= resumed <= entry.at.written
+        earlier = number is not None and number < state.difference
+        if resumed is not None and state.differed is not None:  # a time from the future proves nothing
+            earlier = earlier or not state.differed <= resumed <= entry.at.written
         if entry.verdict is Verdict.CLEAN and not entry.simulated and earlier:
             entry.verdict = Verdict.INCONCLUSIVE
             entry.sentence = "the burn-in began before the device differed; begin another one"
@@ -383,25 +425,12 @@ class Ledger:
         # Whatever had this place has left it; its state remains, in case it returns.
         host.devices = [other for other in present if other != name and not _replaces(entry.names, states[other].names)]
         host.devices.append(name)
-        failed = None if before is None else before.failed
+        host.rows = len({*states, name})
         if entry.verdict is Verdict.CORRUPT:
-            failed, differed, difference = entry, entry.at.written, entry.number
-        names = entry.names if before is None else _merged(before.names, entry.names)
-        state = DeviceState(names=names, result=entry, failed=failed, differed=differed, difference=difference)
+            state.failed, state.differed, state.difference = entry, entry.at.written, entry.number
+        state.names, state.result, state.gone = _merged(state.names, entry.names), entry, False
         self._set(name, state)
         return name
-
-    def _elsewhere(self, names: Sequence[str]) -> DeviceState | None:
-        """Returns the state of a device that failed according to another ledger in this folder. The identity of this
-        machine may have changed, or the device may have come from another host that shares the folder."""
-        pattern = "ledger-*.sqlite"
-        others = self.path.parent.glob(pattern) if self.path.match(pattern) and len(names) > 1 else ()
-        for path in sorted({*others} - {self.path}):
-            with contextlib.suppress(LedgerError), Ledger(path) as other:
-                for state in other.devices().values():
-                    if state.failed is not None and _same(state.names, names, place=False):
-                        return state
-        return None
 
     def _append(self, host: HostState, entry: LedgerEntry) -> None:
         host.entries += 1
@@ -436,11 +465,6 @@ class Ledger:
         if host.machine != at.host.machine:
             raise LedgerError(f"{self.path} {FOREIGN}")
         return host
-
-    def _get(self, key: str, type: Any) -> Any:
-        with self._errors():
-            row = self._base.execute("SELECT content, seal FROM states WHERE key = ?", (key,)).fetchone()
-        return None if row is None else self._decoded(key, row[0], row[1], type)
 
     def _set(self, key: str, state: Any) -> None:
         content = msgspec.json.encode(state).decode()
@@ -526,10 +550,12 @@ class Announcement:
                 os.ftruncate(self._descriptor, 0)
 
 
-def under_way(path: Path) -> bool:
-    """Returns whether a process of this system marks a test as under way; False for other users than its own."""
+def under_way(path: Path) -> bool | None:
+    """Returns whether a process of this system marks a test as under way; None if another user's process might."""
     try:
         descriptor = os.open(_mark(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except PermissionError:
+        return None
     except OSError:
         return False
     try:
@@ -605,6 +631,11 @@ def _replaces(names: Sequence[str], others: Sequence[str]) -> bool:
     """Returns whether a device is in the place of another one. The index of a device depends on which are visible."""
     by_index = " device " in names[-1]
     return names[-1] == others[-1] and not (by_index and compare_names(names, others) == "other")
+
+
+def _place(names: Sequence[str]) -> str:
+    """Returns the place of a device in its machine, whose identity may have changed."""
+    return names[-1].split(" ", 2)[-1]
 
 
 def _merged(names: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:

@@ -131,14 +131,15 @@ def test_the_ledger_decides_until_a_failure_is_acknowledged(
     with Ledger(tmp_path / "ledger.sqlite", write=True) as ledger:
         ledger.add(judge(msgspec.structs.replace(report, findings=[finding])), begun="")
     assert cli.run([*words, str(tmp_path / "third")]) == 0
-    capsys.readouterr()
+    assert "sdc verdict still reports FAIL: " in capsys.readouterr().err
     code, line = said("verdict")
     assert (code, line[:6]) == (1, "FAIL  ")
     name = line[6 : line.index(": ")]
     assert said("verdict", "--format", "nagios")[0] == 2
     assert said("fleet", "acknowledge", name, "--reason", " ", "--by", "me")[0] == 2
     assert said("fleet", "acknowledge", "serial 7", "--reason", "none", "--by", "me")[0] == 2
-    assert said("fleet", "acknowledge", name, "--reason", "reseated", "--by", "me")[0] == 0
+    assert said("fleet", "acknowledge", f"{name}, {name}", "--reason", "reseated", "--by", "me")[0] == 0
+    assert "is no file; give the file of a ledger" in said("verdict", "--ledger", str(tmp_path))[1]
     assert said("verdict")[0] == 0
     code, text = said("fleet", "ledger", "--json")
     entries = json.loads(text)["entries"]

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdc import burnin
-from sdc.burnin import BurninResult, BurninSettings, DeviceRequest, Pair
+from sdc.burnin import BurninResult, BurninSettings, DeviceRequest, Pair, Standing
 from sdc.records import Record, RecordError, write_text
 from sdc.settings import SettingError
-from sdc.standing import Announcement, Ledger, ledger_path
+from sdc.standing import Announcement, Ledger, ledger_path, standing_here
 from sdc.verdict import Exit, Verdict
 
 from .. import ResultCommand, gently, give_up, new_folder, onward, require, run_errors, usage_errors
@@ -144,6 +144,8 @@ def run(options: BurninCommand) -> int:
     if account.problem is not None:
         print(f"sdc: {account.problem}", file=sys.stderr)
         code = Exit.INCONCLUSIVE if code == Exit.CLEAN else code
+    elif code == Exit.CLEAN and not simulated and (standing := account.standing()).verdict is not Verdict.CLEAN:
+        print(f"sdc: sdc verdict still reports {standing.verdict.acceptance}: {standing.reason}", file=sys.stderr)
     if session.hung:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -174,6 +176,10 @@ class LedgerAccount:
         """Withdraws the announcement of a test that was refused before anything ran."""
         with contextlib.suppress(RecordError), Ledger(self._path, write=True) as ledger:
             ledger.refuse(self._begun, reason)
+
+    def standing(self) -> Standing:
+        """Returns the standing of this host."""
+        return standing_here(self._path)
 
     def add(self, result: BurninResult | Pair, file: Path | None, *, ended: bool = True, process: int = 0) -> None:
         """Adds what is known, or keeps the `problem`; while a test is under way, the next call tries again."""

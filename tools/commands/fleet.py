@@ -106,7 +106,7 @@ class AcknowledgeCommand:
     """
 
     devices: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """Names of the devices, as sdc verdict prints them."""
+    """Names of the devices, as sdc verdict prints them, also separated by commas."""
     reason: str
     """What was done."""
     by: str
@@ -243,7 +243,8 @@ def _acknowledge(options: AcknowledgeCommand) -> int:
         raise CommandError("DEVICES: expected the name of a device, as sdc verdict prints it")
     try:
         with Ledger(options.ledger or ledger_path(), write=True, create=False) as ledger:
-            ledger.acknowledge(options.devices, options.reason, options.by, gone=options.gone)
+            devices = [name for text in options.devices for name in text.split(", ")]
+            ledger.acknowledge(devices, options.reason, options.by, gone=options.gone)
     except RecordError as error:
         raise CommandError(str(error)) from error
     return Exit.CLEAN

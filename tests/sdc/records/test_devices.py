@@ -152,6 +152,22 @@ AMD = {
             ],
             id="amd",
         ),
+        pytest.param(
+            [Fake(index, "gpu", "PJRT C API\nrocm 70000", index) for index in range(2)],
+            sources(
+                {**AMD, **{f"/sys/bus/pci/devices/0000:{bus}:00.0/serial_number": "7" for bus in ("1a", "3b")}}, Cuda()
+            ),
+            [
+                {"bus": "0000:1a:00.0", "driver": "6.12.12"},
+                {
+                    "uuid": "1f2e3d4c5b6a7988",
+                    "bus": "0000:3b:00.0",
+                    "driver": "6.12.12",
+                    "firmware": "113-M3000100-102",
+                },
+            ],
+            id="two dies of a module of amd",
+        ),
         pytest.param([Fake(0, "gpu", "rocm 70000")], sources({}, Cuda()), [{}], id="amd in a container"),
         pytest.param(
             [Chip(0, "tpu", "PJRT C API\nTFRT TPU v6 lite\nBuilt on Mar 4 2026 11:32:08 (1772652728) cl/878335365")],
@@ -194,6 +210,7 @@ def test_devices_of_other_processes_describe_themselves() -> None:
         (VIDEO_BIOS, "Video BIOS: \t ??.??.??.??.??\n", None),
         (serials_of_nvidia, "00000000:07:00.0, 1560\n\n0001:07:00.0, [Unknown Error]\n", {"0000:07:00.0": "1560"}),
         (serials_of_nvidia, "NVIDIA-SMI has failed\n", {}),
+        (serials_of_nvidia, "0:07:00.0, 1560\n0:08:00.0, 1560\n0:09:00.0, 7\n", {"0000:09:00.0": "7"}),
         (pci_address, "00010000:AF:00.0", "10000:af:00.0"),
         (MICROCODE, "model name\t: a\n", None),
     ],

@@ -250,9 +250,56 @@ def test_a_failure_is_found_in_the_ledger_of_the_same_folder(tmp_path: Path) -> 
         ledger.acknowledge([FIRST], "reseated", "me")
     second.burn_in()
     assert second.code() == 0
+    # The old identity returns after a failure under the new one, of which its own ledger contains nothing.
+    with first.open() as ledger:
+        ledger.acknowledge([FIRST], "reseated", "me")
+    first.burn_in()
+    assert first.code() == 0
+    first.moment.written = second.moment.written = "2026-01-06T00:00:00+00:00"
+    second.burn_in(1, id="another")
+    assert first.standing().reason.startswith(SECOND)
+    assert first.code() == 1
+    with first.open() as ledger:
+        ledger.acknowledge([SECOND], "reseated", "me")
+    assert "has not passed since" in first.standing().reason
+    first.burn_in()
+    assert first.code() == 0
+    second.path.write_bytes(b"x" * 9000)
+    assert "another ledger of this folder may contain failures" in first.standing().reason
+    assert first.code() == 3
+    second.path.unlink()
+    second.burn_in()
     shutil.copy(first.path, second.path)
     with pytest.raises(LedgerError, match="another machine; keep the host drained"):
         second.burn_in()
+
+
+def test_a_device_without_a_number_is_known_by_its_machine(tmp_path: Path) -> None:
+    """The identity of the machine is new, its mainboard is not."""
+    bare = {"serial": lambda index: None, "uuid": lambda index: None}
+    first, second = (Desk(tmp_path / f"ledger-{name}.sqlite") for name in ("m0", "m1"))
+    first.burn_in(0, device=bare)
+    second.moment.host.machine = "m1"
+    second.burn_in(device=bare)
+    assert second.code() == 1
+    second.moment.chassis = ("c2",)
+    second.path.unlink()
+    second.burn_in(device=bare)
+    assert second.code() == 0
+
+
+def test_a_row_that_is_missing_is_damage(desk: Desk) -> None:
+    """The device has left, so no other row names it."""
+    desk.burn_in(0)
+    desk.burn_in(device={"serial": lambda index: f"SN-new-{index}", "uuid": lambda index: f"GPU-new-{index}"})
+    assert desk.code() == 0
+    for key in (FIRST, "host"):
+        with contextlib.closing(sqlite3.connect(desk.path)) as base, base:
+            base.execute("DELETE FROM states WHERE key = ?", (key,))
+        assert "is damaged (a row of" in desk.standing().reason
+        assert desk.code() == 3
+        with pytest.raises(LedgerError, match="is damaged"):
+            desk.burn_in()
 
 
 def test_the_index_of_a_device_is_no_place(desk: Desk) -> None:
