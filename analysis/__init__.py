@@ -66,7 +66,6 @@ if TYPE_CHECKING:  # for the other packages of this project
         stage_differs as stage_differs,
     )
     from .run_verdict import PRODUCTS as PRODUCTS, final_states as final_states
-    from .statistics import burst_outlooks as burst_outlooks
     from .summary import SUBMODULES as SUBMODULES
     from .trace_page import PartedTraces as PartedTraces, TraceComparison as TraceComparison
     from .trace_page import difference_page as difference_page

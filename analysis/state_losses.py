@@ -113,12 +113,12 @@ def sentences(lines: Sequence[StepRow]) -> tuple[str, str]:
     found = latest(lines)
     if found is None or 0.5 not in (costs := _costs(found)):
         return lost, ""
-    steps, bound, _ = costs[0.5]
-    most = "" if bound is None else f" (at most {show(bound)} by theorem 3.2)"
+    steps, one_rate, _ = costs[0.5]
+    otherwise = "" if one_rate is None else f" ({show(one_rate)} in any direction, if everything converges at one rate)"
     rollback = _positive(found.rollback)
     against = "" if rollback is None else f", and a full rollback would cost {show(rollback)}"
     when = f"after {show(whole(found.step))} steps"
-    return lost, f"losing half of the state {when} would cost about {show(steps)} steps{most}{against}"
+    return lost, f"losing half of the state {when} would cost about {show(steps)} steps{otherwise}{against}"
 
 
 def losses_table(lines: Sequence[StepRow]) -> Table | LeftOut:
@@ -174,11 +174,11 @@ def losses_compared(runs: Sequence[tuple[str, Sequence[StepRow]]]) -> Table | No
                 show(target, digits=5), show(excess), show(None if excess is None or fall is None else excess / fall),
                 "never" if took is None and target is not None else show(took), show(one.steps_lost),
                 show(None if took is None else took - 1 + one.steps_lost),
-                *([show(predicted.steps), show(predicted.bound)] if predicted else [NOT_MEASURED] * 2),
+                *([show(predicted.steps), show(predicted.one_rate)] if predicted else [NOT_MEASURED] * 2),
             ))  # fmt: skip
     header = (
         "run", "loss at the end", "lost", "next loss, uninterrupted", f"excess of {NEXT} steps", "excess in steps",
-        "steps to reach that loss", "steps lost", "rework", "predicted", "at most",
+        "steps to reach that loss", "steps lost", "rework", "predicted", "one rate",
     )  # fmt: skip
     note = (
         "Excess: training loss minus the uninterrupted run's training loss on the same batches, averaged over the "
@@ -188,8 +188,8 @@ def losses_compared(runs: Sequence[tuple[str, Sequence[StepRow]]]) -> Table | No
         "after parts of the state were lost. Steps to reach that loss: the number of steps until the training loss is "
         "first at or below it. Rework: the number of these steps minus one, plus the number of lost steps. Training "
         "losses of single batches scatter, so a difference of a few steps may be due to chance. Predicted: the excess "
-        "in steps, predicted from how far the restored blocks had moved. At most: an upper bound from theorem 3.2 and "
-        "the perturbation, if the convergence rate is known."
+        "in steps, predicted from how far the restored blocks had moved. One rate: the same from the perturbation by "
+        "theorem 3.2, if the whole error shrinks at the rate at which updates shrink."
     )
     return Table("Cost of the losses", header, tuple(rows), note)
 
@@ -226,26 +226,28 @@ def outlook_table(lines: Sequence[StepRow]) -> Table | LeftOut:
     rollback = show(_positive(found.rollback))
     names = {value: name for name, value in LOST.items()}
     rows = tuple(
-        (names.get(fraction, show(fraction)), show(steps), show(bound), show(perturbation), rollback)
-        for fraction, (steps, bound, perturbation) in sorted(_costs(found).items())
+        (names.get(fraction, show(fraction)), show(steps), show(one_rate), show(perturbation), rollback)
+        for fraction, (steps, one_rate, perturbation) in sorted(_costs(found).items())
     )
     note = (
         f"All costs are those of a loss after {show(whole(found.step))} steps, just before a save. Repair: only the "
         "lost blocks are restored. The cost is the number of steps in which the parameters moved as far as the lost "
-        "blocks are set back; it is exact if all blocks move uniformly along a line. At most: an upper bound by "
-        "theorem 3.2 (Qiao et al., ICML 2019) on the additional time to reach a given error, for a perturbation in any "
-        "direction; it is defined only if updates shrink from step to step as they do in linear convergence. "
+        "blocks are set back; it is exact if all blocks move uniformly along a line. One rate: the number of steps by "
+        "theorem 3.2 (Qiao et al., ICML 2019) for a perturbation of this size in any direction, if the whole error "
+        "shrinks at the rate at which updates shrink. This is an estimate, not a bound: if some directions converge "
+        "more slowly, a perturbation in them costs more. "
     )
     if (c := _positive(found.c)) is not None:
-        low, high = (show(_positive(one), digits=4) for one in [*(found.interval or ()), None, None][:2])
         far = show(_positive(found.distance))
         note += (
-            f"In this run, updates shrink by a factor c = {show(c, digits=4)} ({low} to {high}) per step, as if a "
+            f"In this run, updates shrink by a factor c = {show(c, digits=4)} per step, as if a "
             f"distance of {far} to an optimum remained. If updates shrink because the learning rate decays, "
             "c reflects the schedule, and the stated distance is not the distance to an optimum. "
         )
     else:
-        note += "In this run, updates do not shrink in this way, or too few saves were made, so there is no bound. "
+        note += (
+            "In this run, updates do not shrink in this way, or too few saves were made, so this estimate is missing. "
+        )
     note += (
         "Rollback: the whole state returns to the last full checkpoint. If a full checkpoint is saved every "
         "checkpoint_every steps, a rollback loses half of these steps on average."
@@ -325,13 +327,13 @@ def advice_table(manifest: RunManifest, summary: RunSummary, lines: Sequence[Ste
 
 
 def _costs(found: OutlookRow) -> dict[float, tuple[float, float | None, float | None]]:
-    """Returns, for each lost fraction, the number of steps that the loss costs, an upper bound on that number, and the
-    perturbation."""
+    """Returns, for each lost fraction, the number of steps that the loss costs, that number if everything converges at
+    one rate, and the perturbation."""
     costs = {}
     for one in found.losses:
         fraction, steps = _positive(one.fraction), _positive(one.steps, 0)
         if fraction is not None and steps is not None:
-            costs[fraction] = steps, _positive(one.bound, 0), _positive(one.perturbation, 0)
+            costs[fraction] = steps, _positive(one.one_rate, 0), _positive(one.perturbation, 0)
     return costs
 
 

@@ -289,7 +289,9 @@ class LossCost(Fields, kw_only=True):
 
     fraction: Annotated[Number, about("share of the state that is lost")] = None
     steps: Annotated[Number, about("number of steps that the loss costs if only the lost part is restored")] = None
-    bound: Annotated[Number, about("bound on `steps` by theorem 3.2; `null` if unknown")] = None
+    one_rate: Annotated[
+        Number, about("estimate of the cost by theorem 3.2, as if everything converged at one rate; `null` if unknown")
+    ] = None
     perturbation: Annotated[Number, about("expected L2 norm of the change in the parameters")] = None
 
 
@@ -307,7 +309,6 @@ class OutlookRow(Fields, kw_only=True):
     step: Annotated[Number, about("number of steps done")] = None
     every: Annotated[Number, about("number of steps since the previous save")] = None
     c: Annotated[Number, about("factor by which the movement of the state shrinks per step; `null` if unknown")] = None
-    interval: Annotated[list[Number] | None, about("95 % interval of `c`")] = None
     distance: Annotated[Number, about("distance to the optimum, computed from `c`")] = None
     losses: Annotated[list[LossCost], about("cost of losing each fraction of the state")] = []
     rollback: Annotated[Number, about("mean number of steps that are lost if the whole state is rolled back")] = None
@@ -340,7 +341,7 @@ class RecoveryRow(Fields, kw_only=True):
     initial: Annotated[Number, about("number of blocks that were never saved")] = None
     older: Annotated[Number, about("number of blocks whose newest version was damaged")] = None
     perturbation: Annotated[Number, about("L2 norm of the change in the parameters")] = None
-    predicted: Annotated[LossCost | None, about("predicted cost: `steps` and `bound`")] = None
+    predicted: Annotated[LossCost | None, about("predicted cost: `steps` and `one_rate`")] = None
     step: Annotated[Number, about("the step from which a restarted run resumes")] = None
     steps_lost: Annotated[Number, about("number of steps that are repeated")] = None
     processes: Annotated[
@@ -409,7 +410,7 @@ class StepRow(Fields, kw_only=True):
             "oldest block is out of date (`behind`), the number of blocks that were never saved (`initial`) "
             "and of those whose newest version was damaged (`older`), the L2 norm of the change in the "
             "parameters (`perturbation`), and, if known, the `predicted` cost: `steps`, computed from the "
-            "restored blocks, and the `bound` by theorem 3.2 (`null` if unknown)"
+            "restored blocks, and `one_rate`, computed by theorem 3.2 (`null` if unknown)"
         ),
     ] = None
     outlook: Annotated[
@@ -604,7 +605,9 @@ class FailureCase(LossCosts, kw_only=True, omit_defaults=True):
     lost: Annotated[float, about("share of the blocks that a failure loses")]
     how: Annotated[str, about("how the lost blocks are chosen: `random` or `contiguous`")]
     predicted: Annotated[list[float | None], about("costs predicted before each loss; absent if not predicted")] = []
-    bound: Annotated[list[float | None], about("bounds predicted before each loss; absent if not predicted")] = []
+    one_rate: Annotated[
+        list[float | None], about("costs predicted by theorem 3.2 before each loss; absent if not predicted")
+    ] = []
 
 
 class Failures(Fields, kw_only=True):

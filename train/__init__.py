@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .estimates import Subject as Subject, estimate_subject as estimate_subject
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .burnin_steps import BURNIN_STEPS as BURNIN_STEPS, register_training as register_training
+    from .burnin_steps import register_training as register_training
     from .loop import make_campaign as make_campaign, rows_done as rows_done
     from .checkpoints import NotWritten as NotWritten
     from .cluster import check_resumed as check_resumed, joined as joined, rows_in_order as rows_in_order

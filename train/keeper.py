@@ -236,7 +236,7 @@ class Keeper:
             "bytes": int(sizes[lost].sum()), **_read(found, one.step + 1), "perturbation": perturbation,
         }  # fmt: skip
         if now is not None:
-            entry["predicted"] = {"steps": now.behind(back), "bound": now.bound(perturbation)}
+            entry["predicted"] = {"steps": now.behind(back), "one_rate": now.one_rate(perturbation)}
         return found.state, entry
 
     def _row(self, outlook: "Outlook") -> dict[str, Any]:
@@ -247,7 +247,6 @@ class Keeper:
         found: dict[str, Any] = {
             "step": outlook.step, "every": outlook.every,
             "c": None if converging is None else converging.c,
-            "interval": None if converging is None else list(converging.interval),
             "distance": None if converging is None else converging.distance,
             "losses": [outlook.loss(fraction)._asdict() for fraction in LOST] if moving else [],
             # On average, a rollback to a full checkpoint loses half of the steps between two checkpoints.
@@ -267,11 +266,12 @@ class Keeper:
         cost = next(one for one in found["losses"] if one["fraction"] == LOGGED)
         self._cost, self._said = cost["steps"], found
         if jax.process_index() == 0:
-            bound = "" if cost["bound"] is None else f", at most {cost['bound']:.3g} by theorem 3.2"
+            rate = cost["one_rate"]
+            otherwise = "" if rate is None else f" ({rate:.3g} in any direction, if everything converges at one rate)"
             LOG.info(
                 "after %d steps, losing half of the state would cost on average %.3g steps with partial recovery%s, "
                 "and %.3g with a full rollback",
-                found["step"], cost["steps"], bound, found["rollback"],
+                found["step"], cost["steps"], otherwise, found["rollback"],
             )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ class Account(Fields, kw_only=True):
     burn_ins: Annotated[int, about("burn-ins")] = 0
     runs: Annotated[int, about("runs that were checked")] = 0
     elements: Annotated[int, about("numbers that were checked")] = 0
+    least: Annotated[int, about("of these, those in the family of workloads that each burn-in checked least")] = 0
     seconds: Annotated[float, about("time at load")] = 0.0
     places: Annotated[list[Stay], about("hosts that contained the device")] = []
     accused: Annotated[dict[str, Accusation], about("burn-ins in which the device differed, by id")] = {}
@@ -101,6 +102,7 @@ def enter(ledger: FleetLedger, results: Iterable[HostResult], votes: Votes) -> A
             account.burn_ins += 1
             account.runs += part.runs
             account.elements += part.elements
+            account.least += part.least
             account.seconds += part.seconds
             name, machine = result.host
             stay = next((each for each in account.places if (each.host, each.machine) == result.host), None)
@@ -154,7 +156,8 @@ def past_of(ledger: FleetLedger | None) -> Mapping[str, Mapping[str, Accusation]
 class Limits(NamedTuple):
     """Limits of a device's fault rates at 95 % confidence, computed from all of its burn-ins."""
 
-    element_rate: float | None  # independent mismatches above this rate would have been detected; None if any were
+    # Independent mismatches above this rate in any family of workloads would have been detected; None if any were.
+    element_rate: float | None
     run_rate: (
         tuple[float, float] | None
     )  # exact (Garwood) limits of the share of runs with a difference, if there is one
@@ -165,7 +168,7 @@ class Limits(NamedTuple):
 def limits(account: Account) -> Limits:
     wrong = account.wrong_runs
     if not account.accused:
-        rate = frequency_upper_bound(0, account.elements) if account.elements > 0 else None
+        rate = frequency_upper_bound(0, account.least) if account.least > 0 else None
         interval = excluded_interval(account.seconds) if account.seconds > 0 else None
         return Limits(rate, None, interval, None)
     runs = max(account.runs, wrong)

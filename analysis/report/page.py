@@ -247,6 +247,8 @@ def study_page(record: Contents, findings: StudyFindings) -> Report:
     charts = [line_figure(chart) for chart in findings.charts]
     rows = tuple((check.claim, "yes" if check.holds else "NO", check.seen) for check in checks)
     seen = f"{len(checks) - len(missing)} of the paper's {len(checks)} claims were reproduced at this scale"
+    # A study with parts may have been interrupted.
+    seconds = round(sum(part.seconds or 0 for part in record.parts)) or manifest.seconds
     settings = {key: record.manifest.get(key) for key in ("workers", "steps", "seed", "settings", "workloads")}
     claims = (
         Text(f"{check.claim}: {check.seen}", "", *(("seen", "clean") if check.holds else ("not seen", "inconclusive")))
@@ -260,7 +262,10 @@ def study_page(record: Contents, findings: StudyFindings) -> Report:
         label=f"STUDY: {study.upper()} ({SIMULATED})",
         headline=headline_of_study(seen if findings.study else "the study is incomplete", "; ".join(missing)),
         simulated="gradients, delays, losses or faults were simulated on healthy hardware",
-        facts=[(name, getattr(manifest, name)) for name in ("workers", "steps", "seed", "parts", "created", "seconds")],
+        facts=[
+            *((name, getattr(manifest, name)) for name in ("workers", "steps", "seed", "parts", "created")),
+            ("seconds", seconds),
+        ],
         measured=[Table("Claims of the paper", ("claim", "reproduced here", "figures"), rows), *tables],
         drawn=[chart if isinstance(chart, LeftOut) else marked(chart, SIMULATED) for chart in charts],
         settings=[("Environment", record.manifest.get("environment")), ("Study", settings)],

@@ -1,57 +1,16 @@
 """Findings of the study of SCAR, compared with the paper (Qiao, Aragam, Zhang, Xing, ICML 2019)."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from scipy import stats
 
 from sdc.records import Contents
 from sdc.schema import Criterion, Failures, Overhead, PartRow, Perturbed
 
 from ..report import Chart, Check, Finding, Findings, Line, StudyFindings, Table, summarize_findings
-
-
-class Interval(NamedTuple):
-    """An estimate and its 95 % confidence interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def text(self, percent: bool = False) -> str:
-        """Formats the estimate and its interval for a table."""
-        scale, unit = (100, " %") if percent else (1, "")
-        return f"{scale * self.value:.3g}{unit} [{scale * self.low:.3g}, {scale * self.high:.3g}]"
-
-
-UNKNOWN = Interval(math.nan, math.nan, math.nan)
-
-
-def mean_interval(values: Float[np.ndarray, "starts trials"]) -> Interval:
-    """Returns the mean over the starts and its 95 % confidence interval from Student's t. The trials of each start are
-    averaged first; NaN is omitted."""
-    means = np.asarray([row[np.isfinite(row)].mean() for row in values if np.isfinite(row).any()])
-    if len(means) < 2:
-        return UNKNOWN
-    reach = float(stats.t.ppf(0.975, len(means) - 1)) * means.std(ddof=1) / np.sqrt(len(means))
-    return Interval(float(means.mean()), float(means.mean() - reach), float(means.mean() + reach))
-
-
-def ratio_interval(top: Float[np.ndarray, "starts trials"], bottom: Float[np.ndarray, "starts trials"]) -> Interval:
-    """Returns the ratio of two means over the same starts, and its 95 % confidence interval from a bootstrap over the
-    starts. NaN is omitted."""
-    pairs = np.asarray([(np.nanmean(a), np.nanmean(b)) for a, b in zip(top, bottom, strict=True)])
-    pairs = pairs[np.isfinite(pairs).all(axis=1)]
-    if len(pairs) < 2:
-        return UNKNOWN
-    drawn = np.random.default_rng(0).integers(len(pairs), size=(4000, len(pairs)))
-    sums = pairs[drawn].sum(axis=1)
-    low, high = np.quantile(sums[:, 0] / sums[:, 1], (0.025, 0.975))
-    return Interval(float(pairs[:, 0].sum() / pairs[:, 1].sum()), float(low), float(high))
-
+from .intervals import Interval, mean_interval, ratio_interval
 
 STUDY = "scar study"
 # Ranges of the published reductions of the iteration cost by partial recovery (figure 7), by fraction lost.
@@ -82,7 +41,7 @@ class CaseCosts(NamedTuple):
     costs: Float[np.ndarray, "starts trials"]
     sizes: Float[np.ndarray, "starts trials"]
     predicted: Float[np.ndarray, "starts trials"]
-    bound: Float[np.ndarray, "starts trials"]
+    one_rate: Float[np.ndarray, "starts trials"]
 
     @property
     def failed(self) -> int:
@@ -380,25 +339,26 @@ def _advice(workloads: Sequence[Workload]) -> Iterator[Finding]:
             right = within_factor(predicted[known], costs[known])
             good.setdefault(one.name, []).extend(right.tolist())
             strictly.extend(within_factor(predicted[known], costs[known], least=0.0).tolist())
-            bound = case.bound.ravel()
-            bounded = np.isfinite(bound)
+            one_rate = case.one_rate.ravel()
+            given = np.isfinite(one_rate)
             rows.append(
                 (
                     one.name, f"{policy} 1/{1 / fraction:g}", f"{lost:g}", int(known.sum()),
                     float(np.mean(predicted[known])) if known.any() else None,
                     mean_interval(np.where(np.isfinite(case.predicted), case.costs, np.nan)).text(),
                     f"{right.mean():.0%}" if known.any() else None,
-                    f"{int((costs[bounded] <= bound[bounded]).sum())} of {int(bounded.sum())}",
+                    f"{int((costs[given] <= one_rate[given]).sum())} of {int(given.sum())}",
                 )
             )  # fmt: skip
     header = (
         "workload", "saves", "lost", "failures", "predicted cost", "measured cost", "within a factor of two",
-        "measured cost within the bound, if there is one",
+        "measured cost at most that of one rate",
     )  # fmt: skip
     note = (
         "The cost of each loss of blocks is predicted at the last save before the loss, from the distances by which "
-        "the blocks had moved. If both costs are below half an iteration, the prediction counts as correct. There is "
-        "a bound if the updates shrink geometrically and the decrease is statistically significant."
+        "the blocks had moved. If both costs are below half an iteration, the prediction counts as correct. The cost "
+        "of one rate is that of theorem 3.2 if the whole error shrinks at the rate at which updates shrink; it is "
+        "predicted if they clearly do."
     )
     yield Table("Predicted and measured costs of lost blocks", header, tuple(rows), note)
     if every := [right for several in good.values() for right in several]:

@@ -1,6 +1,7 @@
 """Findings of the study of the shadow replica proposed by Ma et al. 2025 (arXiv:2502.12340), section 7.2."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,49 +9,68 @@ import numpy as np
 from sdc.train.studies import ShadowMeasured, Watched
 
 from ..report import Chart, Check, Finding, Line, Table
+from .intervals import mean_interval
 
 
 def findings(measured: ShadowMeasured) -> Iterator[Finding]:
     """Yields the tables, figures and claims of the study."""
     for training in measured.trainings:
-        judged = [_judged(run) for run in training.runs]
+        kinds: dict[str, list[Watched]] = {}
+        for run in training.runs:
+            kinds.setdefault(run.hardware, []).append(run)
         yield Table(
             f"{training.workload}: a shadow replica watches {measured.study.steps} steps of training",
-            (
-                "hardware", "corrupted steps", "compared", "detected", "first corrupted", "first detected", "verdict",
-                "suspects",
-            ),
-            tuple(row for row, _ in judged),
-            "Each step compares a working rank with the spare; the roles rotate. A corrupted step counts as compared "
-            "if the faulty rank was among the compared ranks, of which there are two with one spare, and three with "
-            "two spares. With one spare, a fault that strikes only once is never attributed to a single rank.",
-        )  # fmt: skip
+            ("hardware", "runs", "corrupted steps", "compared", "detected", "detected after", "verdicts", "suspects"),
+            tuple(_row(runs) for runs in kinds.values()),
+            "Each step compares a working rank with the spare; the roles rotate. Steps are summed over the runs, which "
+            "have different seeds. A corrupted step counts as compared if the faulty rank was among the compared "
+            "ranks, of which there are two with one spare, and three with two spares. `detected after` is the number "
+            "of steps from the first corrupted to the first detected step, with the 95 % interval of the mean. With "
+            "one spare, a fault that strikes only once is never attributed to a single rank.",
+        )
         lines = (
-            Line(run.hardware, list(range(1, len(run.differed) + 1)), np.cumsum(run.differed).astype(float).tolist())
-            for run in training.runs
-            if run.faulty is not None
+            Line(kind, list(range(1, measured.study.steps + 1)), _differences(runs).mean(axis=0).tolist())
+            for kind, runs in kinds.items()
+            if runs[0].faulty is not None
         )
         title = f"{training.workload}: detected differences over time"
-        yield Chart(
-            title, "Cumulative number of comparisons that detected a difference.", "step", "differences", tuple(lines)
-        )
-        right = [good for _, good in judged]
+        said = "Cumulative number of comparisons that detected a difference, averaged over the runs."
+        yield Chart(title, said, "step", "differences", tuple(lines))
+        right = [_is_right(run) for run in training.runs]
         yield Check(
             f"{training.workload}: every compared corruption is detected without false alarms, and no healthy rank is "
             "suspected",
             all(right),
-            f"{sum(right)} of {len(right)} kinds of hardware",
+            f"{sum(right)} of {len(right)} runs",
         )
 
 
-def _judged(run: Watched) -> tuple[tuple[Any, ...], bool]:
-    """Returns a row of the table, and whether the run detected what it should have detected and suspects no healthy
-    rank."""
-    seen = run.corrupted & (run.compared == (-1 if run.faulty is None else run.faulty)).any(axis=-1)
-    first = [int(np.flatnonzero(mask)[0]) if mask.any() else None for mask in (run.corrupted, run.differed)]
-    named = ", ".join(map(str, run.suspects)) or (" or ".join(map(str, run.undecided[0])) if run.undecided else "none")
-    row = (
-        run.hardware, int(run.corrupted.sum()), int(seen.sum()), int(run.differed.sum()), first[0], first[1],
-        run.verdict, named,
+def _differences(runs: Sequence[Watched]) -> np.ndarray:
+    return np.cumsum([run.differed for run in runs], axis=1).astype(float)
+
+
+def _seen(run: Watched) -> np.ndarray:
+    """Returns the steps in which the corrupted rank was compared."""
+    seen: np.ndarray = run.corrupted & (run.compared == (-1 if run.faulty is None else run.faulty)).any(axis=-1)
+    return seen
+
+
+def _is_right(run: Watched) -> bool:
+    """Returns whether the run detected what it should have detected and suspects no healthy rank."""
+    return bool((_seen(run) == run.differed).all()) and set(run.suspects) <= {run.faulty}
+
+
+def _row(runs: Sequence[Watched]) -> tuple[Any, ...]:
+    """Returns the row of a kind of hardware."""
+    delays = [np.argmax(run.differed) - np.argmax(run.corrupted) for run in runs if run.differed.any()]
+    verdicts = Counter(run.verdict for run in runs)
+    named = Counter(
+        ", ".join(map(str, run.suspects)) or (" or ".join(map(str, run.undecided[0])) if run.undecided else "none")
+        for run in runs
+    )
+    return (
+        runs[0].hardware, len(runs), int(sum(run.corrupted.sum() for run in runs)),
+        int(sum(_seen(run).sum() for run in runs)), int(sum(run.differed.sum() for run in runs)),
+        mean_interval(np.asarray(delays, float)).short() if delays else None,
+        *("; ".join(f"{what} ({times})" for what, times in counts.items()) for counts in (verdicts, named)),
     )  # fmt: skip
-    return row, bool((seen == run.differed).all()) and set(run.suspects) <= {run.faulty}

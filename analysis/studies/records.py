@@ -14,7 +14,6 @@ from sdc.train.studies import Measured, NodesMeasured, ProductsMeasured
 from ..report import PAGE, Conclusion, Finding, Findings, StudyFindings, study_page, summarize_findings, write_page
 from . import _nodes, _paft, _scar, _shadow, dropcompute, estimates, lossy, products
 
-STUDY = "aggregation study"
 FINDINGS: Mapping[str, Callable[[Any], Iterable[Finding]]] = {
     "paft": _paft.findings,
     "dropcompute": dropcompute.findings,
@@ -55,13 +54,15 @@ def conclude_study(record: Contents) -> Conclusion:
     return Conclusion(record, found, stored, study_page(record, found))
 
 
-def write_study(folder: Path, measured: Measured | NodesMeasured | ProductsMeasured, **manifest: Any) -> dict[str, Any]:
+def write_study(
+    place: Path | Record, measured: Measured | NodesMeasured | ProductsMeasured, **manifest: Any
+) -> dict[str, Any]:
     """Writes the record and the report of a study.
 
     Args:
-        folder: a new folder.
+        place: a new folder, or the open record of the study with its parts.
         measured: the result of `sdc.train.studies.study`, or the measurements of `NodesStudy` or `ProductsStudy`.
-        **manifest: further fields of the manifest, such as the command and the name of the profile.
+        **manifest: in a new folder, further fields of the manifest, such as the command and the name of the profile.
 
     Returns:
         The summary, with the fields that `conclude` adds: `sentence`, and the paths `run` (the folder) and `report`
@@ -82,14 +83,13 @@ def write_study(folder: Path, measured: Measured | NodesMeasured | ProductsMeasu
             "magnitudes": list(measured.magnitudes),
         }
         return _write(
-            folder, shares, **{**checked, "steps": measured.study.steps, "seed": measured.study.seed, **manifest}
+            place, shares, **{**checked, "steps": measured.study.steps, "seed": measured.study.seed, **manifest}
         ).contents
-    study = measured.study
-    own = {"kind": _nodes.STUDY, "study": study.name, "seed": study.seed}
+    own = measured.study.manifest()
     if isinstance(measured, Measured):
-        own |= {"kind": STUDY, "workers": measured.study.workers, "workloads": dict(measured.sources)}
-        own["steps"] = measured.study.steps
-    return _write(folder, summarize_findings(study.name, findings_of(measured)), **{**own, **manifest}).contents
+        own["workloads"] = dict(measured.sources)
+    found = summarize_findings(measured.study.name, findings_of(measured))
+    return _write(place, found, **{**own, **manifest}).contents
 
 
 def write_estimate(folder: Path, programs: Iterable[ProgramEstimate], **manifest: Any) -> dict[str, Any]:
@@ -115,9 +115,11 @@ def write_estimate(folder: Path, programs: Iterable[ProgramEstimate], **manifest
     return _write(folder, contents, kind=estimates.STUDY, **manifest).contents
 
 
-def _write(folder: Path, summary: Given, **manifest: Any) -> Conclusion:
-    with Record.create(folder, {"environment": environment(), **manifest}) as record:
+def _write(place: Path | Record, summary: Given, **manifest: Any) -> Conclusion:
+    if not isinstance(place, Record):
+        place = Record.create(place, {"environment": environment(), **manifest})
+    with place as record:
         record.finish(summary)
-    found = conclude_study(read_record(folder))
-    write_page(found.report, folder / PAGE)
+    found = conclude_study(read_record(record.path))
+    write_page(found.report, record.path / PAGE)
     return found

@@ -76,7 +76,7 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .trainer import around as around
     from .delays import BoundedLogNormal as BoundedLogNormal
     from .dropcompute import Correction as Correction
-    from .methods import Aggregation as Aggregation, parse_aggregation as parse_aggregation
+    from .methods import Aggregation as Aggregation, Rule as Rule, parse_aggregation as parse_aggregation
     from .speedup import (
         drop_rate as drop_rate,
         effective_speedup as effective_speedup,

@@ -1,6 +1,6 @@
 """Training over links that lose packets: lossy collectives, ZeRO-2 with lossy collectives, and a log of the losses.
 
-Weintraub, Banner, Orda, *Distributed Training under Packet Loss* (2025), algorithm 1:
+Weintraub, Banner, Orda, *Distributed Training under Packet Loss* (2025), section 3:
 
     forward, backward -> lossy reduce-scatter of gradients -> the owner updates its shard -> lossy all-gather
 
@@ -8,6 +8,9 @@ Parameters are divided into N shards; worker j owns shard j of the optimizer, an
 parameters. Gradients are averaged over the pieces that arrived; parameters that did not arrive remain stale:
 
     ghat_j = sum_i s_ij g_i^(j) / sum_i s_ij,    s_ij = 1 if the piece from i to j arrived, s_jj = 1
+
+The paper's algorithm 1 differs: line 9 replaces a lost piece of a gradient by that worker's previous one, and line 14
+renormalizes what survived. Here, only an aggregate to which nothing contributed is replaced by the previous one.
 
 Each shard is divided into packets in the same way for every receiver. A mask, drawn by `channels`, marks which of the
 packets that a worker *sends* to each receiver arrive. Receivers obtain the mask from the collective that carries the
@@ -125,7 +128,7 @@ def lossy_psum_scatter(
         ValueError: the axis is not bound or has fewer than two workers, or shapes do not fit.
 
     References:
-        Weintraub, Banner, Orda (2025), section 3 and algorithm 1.
+        Weintraub, Banner, Orda (2025), section 3.
     """
     layout = _layout(x, axis_name, arrived)
     means, received = reduce_scatter([x], layout, axis_name, arrived, [previous], weight)

@@ -9,7 +9,7 @@ without delay.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 from sdc._lazy import jax
 from sdc.settings import SettingError
@@ -18,6 +18,8 @@ from sdc.text import Form, Rest, form, read_term, split, write_term
 from .channels import BadLink, Channel, GilbertElliott, Independent
 from .delays import Latency, parse_latency
 from .workers import check_probability, check_some
+
+Rule: TypeAlias = Literal["update", "gradient"]
 
 
 class _Method:
@@ -73,6 +75,21 @@ class Paft(_Method):
     min_period: int = 1
     max_period: int = 1000
     sync_state: bool = False  # whether to average the optimizer's state too
+    rule: Rule = (
+        "update"  # what the period follows: replicas' distance in updates, or the paper's ratio to the gradient
+    )
+    target: float = 1.0  # distance of replicas before an average, in updates; for the rule `update`
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_period <= self.initial_period <= self.max_period:
+            raise ValueError(
+                f"min_period={self.min_period}, initial_period={self.initial_period}, max_period={self.max_period}: "
+                "expected 1 <= min_period <= initial_period <= max_period"
+            )
+        if self.rule not in get_args(Rule):
+            raise ValueError(f"rule={self.rule!r}: expected one of {', '.join(get_args(Rule))}")
+        if not 0 < self.target < math.inf:
+            raise ValueError(f"target={self.target:g}: expected a positive number of updates")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -24,6 +24,7 @@ from jaxtyping import Array, Bool, Float32, Int32, Num
 
 from ..program import axis_size, bound_axes, compiled_for, varying
 from .assignment import Tree, assign, check_update, stepped
+from .methods import Paft, Rule
 from .workers import at_least_float32, check_axis, check_some, count_workers
 
 
@@ -129,15 +130,33 @@ def paft(
     max_period: int = 1000,
     sync_state: bool = False,
     *,
+    rule: Rule = "update",
+    target: float = 1.0,
     replica_axes: Sequence[str] = (),
 ) -> optax.GradientTransformationExtraArgs:
     """Averages parameters concurrently with the next step, at a period that depends on the noise (PAFT, algorithm 2).
 
     Synchronization step t starts the average of theta_{t+1}, and step t + 1 uses this average:
 
-        sigma_est   = ||mean(theta_{t+1}) - theta_{t+1}^m||_2
-        H           = mean_m(||g_{t+1}^m||_2 / sigma_est), rounded, over the workers with sigma_est > 0; next at t + H
-        theta_{t+2} = mean(theta_{t+1}) - eta g~_{t+1}^m
+        sigma_est   = ||mean(theta_{t+1}) - theta_{t+1}^m||_2                  (line 10)
+        H           = the new period, by one of two rules; next at t + 1 + H   (lines 11 and 12)
+        theta_{t+2} = mean(theta_{t+1}) - eta g~_{t+1}^m                       (line 13)
+
+    The paper's rule, `gradient`, is a signal-to-noise ratio, from the worker's own gradient g (not the aggregated g~):
+
+        H = mean_m(||g_{t+1}^m||_2 / sigma_est), rounded, over the workers with sigma_est > 0
+
+    Its units are those of plain SGD. If an optimizer scales gradients, as Adam does, sigma_est follows the optimizer
+    and ||g|| does not, so H says nothing about the noise. The rule `update` measures sigma_est in updates of the
+    optimizer instead, and adjusts H until sigma_est is `target` updates:
+
+        r = target * rms_m(||theta_{t+2}^m - mean(theta_{t+1})||_2) / rms_m(sigma_est)
+        H = (steps since the last average) * r^p, rounded, where p = 2 if r < 1, otherwise 2/3
+
+    Independent errors move replicas apart as sqrt(H), and errors that momentum repeats as H^(3/2) at most: p = 2
+    returns to the target at once in the first case, and p = 2/3 does not overshoot in the second case. The H + 1 steps
+    from one average to the next separate replicas by at most H + 1 rms updates, so a target of 2 or more can be reached
+    whatever the noise.
 
     The gradient g~_{t+1} belongs to theta_{t+1}^m: the average is independent of the forward and backward passes of
     step t + 1, so both can run at the same time. If the optimizer's update contains the branch (`lax.cond`), XLA
@@ -150,32 +169,28 @@ def paft(
 
         step = overlapped(step)  # (params, state, batch) -> (params, state)
 
-    In H, the paper uses the norm of the worker's own gradient; this optimizer receives only the aggregated gradient g~,
-    and uses its norm.
-
     Args:
         optimizer, axis_name, sync_state: see `paft_sync`; the optimizer receives the averaged parameters.
         initial_period: H of the first synchronization, which starts after step `initial_period - 1`.
-        min_period: smallest H; 1 averages at every step.
+        min_period: smallest H.
         max_period: largest H, also used if replicas are equal (sigma_est = 0 on all workers).
-        replica_axes: see `paft_sync`; both norms are computed over these axes, because the shards of a replica would
+        rule: `update`, or the paper's `gradient`.
+        target: for `update`: distance of replicas from their mean to be reached before an average, in updates.
+        replica_axes: see `paft_sync`; norms are computed over these axes, because the shards of a replica would
             otherwise follow different schedules.
 
     Returns:
         An optimizer with `PaftState`, whose `update` takes `synchronize`: None (follow the schedule), or the caller's
-        value of `synchronizes(state)` as a Python bool. Its updates are assignments: nothing may be chained after
-        it.
+        value of `synchronizes(state)` as a Python bool; and, for the rule `gradient`, `own_gradient`: the worker's
+        gradient before the all-reduce. Its updates are assignments: nothing may be chained after it.
 
     Raises:
-        ValueError: the periods violate 1 <= min <= initial <= max; in `update`: as in `paft_sync`.
+        ValueError: the periods violate 1 <= min <= initial <= max, the rule is unknown, or the target is not positive;
+            in `update`: as in `paft_sync`, or `own_gradient` is needed and missing, or not of the gradient's structure.
     """
     periods = {"initial_period": initial_period, "min_period": min_period, "max_period": max_period}
     _check_settings(axis_name, replica_axes, **periods)
-    if not 1 <= min_period <= initial_period <= max_period:
-        raise ValueError(
-            f"min_period={min_period}, initial_period={initial_period}, max_period={max_period}: "
-            "expected 1 <= min_period <= initial_period <= max_period"
-        )
+    Paft(initial_period, min_period, max_period, sync_state, rule, target)
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: Tree) -> PaftState:
@@ -184,9 +199,21 @@ def paft(
         return PaftState(inner.init(params), zero, divergence, first - 1, first, zero)
 
     def update(
-        gradient: Tree, state: PaftState, params: Tree = None, *, synchronize: bool | None = None, **extra: Any
+        gradient: Tree,
+        state: PaftState,
+        params: Tree = None,
+        *,
+        synchronize: bool | None = None,
+        own_gradient: Tree = None,
+        **extra: Any,
     ) -> tuple[Tree, PaftState]:
         _check(axis_name, replica_axes, state, PaftState, params)
+        structure: Any = jax.tree.structure(own_gradient)
+        if rule == "gradient" and structure != jax.tree.structure(gradient):
+            raise ValueError(
+                "rule='gradient' needs the norm of the worker's own gradient; pass the gradient before the all-reduce, "
+                "update(mean, state, params, own_gradient=gradient), or choose rule='update'"
+            )
 
         def average(theta: Tree, history: Tree) -> tuple[Tree, Tree, Float32[Array, ""]]:
             return _averaged(theta, history, axis_name, replica_axes, sync_state)
@@ -196,26 +223,42 @@ def paft(
 
         now = synchronizes(state) if synchronize is None else synchronize
         base, history, measured = _either(now, average, keep, params, state.inner)
+        new, inner_state = stepped(inner, gradient, history, base, **extra)
 
-        def plan(measured: Float32[Array, ""]) -> PaftState:
-            ratio = jnp.where(measured > 0, _norm(gradient, replica_axes) / measured, jnp.inf)
-            known = ~jnp.isinf(ratio)
-            total, count = lax.psum((jnp.where(known, ratio, 0), known.astype(jnp.float32)), axis_name)
-            ratio = jnp.round(jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.inf))
-            period = jnp.clip(jnp.where(jnp.isnan(ratio), min_period, ratio), min_period, max_period).astype(jnp.int32)
+        def plan(measured: Float32[Array, ""], base: Tree, new: Tree) -> PaftState:
+            gap = state.divergence.age
+            if rule == "gradient":
+                wanted = _ratio(_norm(own_gradient, replica_axes), measured, axis_name)
+            else:
+                moved = _norm(jax.tree.map(lambda a, b: a - b if has_mean(a) else a, new, base), replica_axes)
+                square, apart = lax.pmean((jnp.square(moved), jnp.square(measured)), axis_name)
+                ratio = target * jnp.sqrt(square / apart)  # NaN if nothing moved, infinite if replicas are equal
+                ratio = jnp.where(apart > 0, ratio, jnp.inf)
+                wanted = gap.astype(jnp.float32) * jnp.where(ratio < 1, jnp.square(ratio), jnp.cbrt(jnp.square(ratio)))
+            wanted = jnp.where(jnp.isnan(wanted), min_period, jnp.round(wanted))
+            period = jnp.clip(wanted, min_period, max_period).astype(jnp.int32)
             # The condition of a branch that contains a collective must be the same on all ranks, even if a reduction
             # differs in the last bits.
             period = lax.pmin(period, (axis_name, *replica_axes))
-            gap = state.step - 1 - (state.next - state.period)
             found = Divergence(measured, gap, jnp.ones_like(gap))
             done = state.synchronizations + 1
-            return state._replace(divergence=found, next=state.next + period, period=period, synchronizations=done)
+            return state._replace(divergence=found, next=state.step + period, period=period, synchronizations=done)
 
-        state = _either(now, plan, lambda _: state._replace(divergence=state.divergence.aged()), measured)
-        new, inner_state = stepped(inner, gradient, history, base, **extra)
+        def wait(*_: Any) -> PaftState:
+            return state._replace(divergence=state.divergence.aged())
+
+        state = _either(now, plan, wait, measured, base, new)
         return assign(new), state._replace(inner=inner_state, step=state.step + 1)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _ratio(norm: Float32[Array, ""], measured: Float32[Array, ""], axis_name: str) -> Float32[Array, ""]:
+    """Returns the mean of norm / measured over the workers where it is finite; infinity if there are none."""
+    ratio = jnp.where(measured > 0, norm / measured, jnp.inf)
+    known = ~jnp.isinf(ratio)
+    total, count = lax.psum((jnp.where(known, ratio, 0), known.astype(jnp.float32)), axis_name)
+    return jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.inf)
 
 
 def synchronizes(tree: Tree) -> Bool[Array, ""]:

@@ -41,7 +41,7 @@ class WorkerGradient(NamedTuple):
     gradient: Tree  # the gradient
     state: Tree  # see `Combining`
     report: Any  # report of the step, the same on every worker; `report.loss` is the mean loss
-    extra: Mapping[str, Any] = {}  # further arguments of the optimizer's `update`
+    extra: Mapping[str, Any] = {}  # further arguments of the optimizer's `update`, such as the worker's own gradient
 
     def apply(self, optimizer: optax.GradientTransformationExtraArgs, params: Tree, inner: Tree) -> tuple[Tree, Tree]:
         """Returns the worker's parameters and optimizer state after the step."""
@@ -78,8 +78,9 @@ class Mean(Combining):
     """The mean over all workers, for plain training and for `gradient_noise`, `paft_sync` and `paft`."""
 
     def combine(self, gradient: Gradient, axis_name: str, params: Tree, batch: Tree, state: Tree) -> WorkerGradient:
-        loss, found = jax.tree.map(lambda x: _mean(x, axis_name), gradient(params, batch))
-        return WorkerGradient(found, state, LossReport(loss))
+        loss, own = gradient(params, batch)
+        loss, mean = jax.tree.map(lambda x: _mean(x, axis_name), (loss, own))
+        return WorkerGradient(mean, state, LossReport(loss), {"own_gradient": own})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,10 +154,11 @@ class Dropped(Combining):
         found = combine(
             total, axis_name, completed, self.micro_batches, correction=self.correction, drop_rate=self.drop_rate
         )
-        gradient, extra = found.gradient, {"empty": found.empty}
+        some = jnp.maximum(completed, 1).astype(jnp.float32)
+        own_gradient = jax.tree.map(lambda leaf: leaf / some, total.gradient)
+        gradient, extra = found.gradient, {"empty": found.empty, "own_gradient": own_gradient}
         if own:
-            some = jnp.maximum(completed, 1).astype(jnp.float32)
-            gradient = jax.tree.map(lambda leaf: leaf / some, total.gradient)
+            gradient = own_gradient
             extra["weight"] = completed.astype(jnp.float32)
         narrow = jax.tree.map(lambda x, like: x.astype(jnp.result_type(like)), gradient, params)
         return WorkerGradient(narrow, (), found._replace(gradient=None), extra)

@@ -64,7 +64,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         BurninResult as BurninResult,
         Ended as Ended,
         Finding as Finding,
-        BurstOutlook as BurstOutlook,
+        NodeOutlook as NodeOutlook,
         EVENTS as EVENTS,
         RESULT as RESULT,
         BurninSettings as BurninSettings,

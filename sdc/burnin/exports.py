@@ -17,13 +17,13 @@ from .golden_register import Register
 from .pair import Pair
 from .results import (
     BurninResult,
-    BurstOutlook,
     CheckedDevice,
     Element,
     Elements,
     Ended,
     Finding,
     GoldenUse,
+    NodeOutlook,
     Standing,
     Tally,
 )
@@ -36,7 +36,7 @@ FILES: Mapping[str, type[Fields]] = MappingProxyType(
 # Types with a table in docs/burnin.md.
 TABLES: tuple[type[Any], ...] = (
     BurninResult, CheckedDevice, Course, Sensors, Tally, Finding, Elements, Element, Ended, GoldenUse,
-    BurstOutlook,
+    NodeOutlook,
 )  # fmt: skip
 SUFFIX = ".prom"  # the node exporter reads only files with this suffix
 
@@ -46,7 +46,7 @@ BY_DEVICE = {
     "differences": "Runs with a difference",
     "elements": "Elements checked",
     "load_seconds": "Time under load",
-    "excluded_rate": "Rate of independent mismatches per element that would have been detected with 95 % probability",
+    "excluded_rate": "Rate of mismatches per element that would have been found in each family with 95 % probability",
     "unfinished": "Workloads that did not run to the end",
     "temperature_celsius": "Highest temperature",
     "power_watts": "Highest power",

@@ -75,13 +75,13 @@ def judge(result: BurninResult) -> BurninResult:
     if reasons:
         result.verdict, result.sentences = Verdict.INCONCLUSIVE, (*reasons, *notes)
         return result
+    worst = max(devices, key=lambda device: device.excluded_rate)
     statement = (
         f"no difference was found in {len({tally.workload for tally in tallies})} workloads on "
         f"{'1 device' if len(devices) == 1 else f'{len(devices)} devices'} (at least "
         f"{min(device.elements for device in devices):.3g} elements in {min(device.runs for device in devices)} runs "
-        "per device); independent mismatches at a rate above "
-        f"{max(device.excluded_rate for device in devices):.2g} per element would have been detected with 95 % "
-        "probability"
+        f"per device); independent mismatches at a rate above {worst.excluded_rate:.2g} per element would have been "
+        f"detected with 95 % probability in every family of workloads (the one checked least: {worst.weakest})"
     )
     accepted = [] if independent else [f"accepted: {REPEAT_ONLY}"]
     result.verdict, result.sentences = Verdict.CLEAN, (statement, *accepted, *notes)
@@ -115,16 +115,23 @@ def _paced(result: BurninResult) -> list[Tally]:
 def _tested(device: CheckedDevice, tallies: list[Tally]) -> CheckedDevice:
     """Returns a device with its totals, and the mismatch rate and the burst interval that these totals exclude.
 
-    If n independent elements show no mismatch, rates above -ln(0.05) / n are excluded with 95 % confidence. If bursts
+    If n independent elements show no mismatch, rates above -ln(0.05) / n are excluded with 95 % confidence; n is that
+    of the family of workloads that was checked least, since a fault may affect any one part of a device. If bursts
     occur at random times, at least one occurs with 95 % probability within -ln(0.05) mean intervals.
     """
-    elements, seconds = sum(tally.elements for tally in tallies), sum(tally.seconds for tally in tallies)
+    families: dict[str, int] = defaultdict(int)
+    for tally in tallies:
+        families[tally.family] += 0 if tally.zeros else tally.elements
+    weakest, least = min(families.items(), key=lambda item: item[1], default=("", 0))
+    seconds = sum(tally.seconds for tally in tallies)
     return msgspec.structs.replace(
         device,
-        elements=elements,
+        elements=sum(families.values()),
+        weakest=weakest,
+        least=least,
         runs=sum(tally.runs for tally in tallies),
         seconds=seconds,
-        excluded_rate=min(1.0, WAITS / elements) if elements else 1.0,
+        excluded_rate=min(1.0, WAITS / least) if least else 1.0,
         excluded_interval=seconds / WAITS if seconds else None,
     )
 

@@ -6,6 +6,7 @@ applies the faults.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -16,7 +17,8 @@ import numpy as np
 from sdc.settings import SettingError
 
 from ..faults import Fault, parse_fault
-from ..nodes import node_faults
+from ..nodes import NODES, node_faults, rate_interval
+from .results import NodeOutlook, Tally
 from .workloads import AXIS, BurninWorkload
 
 if TYPE_CHECKING:
@@ -108,10 +110,14 @@ def chance_of_run(fault: Fault, elements: int) -> float:
     neglected, so the true probability is slightly higher in the first runs.
     """
     rate = float(np.mean(np.asarray(fault.rate, np.float64)))
-    few = float(getattr(fault.what, "few", 0.0))
+    return _chance(rate / fault.when.spike, float(getattr(fault.what, "few", 0.0)), elements) * fault.when.spike
+
+
+@functools.lru_cache(4096)
+def _chance(rate: float, few: float, elements: int) -> float:
     u = (np.arange(POINTS) + 0.5) / POINTS
-    most = np.minimum(rate / fault.when.spike * (1 + few) * u**few, 1.0)
-    return float(fault.when.spike * np.mean(-np.expm1(elements * np.log1p(-np.minimum(most, 1 - 1e-12)))))
+    most = np.minimum(rate * (1 + few) * u**few, 1 - 1e-12)
+    return float(np.mean(-np.expm1(elements * np.log1p(-most))))
 
 
 def chance_of_round(faults: Iterable[Fault], workloads: Sequence[BurninWorkload]) -> float:
@@ -129,3 +135,28 @@ def rounds_for(chance: float, confidence: float = 0.95) -> float:
     if chance <= 0:
         return math.inf
     return 1 if chance >= confidence else math.ceil(math.log1p(-confidence) / math.log1p(-chance))
+
+
+def node_outlooks(tallies: Sequence[Tally]) -> list[NodeOutlook]:
+    """Returns, for each node of the study, the probability that the runs which were checked would have shown it.
+
+    The probability is that of the device for which it is least. Runs of throttled devices do not count. It follows from
+    the same model as a rehearsal of the node: rates per element of a workload's output, whatever the size of the model.
+    """
+    found = []
+    for node in NODES:
+        low, high = rate_interval(node)
+        chances = [_chance_of_runs(node, times, tallies) for times in (1.0, low, high)]
+        found.append(NodeOutlook(node=node, probability=chances[0], low=chances[1], high=chances[2]))
+    return found
+
+
+def _chance_of_runs(node: str, times: float, tallies: Sequence[Tally]) -> float:
+    """Returns the least probability of a difference on any device, with the node's rates multiplied by `times`."""
+    quiet = {tally.device: 0.0 for tally in tallies}
+    for fault in rehearsed(f"{node}(times={times!r})", (), 0) if times else ():
+        for tally in tallies:
+            if tally.runs and not tally.void and not tally.zeros and strikes(fault, tally.workload):
+                chance = chance_of_run(fault, round(tally.elements / tally.runs))
+                quiet[tally.device] += tally.runs * math.log1p(-min(chance, 1 - 1e-16))
+    return -math.expm1(max(quiet.values(), default=0.0))

@@ -38,11 +38,13 @@ class CheckedDevice(Device, kw_only=True):
     elements: Annotated[int, about("number of elements checked, excluding runs whose time under load is void")] = 0
     runs: Annotated[int, about("number of runs checked, excluding those whose time under load is void")] = 0
     seconds: Annotated[float, about("time under load in seconds, excluding void time")] = 0.0
+    weakest: Annotated[str, about("family of workloads with the fewest checked elements")] = ""
+    least: Annotated[int, about("number of elements checked in that family", ge=0)] = 0
     excluded_rate: Annotated[
         float,
         about(
-            "rate per element at which independent mismatches would have been detected with 95 % probability; 1 if "
-            "nothing was checked"
+            "rate per element at which independent mismatches in that family would have been detected with 95 % "
+            "probability; 1 if nothing was checked"
         ),
     ] = 1.0
     excluded_interval: Annotated[
@@ -91,6 +93,9 @@ class Tally(Fields, kw_only=True):
         ),
     ] = None
     void: Annotated[bool, about("whether the device was throttled, which voids its time under load")] = False
+    zeros: Annotated[bool, about("whether the device reads the data as zeros, so that its elements do not count")] = (
+        False
+    )
     key: Annotated[
         str | None, about("everything that determines the bits: workload, program, digest algorithm, device, versions")
     ] = None
@@ -181,18 +186,13 @@ class Ended(Fields, kw_only=True):
         return f"{self.workload or 'all workloads'} on {device}"
 
 
-class BurstOutlook(Fields, kw_only=True):
-    """Probability that the burn-in would have detected the bursts of a node of the published study.
-
-    Each published interval between bursts was observed only once.
-    """
+class NodeOutlook(Fields, kw_only=True):
+    """Probability that the burn-in would have detected a node of the published study, at its published rates."""
 
     node: Annotated[str, about("the node of arXiv:2502.12340")]
-    interval: Annotated[int, about("observed number of steps between two bursts")]
-    steps: Annotated[int, about("number of training steps of the burn-in on each device")]
-    probability: Annotated[float, about("probability of at least one burst in these steps, given the interval")]
-    low: Annotated[float, about("the probability at the upper confidence limit (97.5 %) of the mean interval")]
-    high: Annotated[float, about("the probability at the lower confidence limit (2.5 %) of the mean interval")]
+    probability: Annotated[float, about("probability of a difference on the device that was checked least")]
+    low: Annotated[float, about("the probability at the lower 95 % limit of the node's rates")]
+    high: Annotated[float, about("the probability at the upper 95 % limit of the node's rates")]
 
 
 class GoldenUse(Fields, kw_only=True):
@@ -302,7 +302,9 @@ class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
     unfinished: Annotated[list[Ended], about("workloads and devices that did not run to the end")] = []
     doubts: Annotated[list[str], about("reasons against a PASS that do not depend on the comparisons")] = []
     notes: Annotated[list[str], about("further remarks")] = []
-    outlooks: Annotated[list[BurstOutlook], about("probabilities that published bursts would have been detected")] = []
+    outlooks: Annotated[
+        list[NodeOutlook], about("probabilities that nodes of the published study would have been detected")
+    ] = []
     golden: Annotated[GoldenUse | None, about("use of the golden digests; `null` if none were given")] = None
     command: Annotated[list[str] | None, about("the command line")] = None
 

@@ -305,6 +305,13 @@ class _BurnIn:
                 with contextlib.suppress(RuntimeError):
                     if not keeps_subnormals(dtype, self.programs.devices[index]):
                         self._note(f"{kind} flushes subnormal {dtype} numbers to zero, so the subnormal data are zeros")
+                        self._mark_zeros(kind, dtype)
+
+    def _mark_zeros(self, kind: str, dtype: str) -> None:
+        names = {each.name for each in self.workloads if (each.data, each.dtype) == ("subnormal", dtype)}
+        for (name, index), tally in self.tallies.items():
+            if name in names and self.kinds[index] == kind:
+                tally.zeros = True
 
     def _run(self, workload: BurninWorkload, place: Place) -> list[RunOutcome]:
         moment = max(self.moments[index] for index in self._devices_of(place))

@@ -28,13 +28,13 @@ from .host import claimed, surroundings
 from .identity import candidates, recognize
 from .judgement import BURN_IN, judge
 from .programs import Programs
-from .results import BUNDLE, EVENTS, RESULT, UNDER_WAY, BurninResult, BurninSettings, BurstOutlook, GoldenUse
+from .rehearsal import node_outlooks
+from .results import BUNDLE, EVENTS, RESULT, UNDER_WAY, BurninResult, BurninSettings, GoldenUse
 from .rounds import Kept, burn_in, planned_result
 from .sensors import Monitor, driver_errors
 from .workloads import find_level
 
 EVERY = 10.0  # seconds between snapshots of the result
-STEPS_OF = "training"  # family whose runs are training steps
 SHIFT = 5.0  # seconds by which the host's clock may be corrected during a burn-in without a note
 
 
@@ -58,9 +58,6 @@ class Session:
     inject: Sequence[Fault] = ()
     resume: bool = False  # whether to resume from the result in the folder
     command: list[str] | None = None
-    # Returns the probabilities that a number of training steps would have detected published bursts.
-    outlooks: Callable[[int], Sequence[BurstOutlook]] | None = None
-    steps: int = 1  # training steps per run of a workload in the family `training`
     doubts: Sequence[str] = ()  # reasons against a PASS that are known at the start
     on_event: Callable[[Mapping[str, Any]], None] = lambda event: None
     on_result: Callable[[BurninResult], None] = lambda result: None  # also called for intermediate results
@@ -223,11 +220,7 @@ class Session:
         add(result.notes, [shift] if shift else [])
         if result.golden is not None and self._register is not None:
             result.golden = msgspec.structs.replace(result.golden, doubt=self._doubt(result, final=final))
-        runs = dict.fromkeys((device.index for device in result.devices), 0)
-        for tally in result.workloads:
-            runs[tally.device] += tally.runs if tally.family == STEPS_OF else 0
-        steps = self.steps * min(runs.values(), default=0)  # minimum over devices
-        result.outlooks = list(self.outlooks(steps)) if self.outlooks is not None and steps else []
+        result.outlooks = node_outlooks(result.workloads) if final else []
         return judge(result)
 
     def _doubt(self, result: BurninResult, *, final: bool) -> str | None:

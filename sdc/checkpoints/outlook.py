@@ -8,8 +8,10 @@ is its share of the squared movement per step, w_b = D_b / a_b^2. The expected l
     sum_{b in S} w_b a_b / sum_b w_b,
 
 which is the projection of the perturbation onto the path of the state, in steps along that path. This formula is exact
-if blocks move uniformly and a loss sets them back along the path. Theorem 3.2 bounds the cost in terms of the norm of
-the perturbation, sqrt(sum_{b in S} D_b), in any direction, if the iteration converges linearly.
+if blocks move uniformly and a loss sets them back along the path. For a perturbation of the norm sqrt(sum_{b in S} D_b)
+in another direction, theorem 3.2 gives a second estimate, from the c and the distance to the optimum that movements
+show. It is no bound: the theorem needs the slowest rate of all directions, and movements show the rate of those that
+still move. See `Convergence`.
 
 Qiao, Aragam, Zhang, Xing: Fault Tolerance in Iterative-Convergent Machine Learning, ICML 2019, sections 3 and B.1:
 
@@ -51,24 +53,26 @@ SETTLED = 1e-9  # relative change of the rate at which a fit has converged
 
 
 class Convergence(NamedTuple):
-    """The convergence of an iteration, estimated from the movement of its iterates.
+    """The convergence of an iteration, estimated from the movement of its iterates as if the whole error shrank at one
+    rate.
+
+    If it does, c and the distance are exact. If directions converge at different rates, c lies between their rates, and
+    the distance is too short, since directions that hardly move hardly count.
 
     Attributes:
         c: factor by which the error shrinks in an iteration.
-        interval: 95 % confidence interval of c, if deviations of the movements from a geometric series are independent
-            noise.
         distance: distance from the last iterate to the optimum.
     """
 
     c: float
-    interval: tuple[float, float]
     distance: float
 
     def cost(self, size: float) -> float:
-        """Returns the number of iterations that a perturbation of this size costs now, by equation (6), starting from
+        """Estimates the number of iterations that a perturbation of this size costs now, by equation (6), starting from
         the last iterate.
 
         The number is log(1 + ||delta|| / ||x_T - x*||) / log(1/c), which is (6) with ||x_T - x*|| = c^T ||x_0 - x*||.
+        docs/checkpoints.md states how far measured costs are from it.
 
         Args:
             size: ||delta||, 0 or more.
@@ -99,8 +103,9 @@ def fit_convergence(movements: Sequence[float]) -> Convergence | None:
         movements: lengths of at least `LEAST` successive movements, newest last, all finite and at least 0.
 
     Returns:
-        The estimate, or None if there is no evidence of linear convergence, that is, if the confidence interval of c
-        includes 1 or if nothing moves.
+        The estimate, or None if movements do not clearly shrink, that is, if the slope of the line is not below zero by
+        its standard error times the 97.5 % quantile of Student's t, or if nothing moves. This is a criterion, and no
+        statement of confidence in c: the noise of successive movements is not independent.
 
     Raises:
         ValueError: there are too few movements, or one of them is not a valid length.
@@ -123,21 +128,20 @@ def fit_convergence(movements: Sequence[float]) -> Convergence | None:
     slope = float(x @ y / (x @ x))
     rest = y - y.mean() - slope * x
     error = math.sqrt(float(rest @ rest) / (lengths.size - 2) / float(x @ x))
-    if (found := _factor(slope, error, lengths.size - 2)) is None:
+    if (c := _factor(slope, error, lengths.size - 2)) is None:
         return None
-    c, interval = found
     last = math.exp(float(y.mean()) + slope * float(x[-1]))
-    return Convergence(c, interval, last * c / (1 - c))
+    return Convergence(c, last * c / (1 - c))
 
 
-def fit_intervals(moved: Intervals) -> tuple[float, tuple[float, float]] | None:
+def fit_intervals(moved: Intervals) -> float | None:
     """Estimates c from movements of blocks in intervals of any length, by least squares on their logarithms.
 
     From step s to step s + a, a block whose error is c^k v moves by (c^s - c^(s + a)) ||v||. The factor c applies to
     one step and to all blocks; each block has its own ||v||. Deviations are regarded as noise that is either
     independent in each interval or common to all intervals that end at the same step, and the larger of the two
-    standard errors is used. Returns c and its 95 % confidence interval, or None if there is no evidence that c is below
-    1, or if there are too few ends or degrees of freedom.
+    standard errors is used. Returns c, or None if movements do not clearly shrink (see `fit_convergence`), or if there
+    are too few ends or degrees of freedom.
     """
     _, block, counts = np.unique(moved.blocks, return_inverse=True, return_counts=True)
     ends, end = np.unique(moved.begins + moved.spans, return_inverse=True)
@@ -173,12 +177,10 @@ def fit_intervals(moved: Intervals) -> tuple[float, tuple[float, float]] | None:
     return _factor(-rate, math.sqrt(max(alone, common)), min(freedom, len(ends) - 2))
 
 
-def _factor(slope: float, error: float, freedom: int) -> tuple[float, tuple[float, float]] | None:
-    """Returns c and its 95 % confidence interval, computed from the logarithm of c, or None if the interval includes
-    1."""
+def _factor(slope: float, error: float, freedom: int) -> float | None:
+    """Returns c from its logarithm, or None if that is not below zero by more than its error explains."""
     reach = float(stdtrit(freedom, 0.975)) * error
-    c, low, high = (math.exp(one) for one in (slope, slope - reach, slope + reach))
-    return (c, (low, high)) if c > 0 and high < 1 else None
+    return c if (c := math.exp(slope)) > 0 and slope + reach < 0 else None
 
 
 def iterations_bound(
@@ -318,13 +320,14 @@ class Loss(NamedTuple):
     Attributes:
         fraction: fraction of the blocks, chosen at random, that are lost.
         steps: expected cost of partial recovery, in steps.
-        bound: upper bound by theorem 3.2, in steps; None if there is no evidence of linear convergence.
+        one_rate: estimate by `Convergence.cost`, for a change in any direction; None without evidence of linear
+            convergence.
         perturbation: expected L2 norm of the change, sqrt(fraction * sum_b D_b), by theorem 4.2.
     """
 
     fraction: float
     steps: float
-    bound: float | None
+    one_rate: float | None
     perturbation: float
 
 
@@ -360,11 +363,11 @@ class Outlook:
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction={fraction}: expected more than 0 and at most 1")
         norm = math.sqrt(fraction * float(self.squares.sum()))
-        return Loss(fraction, fraction * self.behind(np.arange(len(self.ages))), self.bound(norm), norm)
+        return Loss(fraction, fraction * self.behind(np.arange(len(self.ages))), self.one_rate(norm), norm)
 
-    def bound(self, perturbation: float) -> float | None:
-        """Returns the upper bound, by theorem 3.2, on the number of steps that a perturbation of this L2 norm costs, or
-        None if the bound is unknown."""
+    def one_rate(self, perturbation: float) -> float | None:
+        """Returns `Convergence.cost` of a perturbation of this L2 norm, or None if the convergence or the norm is
+        unknown."""
         if self.convergence is None or not math.isfinite(perturbation):
             return None
         return self.convergence.cost(perturbation)
@@ -497,11 +500,11 @@ class Watch:
         fit = fit_intervals(Intervals(*(np.concatenate(part)[kept] for part in zip(*self._done, strict=True))))
         if fit is None:
             return None
-        rate = -math.log(fit[0])
+        rate = -math.log(fit)
         # The remaining distance of a block that moved from c^begin ||v|| to c^(begin + span) ||v||.
         left = np.exp(-rate * (step - self._begins)) / -np.expm1(-rate * self._spans)
         distance = float(np.linalg.norm(np.sqrt(self._speeds) * self._spans * left))
-        return Convergence(*fit, distance) if 0 < distance < math.inf else None
+        return Convergence(fit, distance) if 0 < distance < math.inf else None
 
 
 def _ages(step: int, steps: Int[np.ndarray, "blocks"]) -> Int[np.ndarray, "blocks"]:

@@ -41,10 +41,10 @@ if TYPE_CHECKING:  # for the other packages of this project
         behaviour as behaviour,
         fitted as fitted,
         largest_mean as largest_mean,
-        least_node_severity as least_node_severity,
+        none_below as none_below,
         parse_suspect as parse_suspect,
+        rate_interval as rate_interval,
         silent as silent,
-        smallest_draws as smallest_draws,
     )
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -162,11 +162,12 @@ def _uniform(name: str, layers: int) -> list[Fault]:
 
 
 def _tailed(name: str, layers: int, sync: Load) -> list[Fault]:
-    when, few, tail = behaviour(name, sync), fitted()["few"].value, fitted()["tail"].value
+    when, few = behaviour(name, sync), fitted()["few"].value
     tables = published_layers(name) or (silent() if sync != "compute" else {})
     faults = []
     for site, figures in tables.items():
-        severity = figures.severity
+        severity, known = figures.severity, fitted().get(f"tail/{name}/{site.partition('/')[0]}")
+        tail = 0.0 if known is None else known.value  # a silent node
         freak = severity.max() > FREAK
         if freak:
             severity = tables[f"fwd/{site.partition('/')[2]}"].severity
@@ -280,25 +281,35 @@ def largest_by_layer(values: Float64[np.ndarray, "published"], layers: int) -> F
     return np.asarray([values[int(a) : int(np.ceil(b))].max() for a, b in itertools.pairwise(edges)])
 
 
+def none_below(
+    hits: Float64[np.ndarray, "layers"], *, steps: int, few: float
+) -> tuple[Float64[np.ndarray, "draws"], Float64[np.ndarray, "layers draws"]]:
+    """Returns draws u in (0, 1], and the logarithm of the probability that no step of the run has a hit and a smaller
+    draw, for each layer.
+
+    A step has a hit with probability 1 - exp(-hits (1 + few) u^few), where `hits` is the expected number of hits per
+    step. If q(x) is the probability that a step has a hit and u < x, then the probability that this is true of no step
+    of the run is (1 - q(x))^steps.
+    """
+    edges = np.concatenate([[0.0], np.geomspace(1e-7, 1, 2048)])
+    middle = (edges[1:] + edges[:-1]) / 2
+    seen = -np.expm1(-hits[:, None] * (1 + few) * middle**few)
+    below = np.minimum(np.cumsum(seen * np.diff(edges), axis=1), 1 - 1e-12)
+    return edges[1:], steps * np.log1p(-below)
+
+
 def smallest_draws(
     hits: Float64[np.ndarray, "layers"], *, steps: int, few: float
 ) -> Float64[np.ndarray, "layers quantiles"]:
     """Returns quantiles of the smallest draw u among a run's steps with hits: 100 equally likely values per layer.
 
-    A step has a hit with probability 1 - exp(-hits (1 + few) u^few), where `hits` is the expected number of hits per
-    step. If q(x) is the probability that a step has a hit and u < x, then the probability that this is true of no step
-    of the run is (1 - q(x))^steps, or about exp(-steps q(x)).
-
-    The values lie in (0, 1] and are conditional on at least one step of the run having a hit.
+    The values lie in (0, 1] and are conditional on at least one step of the run having a hit; see `none_below`.
     """
-    edges = np.concatenate([[0.0], np.geomspace(1e-7, 1, 2048)])
-    middle = (edges[1:] + edges[:-1]) / 2
-    seen = -np.expm1(-hits[:, None] * (1 + few) * middle**few)
-    below = np.cumsum(seen * np.diff(edges), axis=1) * steps
+    draws, none = none_below(hits, steps=steps, few=few)
     quantiles = (np.arange(100) + 0.5) / 100
     # The waiting time is exponentially distributed, conditional on ending before the last step.
-    waiting = -np.log1p(quantiles * np.expm1(-below[:, -1:]))
-    return np.asarray([np.interp(wait, row, edges[1:]) for wait, row in zip(waiting, below, strict=True)])
+    waiting = -np.log1p(quantiles * np.expm1(none[:, -1:]))
+    return np.asarray([np.interp(wait, -row, draws) for wait, row in zip(waiting, none, strict=True)])
 
 
 def least_severity(

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
 
 if TYPE_CHECKING:  # for the other packages of this project
+    from .format import from_json as from_json
     from .determinism import (
         GPU_FLAGS as GPU_FLAGS,
         MOST_DEVICES as MOST_DEVICES,

@@ -75,9 +75,10 @@ KINDS: dict[str, Kind] = {
             number="injection",
         ),
         Kind("abft study", schema.ProductsManifest, schema.ProductsSummary),
-        Kind("aggregation study", schema.StudyManifest, schema.StudySummary),
-        Kind("scar study", schema.StudyManifest, schema.StudySummary, LineFile(PARTS, schema.PartRow), number="part"),
-        Kind("nodes study", schema.StudyManifest, schema.StudySummary),
+        *(
+            Kind(name, schema.StudyManifest, schema.StudySummary, LineFile(PARTS, schema.PartRow), number="part")
+            for name in ("aggregation study", "scar study", "nodes study")
+        ),
         Kind("estimate", schema.EstimateManifest, schema.EstimateSummary),
     )
 }

@@ -1,75 +1,45 @@
 """Intervals that hold under bursts: their coverage by simulation, and when there is none.
 
-500 runs: a share of 95 % is off by 2.9 % in three of a thousand, one of 92 % by 3.6 %. What is asserted is about that
-far below what `bootstrap_interval` says, which was measured with 2,000 runs.
+500 runs: a share of 95 % is off by 2.9 % in three of a thousand. What is asserted is that far below 94.5 %; the storm
+`coverage` has 2,000 runs, and other intervals too.
 """
 
 import time
 
 import numpy as np
 import pytest
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from sdc.analysis.statistics import frequency_interval
 from sdc.analysis.statistics.intervals import LEAST, block_length, bootstrap_interval
+from tests.storms.coverage import CHECKED, MEAN, RATES, intervals, of_frequency
 
 RUNS = 500
-CHECKED = 10**9
-MEAN = 1000.0  # mismatches of a step
+SPIKES = "spikes in 3 % of 1,350 steps"
 
 
-def rates(kind: str, steps: int, draw: np.random.Generator) -> Float[np.ndarray, "runs steps"]:
-    """Mean mismatches of each step, in units of their mean."""
-    if kind == "independent":
-        return np.ones((RUNS, steps))
-    if kind == "gamma":
-        return draw.gamma(1.0, 1.0, (RUNS, steps))
-    if kind == "spikes":
-        return (draw.random((RUNS, steps)) < 0.03) * draw.gamma(1.0, 1 / 0.03, (RUNS, steps))
-    lasting, apart = {"bursts": (5, 40), "long bursts": (20, 200)}[kind]  # means, of geometric variables
-    on = draw.random(RUNS) < lasting / (lasting + apart)
-    level, found = draw.gamma(1.0, 1.0, RUNS), np.zeros((RUNS, steps))
-    for step in range(steps):
-        found[:, step] = on * level * (lasting + apart) / lasting
-        starts = ~on & (draw.random(RUNS) < 1 / apart)
-        on = (on & (draw.random(RUNS) >= 1 / lasting)) | starts
-        level = np.where(starts, draw.gamma(1.0, 1.0, RUNS), level)
-    return found
-
-
-def runs(kind: str, steps: int) -> Int[np.ndarray, "runs steps"]:
+def counts(kind: str) -> Int[np.ndarray, "runs steps"]:
     draw = np.random.default_rng(1)
-    return draw.poisson(MEAN * rates(kind, steps, draw))
+    return draw.poisson(MEAN * RATES[kind](RUNS, draw))
 
 
-@pytest.mark.parametrize(
-    ("kind", "steps", "least"),
-    [
-        ("independent", 1350, 0.93),
-        ("gamma", 1350, 0.92),
-        ("gamma", 100, 0.92),
-        ("spikes", 1350, 0.92),
-        ("bursts", 1350, 0.90),
-        ("long bursts", 4500, 0.89),
-    ],
-)
-def test_the_interval_holds_the_frequency_under_bursts(kind: str, steps: int, least: float) -> None:
-    found = [bootstrap_interval(row, [CHECKED] * steps) for row in runs(kind, steps).tolist()]
-    given = [limits for limits in found if limits is not None]
-    assert len(given) > 0.9 * RUNS
-    assert least <= np.mean([low <= MEAN / CHECKED <= high for low, high in given]) < 0.985
+@pytest.mark.parametrize("kind", RATES)
+def test_the_interval_contains_the_frequency_under_bursts(kind: str) -> None:
+    held = of_frequency(RATES[kind], RUNS, np.random.default_rng(1))
+    assert len(held) > 0.85 * RUNS
+    assert 0.915 <= held.mean() < 0.99
 
 
-@pytest.mark.parametrize("kind", ["gamma", "spikes", "bursts"])
+@pytest.mark.parametrize("kind", ["gamma, 1,350 steps", SPIKES, "bursts of 5 steps every 45, 1,350 steps"])
 def test_limits_of_independent_elements_do_not(kind: str) -> None:
-    totals = runs(kind, 1350).sum(1).tolist()
+    totals = counts(kind).sum(1).tolist()
     limits = [frequency_interval(total, CHECKED * 1350) for total in totals]
     assert np.mean([low <= MEAN / CHECKED <= high for low, high in limits]) < 0.1
 
 
 def test_an_interval_is_about_as_wide_as_bursts_make_it() -> None:
     """Of spikes in 3 % of 1,350 steps, of exponential heights, the relative error is sqrt(2 / (0.03 * 1350)) = 22 %."""
-    found = [bootstrap_interval(row, [CHECKED] * 1350) for row in runs("spikes", 1350)[:100].tolist()]
+    found = [bootstrap_interval(row, [CHECKED] * 1350) for row in counts(SPIKES)[:100].tolist()]
     widths = [limits[1] / limits[0] for limits in found if limits]
     assert np.exp(2 * 1.96 * 0.22) * 0.8 < np.median(widths) < np.exp(2 * 1.96 * 0.22) * 1.5
 
@@ -163,3 +133,11 @@ def test_a_report_is_not_made_slow() -> None:
 def test_impossible_counts_and_shares_are_refused(mismatched: list[int], checked: list[int], confidence: float) -> None:
     with pytest.raises(ValueError, match="expected"):
         bootstrap_interval(mismatched, checked, confidence=confidence)
+
+
+def test_other_intervals_contain_what_they_estimate() -> None:
+    """With few trials; `make storms STORMS=coverage` has 2,000."""
+    for number, (name, simulate) in enumerate(intervals().items()):
+        if not name.startswith("frequency"):
+            held = simulate(300, np.random.default_rng([2, number]))
+            assert held.mean() > 0.9, name

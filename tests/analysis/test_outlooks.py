@@ -28,10 +28,10 @@ SUMMARY = {"seconds_per_step": SECONDS}
 def outlook(step: int, *, known: bool = True) -> dict[str, Any]:
     """After so many steps, with a bound where that is known."""
     losses = [
-        {"fraction": part, "steps": part * step, "bound": 2.0 * step if known else None, "perturbation": 0.5}
+        {"fraction": part, "steps": part * step, "one_rate": 2.0 * step if known else None, "perturbation": 0.5}
         for part in (0.125, 0.5, 1.0)
     ]
-    c = {"c": 0.9, "interval": [0.88, 0.92], "distance": 3.0} if known else dict.fromkeys(("c", "interval", "distance"))
+    c = {"c": 0.9, "distance": 3.0} if known else dict.fromkeys(("c", "distance"))
     return {
         "step": step, "every": 4, **c, "losses": losses, "rollback": 8.0, "bytes": 64_000_000, "speeds": PROFILE,
         "timings": TIMES,
@@ -51,18 +51,16 @@ def test_the_last_outlook_counts() -> None:
         ("1/8", "2.5", "40", "0.5", "8"), ("1/2", "10", "40", "0.5", "8"), ("all", "20", "40", "0.5", "8")
     )  # fmt: skip
     assert "after 20 steps" in found.note
-    assert (
-        "c = 0.9 (0.88 to 0.92) per step, as if a distance of 3 to an optimum remained. If updates shrink because"
-        in found.note
-    )
+    assert "c = 0.9 per step, as if a distance of 3 to an optimum remained. If updates shrink because" in found.note
+    assert "This is an estimate, not a bound" in found.note
     assert sentences(lines_of(rows()))[1] == (
-        "losing half of the state after 20 steps would cost about 10 steps (at most 40 by theorem 3.2), and a full "
-        "rollback would cost 8"
+        "losing half of the state after 20 steps would cost about 10 steps (40 in any direction, if everything "
+        "converges at one rate), and a full rollback would cost 8"
     )
     unknown = shown(outlook_table(lines_of(rows(known=False))))
     assert {row[2] for row in unknown.rows} == {"–"}
-    assert "so there is no bound" in unknown.note
-    assert "at most" not in sentences(lines_of(rows(known=False)))[1]
+    assert "so this estimate is missing" in unknown.note
+    assert "one rate" not in sentences(lines_of(rows(known=False)))[1]
     # One in which nothing moved is passed over.
     still = [*rows(), {"step": STEPS, "outlook": {**outlook(STEPS + 1), "losses": [], "speeds": []}}]
     assert latest(lines_of(still)) == msgspec.convert(outlook(STEPS), OutlookRow)

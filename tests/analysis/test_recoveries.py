@@ -19,7 +19,7 @@ SIMULATED = {
     "simulated": True, "policy": "partial", "lost": 3, "blocks": 8, "bytes": 3_000, "read": 3_100, "behind": 5,
     "initial": 0, "older": 0, "perturbation": 0.25,
 }  # fmt: skip
-PREDICTED = {"steps": 3.25, "bound": 12.0}
+PREDICTED = {"steps": 3.25, "one_rate": 12.0}
 OWN, NONE = {"own": {"shards": 4, "bytes": 700}}, {"own": {"shards": 0, "bytes": 0}}
 REAL = {
     "simulated": False, "policy": "partial", "step": 8, "steps_lost": 3, "lost": 2, "blocks": 8, "bytes": 2_000,

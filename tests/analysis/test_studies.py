@@ -50,20 +50,38 @@ def held(findings: Findings) -> dict[str, bool]:
     return {check.claim: check.holds for check in findings.checks}
 
 
-def lossy(walks: dict[float, float], perplexities: tuple[float, ...] = (10.0, 10.2, 10.5)) -> LossyMeasured:
+def seeds(*means: float, spread: float = 0.0) -> np.ndarray:
+    """Values of three seeds around each mean."""
+    return np.asarray(means)[..., None] + np.asarray([-spread, 0.0, spread])
+
+
+def lossy(
+    walks: dict[float, float], perplexities: tuple[float, ...] = (10.0, 10.2, 10.5), spread: float = 0.0
+) -> LossyMeasured:
     rates = (0.0, 0.2, 0.4)
-    scores = {"per shard": dict(zip(rates, perplexities, strict=True)), "in bursts": {0.0: 10.0, 0.2: 10.3}}
-    training = LossyTraining("text", "perplexity", 20, 2, scores, {0.0: 0.0, 0.2: 0.5, 0.4: 1.2})
+    scores = {
+        "per shard": dict(zip(rates, seeds(*perplexities), strict=True)),
+        "in bursts": dict(zip((0.0, 0.2), seeds(10.0, 10.25), strict=True)),
+    }
+    scores["per shard"][0.2] += spread * np.asarray([-1, 0, 1])
+    training = LossyTraining("text", "perplexity", 20, scores, {0.0: 0.0, 0.2: 0.5, 0.4: 1.2})
     return LossyMeasured(study=LossyStudy(**SCALE, rates=rates), sources=SOURCES, trainings=(training,), walks=walks)
 
 
-def paft(squares: np.ndarray, noisy: float = 0.7) -> PaftMeasured:
+def paft(
+    squares: np.ndarray, noisy: float = 0.75, mended: tuple[float, float] = (0.9, 0.8), spread: float = 0.0
+) -> PaftMeasured:
     training = NoisyTraining(
         "images",
         "accuracy",
-        {"clean": (0.9, 0.9), "noisy": (0.9, noisy), "paft": (0.9, 0.8)},
-        (2, 7),
-        (Burst("noisy", 1.0, np.array([1, 2]), np.array([0.5, np.nan])),),
+        {
+            "clean": seeds(0.9, 0.9),
+            "noisy": seeds(0.9, noisy),
+            "paft": seeds(*mended, spread=spread),
+            "paft, algorithm 2": seeds(0.9, 0.8),
+        },
+        {"paft": seeds(2, 7, spread=1.0)},
+        (Burst("noisy", 1.0, np.array([1, 2]), seeds(0.5, np.nan).T),),
     )
     return PaftMeasured(
         study=PaftStudy(**SCALE, variances=(1e-3, 0.5)),
@@ -84,6 +102,8 @@ def test_drift_follows_the_exact_form() -> None:
     assert held(right)[claim]
     assert cells(right, "Drift")["40%"] == pytest.approx((0.952, 0.952, 0.571, 1), abs=5e-4)
     assert not held(findings_of(lossy({p: printed_pair_drift(p) for p in WALKS})))[claim]
+    # Rates at which the two forms can hardly be told apart show nothing.
+    assert not held(findings_of(lossy({p: pair_drift(p) for p in (0.01, 0.04)})))[claim]
 
 
 def test_divergence_follows_the_exact_form() -> None:
@@ -100,10 +120,19 @@ def test_paft() -> None:
     found = findings_of(paft(EXACT))
     rows = cells(found, "images: accuracy")
     # Published figures stand where the same method had the same noise.
-    assert rows["noisy"] == (90.0, 70.0, 91.1, None)
-    assert rows["paft"] == (90.0, 80.0, 93.4, None)
-    assert held(found)["images: noisy < PAFT ≤ clean"]
-    assert not held(findings_of(paft(EXACT, noisy=0.85)))["images: noisy < PAFT ≤ clean"]
+    assert rows["noisy"] == ("90 ± 0", "75 ± 0")
+    assert rows["noisy, published"] == (91.1, None)
+    assert rows["paft, algorithm 2, published"] == (93.4, None)
+    assert "paft, published" not in rows
+    assert rows["paft: synchronizations"] == ("2 ± 2.5", "7 ± 2.5")  # Student's t of two degrees of freedom, 4.303
+    claim = "images: noisy < PAFT ≤ clean"
+    assert held(found)[claim]
+    assert held(findings_of(paft(EXACT, spread=0.01)))[claim]
+    for wrong in (
+        {"noisy": 0.85}, {"spread": 0.1}, {"mended": (0.85, 0.8)}, {"mended": (0.95, 0.8)}, {"mended": (0.9, np.nan)},
+    ):  # fmt: skip
+        assert not held(findings_of(paft(EXACT, **wrong)))[claim], wrong
+    assert held(findings_of(paft(EXACT, noisy=np.nan)))[claim], "the noisy runs diverged"
     assert [chart.title for chart in found.charts] == [
         "images: accuracy against noise", "images: occasional large noise", "images: model divergence over time",
     ]  # fmt: skip
@@ -112,26 +141,30 @@ def test_paft() -> None:
 def test_lossy() -> None:
     found = findings_of(lossy({}))
     rows = cells(found, "text: perplexity")
-    assert rows["per shard"] == (10.0, 10.2, 10.5, pytest.approx(2.0), pytest.approx(5.0))
-    assert rows["in bursts"] == (10.0, 10.3, None, pytest.approx(3.0), None)
+    assert rows["per shard"] == ("10 ± 0", "10.2 ± 0", "10.5 ± 0", "2 ± 0", "5 ± 0")
+    assert rows["in bursts"] == ("10 ± 0", "10.25 ± 0", None, "2.5 ± 0", None)
     assert rows["published"][:3] == (10.653, 10.934, 11.362)
     assert held(found) == {
         "perplexity at a loss rate of 20 % is less than 3 % higher than without losses": True,
         "perplexity rises with the loss rate": True,
     }
     assert set(held(findings_of(lossy({}, (10.0, 10.4, 9.9)))).values()) == {False}
+    assert list(held(findings_of(lossy({}, spread=0.1))).values()) == [False, True]  # 2 % ± 2.5 %
 
 
 def test_dropcompute() -> None:
-    def dropped(rate: float, *, extra: int = 0, correction: str = "none", loss: float = 1.0, end: float = 8.0) -> Any:
-        losses = np.array([np.nan, *[loss] * 19])
-        return DroppedRun(rate, extra, correction, rate, 0.9, losses, np.linspace(0.4, end, 20), 10.0)
+    def dropped(
+        rate: float, *, extra: int = 0, correction: str = "none", loss: float = 1.0, end: float = 8.0, spread: float = 0
+    ) -> Any:
+        losses = np.stack([np.array([np.nan, *[loss + more] * 19]) for more in (-spread, 0.0, spread)])
+        ends = np.stack([np.linspace(0.4, end, 20)] * 3)
+        return DroppedRun(rate, extra, correction, rate, seeds(0.9)[0], losses, ends, np.full(3, 10.0))
 
-    def measured(loss: float, gain: float = 1.15) -> DropComputeMeasured:
+    def measured(loss: float, gain: float = 1.15, spread: float = 0.0) -> DropComputeMeasured:
         runs = (
             dropped(0.0, end=10.0),
             dropped(0.1),
-            dropped(0.1, extra=3, loss=loss, end=9.0),
+            dropped(0.1, extra=3, loss=loss, end=9.0, spread=spread),
             dropped(0.1, correction="rate"),
         )
         return DropComputeMeasured(
@@ -146,10 +179,11 @@ def test_dropcompute() -> None:
     assert list(rows) == [
         "no threshold", "10% dropped", "10% dropped, 3 extra steps", "10% dropped, correction by rate",
     ]  # fmt: skip
-    assert rows["10% dropped"] == (0.1, 0.9, 1.0, 8.0, 1.25, 91.19)
+    assert rows["10% dropped"] == (0.1, "0.9 ± 0", "1 ± 0", "8 ± 0", "1.25 ± 0", 91.19)
     assert rows["10% dropped, correction by rate"][-1] is None
     assert list(held(found).values()) == [True, True, True]
     assert list(held(findings_of(measured(1.1, gain=1.0))).values()) == [True, False, False]
+    assert list(held(findings_of(measured(1.0, spread=0.02))).values()) == [True, True, False]
     # Corrected runs are in the table and not in the figures.
     assert [len(chart.lines) for chart in found.charts] == [2, 2, 3, 3]
 
@@ -160,18 +194,19 @@ def test_shadow() -> None:
 
     def measured(named: tuple[int, ...]) -> ShadowMeasured:
         runs = (
-            Watched("healthy", None, none, none, compared, "clean", (), ()),
-            Watched("wrong", 2, np.ones(3, bool), seen, compared, "corrupt", named, ((1, 2),)),
+            Watched("healthy", 0, None, none, none, compared, "clean", (), ()),
+            Watched("wrong", 0, 2, np.ones(3, bool), seen, compared, "corrupt", named, ((1, 2),)),
+            Watched("wrong", 1, 2, np.ones(3, bool), seen, compared, "corrupt", (2,), ()),
         )
         return ShadowMeasured(
             study=ShadowStudy(**SCALE), sources=SOURCES, trainings=(WatchedTraining("text", "perplexity", runs),)
         )
 
     found = findings_of(measured((2,)))
-    assert cells(found, "watches")["healthy"] == (0, 0, 0, None, None, "clean", "none")
-    assert cells(found, "watches")["wrong"] == (3, 2, 2, 0, 1, "corrupt", "2")
+    assert cells(found, "watches")["healthy"] == (1, 0, 0, 0, None, "clean (1)", "none (1)")
+    assert cells(found, "watches")["wrong"] == (2, 6, 4, 4, "1 ± 0", "corrupt (2)", "2 (2)")
     assert list(held(found).values()) == [True]
-    assert cells(findings_of(measured(())), "watches")["wrong"][-1] == "1 or 2"
+    assert cells(findings_of(measured(())), "watches")["wrong"][-1] == "1 or 2 (1); 2 (1)"
     assert list(held(findings_of(measured((1,)))).values()) == [False]
 
 

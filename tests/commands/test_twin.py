@@ -1,6 +1,7 @@
 """`sdc twin` in real processes: several, killed and resumed; its output and exit codes."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,8 @@ def parts(line: str) -> tuple[str, list[float]]:
 
 
 def test_the_demo_prints_the_sample_of_the_readme(tmp_path: Path) -> None:
-    """The same words, and figures within 1 %: on another processor, or with another corpus (the source of Python),
-    rounding undoes other injected changes."""
+    """The same words, and figures within 1 %: on another processor, rounding undoes other injected changes. The corpus
+    is the source of this Python, so the loss is that of the sample only with its version."""
     demo = re.search(r"/sdc (twin .*) --run ", (ROOT / "Makefile").read_text())
     sample = re.search(r"^```text\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     assert demo is not None
@@ -102,4 +103,7 @@ def test_the_demo_prints_the_sample_of_the_readme(tmp_path: Path) -> None:
     assert len(shown) > 5
     for words, figures in shown:
         [found, *_] = [numbers for line, numbers in printed if line.startswith(words.removesuffix("..."))]
+        if "last loss" in words and sys.version_info[:2] != (3, 11):
+            assert found[1] == found[2] < 4.0  # both twins have learnt the same
+            continue
         assert figures == pytest.approx(found[: len(figures)], rel=0.01)

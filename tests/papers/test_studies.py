@@ -43,18 +43,20 @@ def run(chosen: Study[Any], workloads: list[Task]) -> Measured:
 
 
 def test_paft() -> None:
-    chosen = PaftStudy(steps=STEPS, variances=(0.01, 0.1), periods=(4,), bursts=(1.0,), burst_every=5)
+    chosen = PaftStudy(steps=STEPS, seeds=3, variances=(0.01, 0.1), periods=(4,), bursts=(1.0,), burst_every=5)
     found = run(chosen, [linear(features=256)])
     assert isinstance(found, PaftMeasured)
     (training,) = found.trainings
-    assert list(training.scores) == ["clean", "noisy", "paft_sync, H = 4", "paft"]
-    assert training.scores["clean"][0] == training.scores["clean"][1] > 0.8
-    assert all(len(values) == 2 for values in training.scores.values())
+    assert list(training.scores) == ["clean", "noisy", "paft_sync, H = 4", "paft", "paft, algorithm 2"]
+    assert (training.scores["clean"] > 0.8).all()
+    np.testing.assert_array_equal(*training.scores["clean"])
+    assert all(values.shape == (2, 3) for values in training.scores.values())
+    assert all(len({*values[1]}) > 1 for values in training.scores.values()), "seeds differ"
     assert [burst.method for burst in training.bursts] == ["noisy", "paft"]
     # A look at each step: the noisy run falls behind at its first burst, the fifth step, and paft is brought together.
     noisy, mended = training.bursts
     assert noisy.steps.tolist() == list(range(1, STEPS + 1))
-    assert noisy.scores[-3:].mean() < mended.scores[-3:].mean()
+    assert noisy.scores[:, -3:].mean() < mended.scores[:, -3:].mean()
     assert found.dimension == 2 * 256 + 2
     free, together = found.drifts
     assert (free.period, together.period) == (None, 4)
@@ -64,9 +66,17 @@ def test_paft() -> None:
     assert together.squares[4] < together.squares[3]
 
 
+def test_a_run_depends_on_its_seed_alone() -> None:
+    """Runs that are trained together have the bits of runs that are trained apart."""
+    few = {"steps": STEPS, "variances": (0.1,), "periods": (), "bursts": ()}
+    together = study(PaftStudy(seeds=4, **few), [linear()]).trainings[0].scores["noisy"]
+    later = study(PaftStudy(seeds=3, seed=1, **few), [linear()]).trainings[0].scores["noisy"]
+    np.testing.assert_array_equal(together[:, 1:], later)
+
+
 def test_dropcompute() -> None:
     chosen = DropComputeStudy(
-        steps=STEPS, workers=2, fleets=(4, 64), threads=(2,), iterations=4, drops=(0.1, 0.3), unit=0.001
+        steps=STEPS, seeds=3, workers=2, fleets=(4, 64), threads=(2,), iterations=4, drops=(0.1, 0.3), unit=0.001
     )
     found = run(chosen, [linear()])
     assert isinstance(found, DropComputeMeasured)
@@ -81,19 +91,30 @@ def test_dropcompute() -> None:
         (0.0, "none"), (0.1, "none"), (0.3, "none"), (0.1, "none"), (0.1, "rate"), (0.1, "count"),
     ]  # fmt: skip
     assert [one.extra > 0 for one in runs] == [False, False, False, True, False, False]
-    assert len(runs[3].losses) == STEPS + runs[3].extra
+    assert runs[3].losses.shape == (3, STEPS + runs[3].extra)
     assert runs[0].drop_rate == 0 < runs[1].drop_rate < runs[2].drop_rate < 0.45
-    assert runs[0].ends[-1] == runs[0].unstopped > runs[1].ends[-1] > runs[2].ends[-1]
+    ends = [one.ends[:, -1] for one in runs]
+    np.testing.assert_array_equal(ends[0], runs[0].unstopped)
+    assert (ends[0] > ends[1]).all()
+    assert (ends[1] > ends[2]).all()
+    assert len({*ends[0]}) == 3, "seeds differ"
 
 
 def test_lossy() -> None:
     chosen = LossyStudy(
-        steps=2 * STEPS, rates=(0.0, 0.3), packet_rates=(0.3,), burst_rates=(), mended_rates=(), walk_rates=(0.3,)
+        steps=2 * STEPS,
+        seeds=3,
+        rates=(0.0, 0.3),
+        packet_rates=(0.3,),
+        burst_rates=(),
+        mended_rates=(),
+        walk_rates=(0.3,),
     )
     found = run(chosen, [linear()])
     assert isinstance(found, LossyMeasured)
     (training,) = found.trainings
-    assert (training.steps, training.seeds) == (STEPS, 1)
+    assert training.steps == STEPS
+    assert all(values.shape == (3,) for scores in training.scores.values() for values in scores.values())
     assert {name: list(scores) for name, scores in training.scores.items()} == {
         "per shard": [0.0, 0.3], "per packet": [0.0, 0.3],
     }  # fmt: skip
@@ -103,9 +124,10 @@ def test_lossy() -> None:
 
 def test_shadow() -> None:
     kinds = tuple(kind for kind in KINDS if kind.name in ("healthy", "always wrong", "wrong once"))
-    found = run(ShadowStudy(steps=STEPS, kinds=kinds, rate=0.5), [linear()])
+    found = run(ShadowStudy(steps=STEPS, seeds=3, kinds=kinds, rate=0.5), [linear()])
     assert isinstance(found, ShadowMeasured)
-    healthy, wrong, once = found.trainings[0].runs
+    assert [one.seed for one in found.trainings[0].runs] == [0, 1, 2] * 3
+    healthy, wrong, once = found.trainings[0].runs[::3]
     assert (healthy.verdict, healthy.corrupted.any(), healthy.differed.any()) == ("clean", False, False)
     assert (wrong.verdict, wrong.suspects, wrong.corrupted.all()) == ("corrupt", (2,), True)
     np.testing.assert_array_equal(wrong.differed, (wrong.compared == 2).any(axis=1))
@@ -144,6 +166,10 @@ def test_other_workloads_learn(name: str, tmp_path: Any) -> None:
     ("call", "message"),
     [
         (lambda: study("paft", [], steps=9), "steps=9: expected at least 10"),
+        (
+            lambda: study("dropcompute", [], seeds=2),
+            "seeds=2: expected 3 to 1,000; fewer do not suffice for an interval",
+        ),
         (lambda: study("lossy", [], seed=-1), "seed=-1: expected an integer from 0 to"),
         (lambda: study("other", []), "study=other: expected one of paft, dropcompute, lossy, shadow"),
         (lambda: ProductsStudy(steps=0).check(), "steps=0: expected at least 1"),

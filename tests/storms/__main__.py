@@ -28,6 +28,7 @@ STORMS = {
     "schedules": 10_000,
     "standing": 500,
     "calls": 50_000,
+    "coverage": 2000,
 }
 """Number of trials of each storm; for the soak, of steps; for calls, more than there are."""
 
@@ -39,7 +40,7 @@ def main(storms: tyro.conf.Positional[tuple[str, ...]] = (), share: float = 1.0,
 
     Args:
         storms: names of the storms to run: mutations, commands, kills, flips, strikes, cuts, bits, saves, pairs,
-            soak, schedules, standing, calls; by default all.
+            soak, schedules, standing, calls, coverage; by default all.
         share: share of the trials to run; all of them take about four hours on two cores.
         seed: seed of all random choices.
     """

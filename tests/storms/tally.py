@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-WRONG = ("false clean", "false corrupt", "hang", "traceback", "other bits", "odd exit code", "leak")
+WRONG = ("false clean", "false corrupt", "hang", "traceback", "other bits", "odd exit code", "leak", "coverage")
 TRACE = re.compile(
     r"Traceback \(most recent call last\)|\*\*\* Check failure stack trace|^Fatal Python error", re.MULTILINE
 )

@@ -320,11 +320,12 @@ def test_a_reader_that_has_had_enough_does_not_change_the_exit_code(
     assert capfd.readouterr().err == ""
 
 
-def test_a_study_does_not_offer_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(words("study paft --run {taken}", tmp_path)) == Exit.USAGE
-    said = capsys.readouterr().err
-    assert "exists already; choose another folder" in said
-    assert "--resume" not in said
+def test_only_what_can_resume_offers_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command, offered in (("study paft", True), ("abft study", False)):
+        assert cli.run(words(f"{command} --run {{taken}}", tmp_path)) == Exit.USAGE
+        said = capsys.readouterr().err
+        assert "exists already; choose another folder" in said
+        assert ("--resume" in said) is offered
     with pytest.raises(CommandError, match="run the command again"), run_errors("x", resumable=False):
         raise OSError(28, os.strerror(28))
 

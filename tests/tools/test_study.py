@@ -23,7 +23,7 @@ from sdc.train.studies.settings import NodesStudy
         (("lossy", "--seed", -1), "--seed -1: expected an integer from 0"),
         (("shadow", "--images", "nowhere/at/all"), "--images nowhere/at/all: is not a folder"),
         (("dropcompute", "--corpus", "nowhere", "--workload", "transformer"), "--corpus nowhere: does not exist"),
-        (("other",), "other: expected one of paft, dropcompute, lossy, shadow, scar, nodes. See sdc study --help"),
+        (("other",), "other: expected one of paft, dropcompute, lossy, shadow, scar, nodes, all. See sdc study --help"),
         (("nodes", "--nodes", "node16"), "--nodes node16: expected one or more of node1 ... node15"),
         (("nodes", "--nodes"), "--nodes"),
         (("nodes", "--runs", 3), "--runs 3: expected 20 to 1,000; fewer do not suffice for an interval"),
@@ -47,7 +47,7 @@ def test_bad_input(flags: tuple[Any, ...], message: str, tmp_path: Path, capsys:
     assert not (tmp_path / "run").exists()
 
 
-def made_up(study: NodesStudy) -> Generator[str, None, NodesMeasured]:
+def made_up(study: NodesStudy, *_: object) -> Generator[str, None, NodesMeasured]:
     """Replaces the study of the nodes, and measures nothing."""
     one = FittedValue(0.014, 0.008, 0.025)
     row = Compared("node11", "frequency", "fwd/attn", 0.0289, 0.029, 0.028, 0.03, True)

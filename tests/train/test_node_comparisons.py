@@ -95,15 +95,12 @@ def test_wrong_rates_do_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("factor", [0.1, 10.0])
 def test_wrong_severities_do_not_agree(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(name: str, **settings: Any) -> list[Fault]:
-        faults = nodes.node_faults(name, **settings)
-        return [
-            dataclasses.replace(fault, what=dataclasses.replace(fault.what, severity=factor * fault.what.severity))
-            for fault in faults
-            if isinstance(fault.what, Relative)
-        ]
+    right = comparisons.Severities.draw
 
-    monkeypatch.setattr(comparisons, "node_faults", other)
+    def other(fit: Any, *given: Any) -> Any:
+        return {site: (tail, factor * least) for site, (tail, least) in right(fit, *given).items()}
+
+    monkeypatch.setattr(comparisons.Severities, "draw", other)
     found = compare_tables(DENSE, runs=10)
     assert all(row.agrees for row in found if row.quantity == "frequency")
     assert np.mean([row.agrees for row in found if row.quantity == "severity by layer"]) < 0.5
@@ -128,7 +125,8 @@ def test_a_figure_is_inside_or_outside() -> None:
         return compare_figure("node4", "frequency", "fwd/attn", figure, simulated).agrees
 
     row = compare_figure("node4", "severity", "fwd/ffn", 700.0, simulated, "a note")
-    assert row == Compared("node4", "severity", "fwd/ffn", 700.0, 500.0, 24.0, 1014.0, True, "a note")
+    assert row.p == pytest.approx(2 * 329 / 1001)  # 672 and more, 4 % below the figure
+    assert row == Compared("node4", "severity", "fwd/ffn", 700.0, 500.0, 24.0, 1014.0, True, row.p, "a note")
     # Widened by 4 %, as the study's tables of one figure differ by.
     assert [agrees(figure) for figure in (23.9, 24.1, 1013.9, 1014.1)] == [False, True, True, False]
 
@@ -167,7 +165,9 @@ def test_numbers_are_those_of_a_simulation_of_elements(fault: Fault, monkeypatch
         monkeypatch.setattr(comparisons, name, value)
     rng, runs = np.random.default_rng(0), 2000
     spikes = rng.random((runs, STEPS)) < fault.when.spike
-    shares, largest = comparisons._layer(fault, 0, spikes, rng)
+    drawn = np.full(runs, fault.what.tail if isinstance(fault.what, Tailed) else 0.0), np.full(runs, 0.3)
+    monkeypatch.setattr(comparisons, "STEPS", STEPS)
+    shares, largest = comparisons._layer(fault, 0, spikes, drawn, rng)
 
     assert abs(frequency.mean() - shares.mean()) < 5 * math.hypot(
         frequency.std() / math.sqrt(BATCH), shares.std() / math.sqrt(runs)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PATIENCE = 1.5  # seconds from a signal until the burn-in ends even if its devices have not finished their runs
 STARTING = 300.0  # time limit for devices to start, in seconds
 SENTENCES = 12  # maximum number of sentences to print; the result holds all of them
+LEAST_CHANCE = 0.01  # of detecting a node, to be printed; the result holds all of them
 ATTEMPTS = 2  # to write the last entry into a ledger that others use, or that needs the reserved space
 
 
@@ -90,9 +91,8 @@ def run(options: BurninCommand) -> int:
         account = LedgerAccount(options.ledger or ledger_path())
         # Before anything that could end the process
         unlisted = account.begin(settings.level, settings.only or (), simulated=simulated)
-    from sdc.analysis import burst_outlooks
     from sdc.burnin import NotOnRecord, Session
-    from sdc.train import BURNIN_STEPS, register_training
+    from sdc.train import register_training
 
     from .. import BurninProgress
 
@@ -106,8 +106,8 @@ def run(options: BurninCommand) -> int:
     with BurninProgress(settings.minutes, settings.rounds) as progress:
         session = Session(
             settings, folder, golden=options.golden, resume=resume, command=["sdc", *sys.argv[1:]],
-            doubts=[f"{Session.UNLISTED}{error}" for error in unlisted], outlooks=burst_outlooks,
-            steps=BURNIN_STEPS, on_event=progress.update, on_result=publish,
+            doubts=[f"{Session.UNLISTED}{error}" for error in unlisted],
+            on_event=progress.update, on_result=publish,
         )  # fmt: skip
 
         def end(why: str) -> None:
@@ -334,12 +334,9 @@ def _parts(result: BurninResult, folder: Path | None) -> Iterator[Any]:
             )
         columns = ["device", "elements", "s at load", "rate excluded", "bursts excluded", "hottest", "power"]
         yield table("Devices: rates and burst intervals that would have been seen with 95 % probability", columns, rows)
-    for outlook in result.outlooks:
-        yield (
-            f"{outlook.steps:,} training steps would show a burst like that of {outlook.node} (one in "
-            f"{outlook.interval:,} steps, observed once) with probability {outlook.probability:.0%} "
-            f"({outlook.low:.0%} to {outlook.high:.0%})"
-        )
+    if seen := [outlook for outlook in result.outlooks if outlook.probability >= LEAST_CHANCE]:
+        each = ", ".join(f"{one.node} {one.probability:.0%} ({one.low:.0%} to {one.high:.0%})" for one in seen)
+        yield f"Probability of detecting a node of the study (arXiv:2502.12340) at its published rates: {each}"
     yield Text.assemble(
         ("SIMULATION  ", "bold magenta") if result.simulated else "",
         (result.verdict.acceptance, COLOURS[result.verdict]),

@@ -1,12 +1,14 @@
 """`sdc study` repeats the experiments of a paper; `sdc abft` studies and calibrates checked matrix products."""
 
 import dataclasses
+import functools
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import tyro
 
@@ -29,8 +31,11 @@ from sdc.verdict import Exit
 
 from .. import CommandError, Only, ResultCommand, experiment, new_folder, onward, run_errors, usage_errors
 
+if TYPE_CHECKING:
+    from sdc.train.studies import RecordedParts
+
 Text = Annotated[Workload, Only("config", "seed", "corpus", "tokenizer")]
-TRAINED = Only("steps", "seed")
+TRAINED = Only("steps", "seed", "seeds")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +47,15 @@ class RecordedStudy(ResultCommand):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AggregationStudyCommand(RecordedStudy):
+class ResumableStudy(RecordedStudy):
+    """Flags that all studies with parts share."""
+
+    resume: bool = False
+    """Resume the study in the folder given with --run."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AggregationStudyCommand(ResumableStudy):
     """Flags that the studies of robust aggregation share."""
 
     study: Annotated[Study[Any], TRAINED]
@@ -56,7 +69,7 @@ class PaftCommand(AggregationStudyCommand):
     """PAFT: the loss under inconsistent gradients, and the divergence compared with theory.
 
     Example: sdc study paft --run runs/paft
-    Example: sdc study paft --workload convnet --steps 300
+    Example: sdc study paft --workload convnet --seeds 10
     """
 
     study: Annotated[PaftStudy, TRAINED] = dataclasses.field(default_factory=PaftStudy)
@@ -96,7 +109,7 @@ class ShadowCommand(AggregationStudyCommand):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScarStudyCommand(RecordedStudy):
+class ScarStudyCommand(ResumableStudy):
     """SCAR: the cost of losing part of the state, compared with the bound and the paper.
 
     Example: sdc study scar --workload regression --run runs/scar
@@ -114,12 +127,10 @@ class ScarStudyCommand(RecordedStudy):
     """Models to train."""
     study: Annotated[ScarStudy, Only("trials", "starts", "seed")] = dataclasses.field(default_factory=ScarStudy)
     sources: Sources = dataclasses.field(default_factory=Sources)
-    resume: bool = False
-    """Resume the study in the folder given with --run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NodesStudyCommand(RecordedStudy):
+class NodesStudyCommand(ResumableStudy):
     """Simulated nodes, compared with every published figure for the real nodes.
 
     Example: sdc study nodes --nodes node1 node11 --run runs/nodes
@@ -133,6 +144,33 @@ class NodesStudyCommand(RecordedStudy):
     study: NodesStudy = dataclasses.field(default_factory=NodesStudy)
 
 
+COMMAND = "from sdc.tools.cli import main; main()"
+# Flags of each study at the small scale, in the order in which they run.
+SMALL: dict[str, tuple[str, ...]] = {
+    "paft": ("--steps", "60", "--seeds", "3"),
+    "dropcompute": ("--steps", "60", "--seeds", "3"),
+    "lossy": ("--steps", "120", "--seeds", "3"),
+    "shadow": ("--steps", "30", "--seeds", "3"),
+    "scar": ("--trials", "40"),
+    "nodes": ("--runs", "200", "--steps", "40"),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AllStudiesCommand(ResumableStudy):
+    """All studies, one after the other, each in a folder of its own.
+
+    Example: sdc study all --scale small --run runs/studies
+    Example: sdc study all --scale small --run runs/studies --resume
+
+    Prints how many claims of each paper were reproduced. Exit codes: 0 done, 2 bad usage, 3 interrupted, or a study
+    failed.
+    """
+
+    scale: Literal["full", "small"] = "full"
+    """Each study with its defaults (full), or with fewer steps, seeds and trials (small)."""
+
+
 StudyChoice: TypeAlias = (
     Annotated[PaftCommand, tyro.conf.subcommand("paft")]
     | Annotated[DropComputeCommand, tyro.conf.subcommand("dropcompute")]
@@ -140,6 +178,7 @@ StudyChoice: TypeAlias = (
     | Annotated[ShadowCommand, tyro.conf.subcommand("shadow")]
     | Annotated[ScarStudyCommand, tyro.conf.subcommand("scar")]
     | Annotated[NodesStudyCommand, tyro.conf.subcommand("nodes")]
+    | Annotated[AllStudiesCommand, tyro.conf.subcommand("all")]
 )
 
 
@@ -217,23 +256,95 @@ def study(options: StudyCommand) -> int:
     command = options.command
     if isinstance(command, ScarStudyCommand):
         return _scar(command)
+    if isinstance(command, AllStudiesCommand):
+        return _all(command)
     chosen = command.study
     with usage_errors():
         chosen.check()
-        folder = new_folder(chosen.name, command.run)
-    settings = dataclasses.asdict(chosen)
+        folder = new_folder(
+            chosen.kind if command.resume else chosen.name, command.run, resume=command.resume, resumable=True
+        )
     if isinstance(chosen, NodesStudy):
-        about = {"settings": {name: settings[name] for name in ("nodes", "runs", "steps")}}
-        return _recorded(command, folder, (chosen.name, chosen.count(), chosen.run()), about)
+        return _resumable(command, folder, chosen.count(), chosen.run)
     assert isinstance(command, AggregationStudyCommand)
     from sdc.train.studies import chosen_tasks
 
-    sources = command.sources
-    flags = {"workload": command.workload, "images": sources.images, "corpus": sources.corpus}
     with usage_errors():
-        tasks = chosen_tasks(command.workload, sources)
-    about = {"options": {key: str(value) for key, value in (settings | flags).items()}}
-    return _recorded(command, folder, (chosen.name, chosen.count(tasks), chosen.run(tasks)), about)
+        tasks = chosen_tasks(command.workload, command.sources)
+    workloads = {task.name: task.source for task in tasks}
+    return _resumable(command, folder, chosen.count(tasks), functools.partial(chosen.run, tasks), workloads=workloads)
+
+
+def _all(options: AllStudiesCommand) -> int:
+    """Runs each study in a process of its own, because they need different numbers of devices."""
+    from sdc.records import RecordError, read_record
+
+    from .. import print_parts, table, write_json
+
+    with usage_errors():
+        if options.resume and options.run is None:
+            raise SettingError("resume", None, "needs the folder of the studies to resume; give --run DIR")
+        folder = options.run.absolute() if options.run and options.resume else new_folder("studies", options.run)
+    onward.folder = folder
+    rows, code = [], Exit.CLEAN
+    for name, flags in SMALL.items():
+        place, began = folder / name, time.perf_counter()
+        words = [sys.executable, "-c", COMMAND, "study", name, "--run", str(place), "--json"]
+        if options.resume and (place / "manifest.json").exists():
+            words.append("--resume")
+        words += flags if options.scale == "small" else ()
+        if subprocess.run(words, stdout=subprocess.DEVNULL, check=False).returncode:
+            code = Exit.INCONCLUSIVE
+        try:
+            checks = (read_record(place).summary or {}).get("checks", [])
+        except RecordError:
+            checks = []
+        seen, seconds = sum(check["holds"] for check in checks), round(time.perf_counter() - began)
+        rows.append({"study": name, "claims": len(checks), "reproduced": seen, "seconds": seconds, "run": str(place)})
+    if options.json:
+        write_json({"studies": rows})
+    else:
+        title = f"Claims of the papers that were reproduced ({options.scale} scale)"
+        print_parts([table(title, list(rows[0]), [[str(cell) for cell in row.values()] for row in rows])])
+    return code
+
+
+def _resumable(
+    command: AggregationStudyCommand | NodesStudyCommand,
+    folder: Path,
+    count: int,
+    run: "Callable[[RecordedParts], Generator[str, None, Any]]",
+    **about: Any,
+) -> int:
+    """Runs a study with parts, except those on record, writes its measurements, and prints their summary."""
+    from sdc.analysis import describe
+    from sdc.analysis.studies import write_study
+    from sdc.records import environment, prepare
+    from sdc.train.studies import RecordedParts
+
+    from .. import show
+
+    with run_errors(folder):
+        _check_place(folder)
+    with usage_errors():
+        prepare(cpu_devices=1, cpu_threads=os.cpu_count())
+    onward.folder = folder
+    manifest = {
+        **command.study.manifest(), **about, "parts": count, "command": ["sdc", *sys.argv[1:]],
+        "environment": environment(),
+    }  # fmt: skip
+    with run_errors(folder), RecordedParts.open(folder, manifest, resume=command.resume) as (record, parts):
+        summary = write_study(record, experiment(command.study.name, count, run(parts)))
+    show(summary, describe(folder).report, as_json=command.json)
+    return Exit.CLEAN
+
+
+def _check_place(folder: Path) -> None:
+    """Raises OSError if a folder cannot be made, before minutes of work."""
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in made:  # a signal ends the process at once and should leave no empty folder
+        place.rmdir()
 
 
 def _recorded(
@@ -246,11 +357,7 @@ def _recorded(
     from .. import show
 
     with run_errors(folder, resumable=False):
-        # A folder that cannot be made is reported now, not after minutes of work.
-        made = [place for place in (folder, *folder.parents) if not place.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        for place in made:  # a signal ends the process at once and should leave no empty folder
-            place.rmdir()
+        _check_place(folder)
         started = time.perf_counter()
         measured = experiment(*parts)
         seconds = round(time.perf_counter() - started)

@@ -2,6 +2,7 @@
 
 settings      specifications of the studies: each flag of `sdc study` is a field
 workloads     models, data and training of the aggregation studies
+parts         parts of a study on record, from which it resumes
 measurements  results of the experiments
 theory        formulas with which results are compared
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .theory import divergence_over_time as divergence_over_time, expected_speedup as expected_speedup
     from .theory import pair_drift as pair_drift
     from ._nodes import find_node as find_node
+    from .parts import RecordedParts as RecordedParts
     from .settings import check_measurement as check_measurement
     from .workloads import chosen_tasks as chosen_tasks
 

@@ -1,12 +1,15 @@
 """Compares the simulated nodes with the published values of the real nodes, after fitting parameters.
 
-Three quantities are fitted, and `sdc study nodes` prints them next to the values in `sdc/nodes/data/sdc_fitted.csv`:
+Three quantities are fitted, the first two of them together, and `sdc study nodes` prints them next to the values in
+`sdc/nodes/data/sdc_fitted.csv`:
 
-- `fit_tail`: the tail index of the severities, from the spread of the largest severities between layers (tables 8, 9);
+- `Severities`: the tail of the severities of each node in each direction, from the spread of its largest severities
+  between layers (tables 8, 9);
+- `NoiseModel`: the share of elements in severe steps (`few`), from the worst noise-to-signal ratios (figure 5, equation
+  5) and the evidence of `Severities`. Of the probable values, the nodes use one with which the losses of small models
+  coincide (figure 6). As a test, the model predicts the ratio of each node from the ratios of the other nodes;
 - `fit_bursts`: the number of steps in which a node with few mismatches is struck, from the spread of its counts between
-  layers (tables 6, 7);
-- `NoiseModel`: the share of elements in severe steps, from the worst noise-to-signal ratios (figure 5, equation 5). As
-  a test, the model predicts the ratio of each node from the ratios of the other nodes.
+  layers (tables 6, 7).
 
 In the noise model, a step has ||g' - g||^2 / ||g||^2 = response sum over sites of (share of elements struck) 4/3 V^2 +
 rounding^2 (share of microsteps struck). The first term is linear: V is the mean relative change, and 4/3 V^2 is the
@@ -29,6 +32,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float64, Int
+from scipy.ndimage import gaussian_filter1d
+from scipy.special import logsumexp
 
 import sdc
 from sdc.faults import SMALLEST, Fault, Relative, Tailed, When
@@ -49,19 +54,19 @@ from sdc.nodes import (
     expected_frequency,
     fitted,
     largest_mean,
-    least_node_severity,
     node_faults,
     node_number,
+    none_below,
     published,
     published_layers,
     published_noise,
     silent,
-    smallest_draws,
 )
 
 from .. import FullLoad, TrainConfig, Workload, batches, get_config, programs
 from ..programs import TrainState
 from .measurements import Compared, Drifting, NodesMeasured, Predicted, Quantity, Response
+from .parts import RecordedParts
 from .settings import SIZES, WINDOW, NodesStudy
 
 # Number of elements per step under parameter synchronization, in the two layers that each published layer represents.
@@ -71,6 +76,15 @@ CELLS = 32 * MICROSTEPS  # number of means: devices times microsteps
 # such a node is uniform within `DECADES` powers of ten.
 ODD = 0.05
 DECADES = 20.0
+TAILS = np.geomspace(0.2, 6.0, 35)  # the grid of inverse tail indices
+CELL = math.sqrt(TAILS[1] / TAILS[0])
+MIDDLES, SPREADS = np.geomspace(0.3, 3.0, 24), np.geomspace(0.05, 1.5, 12)  # of the tails of all nodes in a direction
+WIDTH = 0.05
+LEVELS = np.arange(-25.0, 12.0, WIDTH)  # the grid of logarithms of the smallest severity
+BINS = 1600  # of logarithms of severities over the smallest one, from -20 to 60
+SILENT_RUNS = 2000  # one in twenty has no noise at all, which decides the lower end of the interval
+LARGEST = 35.0  # logarithm of the relative change above which float32 would not hold the square of a sum
+STRAY = 0.01  # probability that a layer departs from the model of severities
 CORRELATED = 20_000  # number of steps over which the frequencies of submodules are correlated
 
 
@@ -86,32 +100,102 @@ def usual(name: str) -> dict[str, Layers]:
     }
 
 
-def fit_tail(few: float, *, draws: int = 2000, seed: int = 0) -> FittedValue:
-    """Fits the inverse tail index of the severities to the spread of the largest severities between layers.
+class Severities:
+    """The posterior of the tails of all nodes given tables 8 and 9 and `few`: a hierarchical model.
 
-    The largest severity of a layer is the smallest possible severity times u^-tail, where u is the smallest of the
-    draws for the steps in which the layer is struck (`smallest_draws`). The variance of the logarithm of this severity
-    between identical layers is therefore tail^2 times the variance of log u. If layers differ, the true tail is lighter
-    than the fitted one. The interval is obtained by a bootstrap over the groups of layers (one group for each submodule
-    of a node).
+    The largest severity of a layer is the smallest possible severity of its submodule times u^-tail, where u is the
+    smallest of the draws for the steps in which the layer is struck (`none_below`), times the largest mean over
+    the cells (`largest_mean`). The tail is that of the node in this direction (forward or backward); the logarithms of
+    the tails of all nodes in a direction are normal. The logarithms of the smallest severities, the mean of that normal
+    distribution and the logarithm of its standard deviation have flat priors on a grid. A layer departs from the model
+    with a probability of 1 %.
+
+    Attributes:
+        evidence: logarithm of the probability density of the tables, up to a constant.
     """
-    groups = []
-    for name in NODES:
-        when = behaviour(name)
-        for figures in usual(name).values():
-            known = (figures.severity > 0) & (figures.frequency > 0)
-            if known.sum() >= 8:
-                seen = np.log(figures.severity[known]).var(ddof=1)
-                hits = figures.frequency[known] * ELEMENTS * MICROSTEPS / when.spike
-                u = np.log(smallest_draws(hits, steps=max(1, round(STEPS * when.spike)), few=few))
-                # Layers vary independently, and layers that are struck in fewer steps have smaller severities on
-                # average.
-                expected = u.var(axis=1).mean() + u.mean(axis=1).var(ddof=1)
-                groups.append((seen * (known.sum() - 1), expected * (known.sum() - 1)))
-    seen, expected = np.asarray(groups).T
-    chosen = np.random.default_rng(seed).integers(0, len(groups), (draws, len(groups)))
-    low, high = np.quantile(np.sqrt(seen[chosen].sum(1) / expected[chosen].sum(1)), [0.025, 0.975])
-    return FittedValue(float(np.sqrt(seen.sum() / expected.sum())), float(low), float(high))
+
+    def __init__(self, few: float) -> None:
+        self._levels: dict[tuple[str, str], Float64[np.ndarray, "tails levels"]] = {}
+        for name in NODES:
+            bursts = fit_bursts(name, few=few)
+            spike = behaviour(name).spike if bursts is None else bursts.value / STEPS
+            for site, figures in usual(name).items():
+                self._levels[name, site] = _level_likelihood(figures, spike=spike, few=few)
+        self.evidence = 0.0
+        self._tails: dict[tuple[str, str], Float64[np.ndarray, "tails"]] = {}
+        for direction in ("fwd", "bwd"):
+            self._share(direction)
+
+    def _share(self, direction: str) -> None:
+        """Computes the posterior of the tails of all nodes in one direction, by sums over the grid of their common
+        mean and standard deviation."""
+        own: dict[str, Float64[np.ndarray, "tails"]] = {}
+        for (name, site), levels in self._levels.items():
+            if site.startswith(direction):
+                own[name] = own.get(name, 0.0) + logsumexp(levels, axis=1)
+        apart = np.log(TAILS) - np.log(MIDDLES)[:, None, None]
+        prior = -((apart / np.asarray(SPREADS)[:, None]) ** 2) / 2
+        prior -= logsumexp(prior, axis=2, keepdims=True)
+        given = {name: logsumexp(prior + likelihood, axis=2) for name, likelihood in own.items()}
+        total = sum(given.values())
+        self.evidence += float(logsumexp(total))
+        for name, likelihood in own.items():
+            weights = logsumexp((total - given[name])[..., None] + prior + likelihood, axis=(0, 1))
+            self._tails[name, direction] = np.exp(weights - logsumexp(weights))
+
+    def tails(self) -> dict[str, FittedValue]:
+        """Returns the tail of each node and direction, `tail/NODE/fwd`, with its 95 % credible interval."""
+        found = {}
+        for (name, direction), weights in self._tails.items():
+            low, high = TAILS[np.searchsorted(np.cumsum(weights), [0.025, 0.975])]
+            low, high = low / CELL, high * CELL  # a point stands for the values near it
+            found[f"tail/{name}/{direction}"] = FittedValue(float(weights @ TAILS), float(low), float(high))
+        return found
+
+    def draw(
+        self, name: str, runs: int, rng: np.random.Generator
+    ) -> dict[str, tuple[Float64[np.ndarray, "runs"], Float64[np.ndarray, "runs"]]]:
+        """Draws the tail and the smallest severity of each submodule of a node from the posterior, for each run."""
+        chosen = {
+            direction: rng.choice(len(TAILS), runs, p=weights)
+            for (other, direction), weights in self._tails.items()
+            if other == name
+        }
+        found = {}
+        for (other, site), levels in self._levels.items():
+            if other == name:
+                tails = chosen[site.partition("/")[0]]
+                sums = np.cumsum(np.exp(levels - levels.max(1, keepdims=True)), axis=1)
+                wanted = rng.random(runs) * sums[tails, -1]
+                level = np.asarray([np.searchsorted(sums[t], w) for t, w in zip(tails, wanted, strict=True)])
+                found[site] = TAILS[tails], np.exp(LEVELS[level])
+        return found
+
+
+severities = functools.cache(Severities)
+
+
+def _level_likelihood(figures: Layers, *, spike: float, few: float) -> Float64[np.ndarray, "tails levels"]:
+    """Returns the log-likelihood of the largest severities of a submodule's layers, for each tail and each logarithm of
+    the smallest severity on the grid."""
+    hits = figures.frequency * ELEMENTS * MICROSTEPS / spike
+    known = (figures.severity > 0) & (hits > 0)
+    hits, seen = hits[known], np.log(figures.severity[known])
+    u, none = none_below(hits, steps=max(1, round(STEPS * spike)), few=few)
+    shares = -np.diff(np.exp(none), prepend=1.0) / -np.expm1(none[:, -1:])
+    read = np.log(largest_mean(np.maximum(hits[:, None] * (1 + few) * u**few, 1.0), CELLS))
+    found = np.empty((len(TAILS), len(LEVELS)))
+    # For each layer, a histogram of log severity - log smallest severity, smoothed by the width of its bins.
+    bins = np.arange(len(hits))[:, None] * BINS
+    places = np.round((seen[:, None] - LEVELS) / WIDTH).astype(int) + BINS // 4
+    inside = (places >= 0) & (places < BINS)
+    places = np.where(inside, places, 0) + bins
+    for row, tail in enumerate(TAILS):
+        at = np.clip(np.round((read - tail * np.log(u)) / WIDTH).astype(int) + BINS // 4, 0, BINS - 1) + bins
+        drawn = np.bincount(at.ravel(), shares.ravel(), BINS * len(hits)).reshape(-1, BINS) / WIDTH
+        density = gaussian_filter1d(drawn, 1.0, axis=1, mode="constant").ravel()[places]
+        found[row] = np.log((1 - STRAY) * density * inside + STRAY / len(LEVELS) / WIDTH).sum(0)
+    return found
 
 
 def fit_bursts(name: str, *, few: float) -> FittedValue | None:
@@ -149,57 +233,66 @@ def fit_bursts(name: str, *, few: float) -> FittedValue | None:
 class NoiseModel:
     """A model of the worst noise-to-signal ratios of nodes, on a grid of parameters."""
 
-    # Inverse tail index of the severities as a multiple of the result of `fit_tail`, which provides the prior
-    tails: Sequence[float] = (0.8, 0.9, 1.0, 1.1, 1.2)
     # Share of elements in severe steps; the prior is uniform, as for the parameters below
-    fews: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+    fews: Sequence[float] = tuple(np.linspace(0.0, 3.0, 13))
     responses: Sequence[float] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
     roundings: Sequence[float] = tuple(10 ** np.linspace(-2.3, -1.3, 11))
     # Spread of nodes around the model, in powers of ten
     scatters: Sequence[float] = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
-    runs: int = 20  # number of simulated training runs for each node, tail and few
+    runs: int = 40  # number of simulated training runs for each node and few; silent nodes have `SILENT_RUNS`
     seed: int = 0  # seed of the draws
 
-    def simulate(self, name: str) -> Float64[np.ndarray, "tails fews responses roundings runs"]:
+    def simulate(self, name: str) -> Float64[np.ndarray, "fews responses roundings runs"]:
         """Returns log10 of the worst noise-to-signal ratios of simulated training runs of 2,500 steps on a node."""
         rng = np.random.default_rng([self.seed, NODES.index(name)])
-        sites = usual(name) or silent()
+        if not (sites := usual(name)):
+            return self._simulate_silent(rng)
         frequency = np.asarray([figures.frequency for figures in sites.values()])
         u = rng.random((self.runs, PARAMETER_STEPS, *frequency.shape), np.float32)
         np.maximum(u, np.float32(SMALLEST), out=u)
         drawn = _rates(frequency, self.runs, rng)
         forward = np.asarray([site.startswith("fwd") for site in sites])[:, None]
-        found = np.empty((len(self.tails), len(self.fews), len(self.responses), len(self.roundings), self.runs))
-        for other, few in enumerate(self.fews):
+        found = np.empty((len(self.fews), len(self.responses), len(self.roundings), self.runs))
+        for row, few in enumerate(self.fews):
             hits = drawn * ((1 + few) * u**few) * STEP_ELEMENTS
             rare = hits < 30
             if rare.any():
                 hits[rare] = rng.poisson(hits[rare])
             rounded = -np.expm1(-hits.sum((2, 3)) / 256)
-            fitted = fit_tail(few, draws=1).value
-            for row, multiple in enumerate(self.tails):
-                tail = multiple * fitted
-                least = [least_node_severity(name, figures, tail=tail, few=few) for figures in sites.values()]
-                level = np.asarray(least, np.float32)[:, None] * u ** np.float32(-tail)
-                square = 4 / 3 * np.maximum(level, LAST_BIT) ** 2
-                square = np.where(forward, np.minimum(square, 4096), square)  # the model's width
-                linear = (hits * square).mean(3).sum(2) / STEP_ELEMENTS
-                worst = [
-                    [np.max(response * linear + rounding**2 * rounded, axis=1) for rounding in self.roundings]
-                    for response in self.responses
-                ]
-                found[row, other] = np.log10(np.maximum(np.sqrt(np.asarray(worst)), 1e-16))
+            pairs = severities(few).draw(name, self.runs, rng)
+            tail, least = np.asarray([pairs[site] for site in sites], np.float32).transpose(1, 2, 0)
+            level = np.log(least)[:, None, :, None] - tail[:, None, :, None] * np.log(u)
+            square = 4 / 3 * np.exp(2 * np.clip(level, math.log(LAST_BIT), LARGEST))
+            square = np.where(forward, np.minimum(square, 4096), square)  # the model's width
+            linear = (hits * square).mean(3).sum(2) / STEP_ELEMENTS
+            found[row] = self._worst(linear, rounded)
         return found
 
+    def _simulate_silent(self, rng: np.random.Generator) -> Float64[np.ndarray, "fews responses roundings runs"]:
+        """Simulates a node without observed mismatches: a few last bits in all, at any place."""
+        frequency = np.asarray([figures.frequency for figures in silent().values()])
+        rate = _rates(frequency, SILENT_RUNS, rng).sum((2, 3)) * STEP_ELEMENTS
+        hits = rng.poisson(np.broadcast_to(rate, (SILENT_RUNS, PARAMETER_STEPS)))
+        linear = hits * (4 / 3 * LAST_BIT**2 / frequency.shape[1] / STEP_ELEMENTS)
+        found = self._worst(linear, -np.expm1(-hits / 256))
+        return np.broadcast_to(found, (len(self.fews), *found.shape))
+
+    def _worst(
+        self, linear: Float[np.ndarray, "runs steps"], rounded: Float[np.ndarray, "runs steps"]
+    ) -> Float64[np.ndarray, "responses roundings runs"]:
+        worst = [
+            [np.max(response * linear + rounding**2 * rounded, axis=1) for rounding in self.roundings]
+            for response in self.responses
+        ]
+        return np.log10(np.maximum(np.sqrt(np.asarray(worst, np.float64)), 1e-16))
+
     def weights(
-        self, simulated: Mapping[str, Float64[np.ndarray, "tails fews responses roundings runs"]]
-    ) -> Float64[np.ndarray, "tails fews responses roundings scatters"]:
-        """Returns the posterior of the grid points, given the published ratios of the nodes; the weights sum to 1."""
-        tail = fit_tail(1.0)
-        width = math.log(tail.high / tail.low) / 2 / 1.96
-        beforehand = -((np.log(np.asarray(self.tails)) / width) ** 2) / 2
-        total = np.zeros((*map(len, (self.tails, self.fews, self.responses, self.roundings, self.scatters)),))
-        total += beforehand.reshape(-1, 1, 1, 1, 1)
+        self, simulated: Mapping[str, Float64[np.ndarray, "fews responses roundings runs"]]
+    ) -> Float64[np.ndarray, "fews responses roundings scatters"]:
+        """Returns the posterior of the grid points, given tables 8 and 9 and the published ratios of the nodes; the
+        weights sum to 1."""
+        total = np.zeros((*map(len, (self.fews, self.responses, self.roundings, self.scatters)),))
+        total += np.asarray([severities(few).evidence for few in self.fews]).reshape(-1, 1, 1, 1)
         scatter = np.asarray(self.scatters)
         for name, ratios in simulated.items():
             apart = (np.median(ratios, axis=-1) - math.log10(published_noise(name)))[..., None] / scatter
@@ -216,25 +309,26 @@ class NoiseModel:
         rng = np.random.default_rng([self.seed, 1, NODES.index(name)])
         weights = self.weights({other: found for other, found in simulated.items() if other != name})
         points = np.unravel_index(rng.choice(weights.size, draws, p=weights.reshape(-1)), weights.shape)
-        own = simulated[name][points[:4]][np.arange(draws), rng.integers(0, self.runs, draws)]
-        drawn = 10 ** (own + np.asarray(self.scatters)[points[4]] * rng.standard_normal(draws))
+        own = simulated[name][points[:3]][np.arange(draws), rng.integers(0, simulated[name].shape[-1], draws)]
+        drawn = 10 ** (own + np.asarray(self.scatters)[points[3]] * rng.standard_normal(draws))
         low, median, high = np.quantile(drawn, [0.025, 0.5, 0.975])
         return Predicted(published_noise(name), float(median), float(low), float(high))
 
     def estimates(self, simulated: Mapping[str, Float64[np.ndarray, "..."]]) -> dict[str, FittedValue]:
-        """Returns the parameters fitted to all nodes: the weighted mean and the 95 % interval of each parameter on the
-        grid."""
+        """Returns the most probable value and the 95 % interval of each parameter, given all nodes.
+
+        `few` has several modes: each node reaches one hit in its worst step at another value of it.
+        """
         weights = self.weights(simulated)
         found = {}
         axes = {
-            "tail": self.tails, "few": self.fews, "response": self.responses, "rounding": self.roundings,
-            "scatter": self.scatters,
+            "few": self.fews, "response": self.responses, "rounding": self.roundings, "scatter": self.scatters,
         }  # fmt: skip
         for axis, (parameter, values) in enumerate(axes.items()):
             of = weights.sum(tuple(other for other in range(weights.ndim) if other != axis))
             levels = np.cumsum(of)
             low, high = (values[min(int(np.searchsorted(levels, share)), len(values) - 1)] for share in (0.025, 0.975))
-            found[parameter] = FittedValue(float(of @ np.asarray(values)), float(low), float(high))
+            found[parameter] = FittedValue(float(values[int(of.argmax())]), float(low), float(high))
         return found
 
 
@@ -256,18 +350,22 @@ ROUNDING = 0.04  # relative difference between the study's own tables for the sa
 def compare_figure(
     node: str, quantity: Quantity, place: str, figure: float, simulated: Float64[np.ndarray, "runs"], note: str = ""
 ) -> Compared:
-    """Compares a published value with simulated runs."""
+    """Compares a published value with simulated runs, by its two-sided p-value among them."""
     low, median, high = np.quantile(simulated, [0.025, 0.5, 0.975]).tolist()
     low, high = low * (1 - ROUNDING), high * (1 + ROUNDING)
-    return Compared(node, quantity, place, figure, median, low, high, low <= figure <= high, note)
+    below, above = np.mean(simulated <= figure * (1 + ROUNDING)), np.mean(simulated >= figure * (1 - ROUNDING))
+    p = min(1.0, 2 * float(min(below, above)))
+    return Compared(node, quantity, place, figure, median, low, high, low <= figure <= high, p, note)
 
 
-def compare_tables(name: str, *, runs: int = 100, seed: int = 0) -> list[Compared]:
+def compare_tables(name: str, *, runs: int = 1000, seed: int = 0) -> list[Compared]:
     """Compares tables 1, 2 and 6 to 9 of the study with simulated runs of a node (4,500 steps at the study's size).
 
     The function simulates the faults that `node_faults` returns for 16 layers: the number of elements struck in each
     step and layer, and the severity of each step. These quantities do not depend on the values of tensors, so the
-    function needs no tensors. `name` may also be that of a simpler model of a node (`node11:uniform`).
+    function needs no tensors. Each run has tails and smallest severities of its own, drawn from the posterior
+    (`Severities.draw`), which has seen these tables: the p-values are posterior-predictive. `name` may also be that of
+    a simpler model of a node (`node11:uniform`), whose severities are given.
     """
     base = name.partition(":")[0]
     rng = np.random.default_rng([seed, NODES.index(base)])
@@ -275,20 +373,21 @@ def compare_tables(name: str, *, runs: int = 100, seed: int = 0) -> list[Compare
     for fault in node_faults(name, layers=16):
         faults.setdefault(str(fault.site), []).append(fault)
     tables, found = published_layers(base), []
-    spikes: dict[When, Bool[np.ndarray, "runs steps"]] = {}  # a device's submodules are struck together
+    drawn = severities(fitted()["few"].value).draw(base, runs, rng)
+    spikes: dict[When, Bool[np.ndarray, "runs struck"]] = {}  # a device's submodules are struck together
     for site, figures in published(base).items():
         if site not in faults:
-            found.append(Compared(base, "frequency", site, 0.0, 0.0, 0.0, 0.0, True, "nothing seen"))
+            found.append(Compared(base, "frequency", site, 0.0, 0.0, 0.0, 0.0, True, note="nothing seen"))
             continue
         frequency, severity = np.zeros((2, runs, 16))
         for fault in faults[site]:
-            when = fault.when
-            if when not in spikes:
-                spikes[when] = rng.random((runs, STEPS)) < when.spike
+            if fault.when not in spikes:
+                counts = rng.binomial(STEPS, fault.when.spike, runs)
+                spikes[fault.when] = np.arange(max(1, counts.max())) < counts[:, None]
             for layer in range(16):
-                shares, severities = _layer(fault, layer, spikes[when], rng)
+                shares, severities_seen = _layer(fault, layer, spikes[fault.when], drawn[site], rng)
                 frequency[:, layer] += shares
-                severity[:, layer] = np.maximum(severity[:, layer], severities)
+                severity[:, layer] = np.maximum(severity[:, layer], severities_seen)
         found.append(compare_figure(base, "frequency", site, figures.frequency, frequency.mean(1)))
         found.append(compare_figure(base, "severity", site, figures.severity, severity.max(1)))
         for layer in range(16):
@@ -303,25 +402,37 @@ def compare_tables(name: str, *, runs: int = 100, seed: int = 0) -> list[Compare
 
 
 def _layer(
-    fault: Fault, layer: int, spikes: Bool[np.ndarray, "runs steps"], rng: np.random.Generator
+    fault: Fault,
+    layer: int,
+    struck: Bool[np.ndarray, "runs struck"],
+    drawn: tuple[Float64[np.ndarray, "runs"], Float64[np.ndarray, "runs"]],
+    rng: np.random.Generator,
 ) -> tuple[Float64[np.ndarray, "runs"], Float64[np.ndarray, "runs"]]:
-    """Returns the mean frequency and the largest severity of a layer in each run."""
+    """Returns the mean frequency and the largest severity of a layer in each run, given the steps in which the fault
+    strikes, and the tail and the smallest severity of each run."""
     when, kind = fault.when, fault.what
-    course = np.asarray([when.mean(step) for step in range(spikes.shape[1])])
-    rate = float(np.broadcast_to(np.asarray(fault.rate, np.float64), 16)[layer])
+    rate = float(np.broadcast_to(np.asarray(fault.rate, np.float64), 16)[layer]) / when.spike
+    course: Any = 1.0
+    if when.spike == 1:
+        course = np.asarray([when.mean(step) for step in range(STEPS)], np.float32)
     share: Any = 1.0
     if isinstance(kind, Tailed):
-        u = np.maximum(rng.random(spikes.shape), SMALLEST)
-        least = float(np.broadcast_to(kind.severity, 16)[layer])
-        share, mean = (1 + kind.few) * u**kind.few, least * u**-kind.tail
+        u = np.maximum(rng.random(struck.shape, np.float32), np.float32(SMALLEST))
+        tail, least = (values[:, None].astype(np.float32) for values in drawn)
+        share, mean = np.float32(1 + kind.few) * u ** np.float32(kind.few), least * u**-tail
     else:
         assert isinstance(kind, Relative)
-        mean = np.full(spikes.shape, float(np.broadcast_to(kind.severity, 16)[layer]) / 2)
-    expected = np.minimum(rate * course / when.spike * share, 1.0) * spikes * (ELEMENTS * MICROSTEPS)
-    hits = np.where(expected < 1e6, rng.poisson(np.minimum(expected, 1e6)), expected)
-    largest = mean * largest_mean(hits, CELLS)  # the severity of a step is the maximum of the means
-    seen = np.where(hits > 0, np.maximum(largest, LAST_BIT), 0.0)
-    return hits.mean(1) / (ELEMENTS * MICROSTEPS), seen.max(1)
+        mean = np.full(struck.shape, float(np.broadcast_to(kind.severity, 16)[layer]) / 2)
+    expected = np.minimum(rate * course * share, 1.0) * struck * (ELEMENTS * MICROSTEPS)
+    rare = np.nonzero(expected < 1e6)
+    expected[rare] = rng.poisson(expected[rare])
+    mean = np.where(expected > 0, mean, 0.0)
+    # The severity of a step is the maximum of the means, at most twice `mean`: most steps cannot be the worst one.
+    near = np.nonzero((mean > 0) & (2 * mean >= mean.max(1, keepdims=True)))
+    worst = np.zeros(len(mean))
+    largest = np.maximum(mean[near] * largest_mean(expected[near], CELLS), LAST_BIT)
+    np.maximum.at(worst, near[0], largest.astype(np.float64))
+    return expected.sum(1, dtype=np.float64) / (STEPS * ELEMENTS * MICROSTEPS), worst
 
 
 def compare_time(name: str, *, runs: int = 100, seed: int = 0) -> list[Compared]:
@@ -357,7 +468,7 @@ def compare_time(name: str, *, runs: int = 100, seed: int = 0) -> list[Compared]
     rows = []
     for where, simulated, agrees, words in claims:
         low, median, high = np.quantile(simulated, [0.025, 0.5, 0.975]).tolist()
-        rows.append(Compared(name, "time", where, None, median, low, high, agrees(low, high), words))
+        rows.append(Compared(name, "time", where, None, median, low, high, agrees(low, high), note=words))
     return rows
 
 
@@ -520,7 +631,7 @@ def _norm(tree: Any, less: Any = None) -> float:
     return math.sqrt(sum(float(jnp.sum(jnp.square(leaf.astype(jnp.float32)))) for leaf in jax.tree.leaves(tree)))
 
 
-def experiment(study: NodesStudy) -> Generator[str, None, NodesMeasured]:
+def experiment(study: NodesStudy, kept: RecordedParts) -> Generator[str, None, NodesMeasured]:
     """Fits the parameters, simulates runs at the study's size, and trains small models."""
     model, simulated = NoiseModel(seed=study.seed), {}
     for node in NODES:
@@ -528,29 +639,46 @@ def experiment(study: NodesStudy) -> Generator[str, None, NodesMeasured]:
         yield f"noise of {node}"
     predicted = {node: model.predict(node, simulated) for node in NODES}
     few = fitted()["few"].value
-    estimates = {**model.estimates(simulated), "tail": fit_tail(few, seed=study.seed)}
     bursts = {f"bursts/{node}": fit_bursts(node, few=few) for node in NODES}
+    estimates = {**model.estimates(simulated), **severities(few).tails()}
     estimates |= {name: found for name, found in bursts.items() if found is not None}
     yield "fit"
 
     rows: list[Compared] = []
+
+    def compare(node: str) -> list[Compared]:
+        given = {"runs": study.runs, "seed": study.seed}
+        return [*compare_tables(node, **given), *compare_time(node, **given)]
+
     for node in study.nodes:
-        rows += compare_tables(node, runs=study.runs, seed=study.seed)
-        rows += compare_time(node, runs=study.runs, seed=study.seed)
+        title = f"tables of {node}"
+        rows += kept(title, list[Compared], functools.partial(compare, node))
         found = predicted[node]
         rows.append(Compared(node, "noise", "", found.published, found.median, found.low, found.high, found.inside))
-        yield f"tables of {node}"
+        yield title
 
-    responses, trainings, models = [], [], []
+    @functools.cache
+    def small(size: tuple[int, int, int]) -> SmallModel:
+        return SmallModel(sized(*size, steps=study.steps), study.steps, study.seed)
+
+    def respond(size: tuple[int, int, int]) -> Response:
+        return small(size).responses()
+
+    def train(node: str) -> list[Drifting]:
+        trained = small(SIZES[0]).train(node)
+        return [] if trained is None else [trained]
+
+    responses, trainings = [], []
     for size in SIZES:
-        models.append(SmallModel(sized(*size, steps=study.steps), study.steps, study.seed))
-        responses.append(models[-1].responses())
-        yield f"responses of {responses[-1].model}"
+        title = "responses of a model with {} layers".format(*size)
+        responses.append(kept(title, Response, functools.partial(respond, size)))
+        yield title
     for node in study.nodes:
-        trained = models[0].train(node)
-        rows += _drift(node, trained)
-        trainings += [trained] if trained is not None else []
-        yield f"training on {node}"
+        title = f"training on {node}"
+        trained = kept(title, list[Drifting], functools.partial(train, node))
+        rows += _drift(node, next(iter(trained), None))
+        trainings += trained
+        yield title
     return NodesMeasured(
         study=study,
         rows=tuple(rows),
@@ -565,7 +693,10 @@ def experiment(study: NodesStudy) -> Generator[str, None, NodesMeasured]:
 
 def _drift(node: str, trained: Drifting | None) -> list[Compared]:
     """Compares a small model with figure 6, in which parameters drift apart step by step while loss curves coincide."""
-    words = {"drift": "figure 6: drifts away incrementally", "loss": "figure 6: identical to the healthy curve"}
+    words = {
+        "drift": "figure 6: drifts away incrementally",
+        "loss": "figure 6: identical to the healthy curve, by which `few` was chosen",
+    }
     if trained is None or not trained.distances.any():
         return [
             Compared(node, name, "", None, None, note=f"{said}; no mismatch occurred, since the run is too short")  # type: ignore[arg-type]
@@ -575,8 +706,8 @@ def _drift(node: str, trained: Drifting | None) -> list[Compared]:
     worst = float(trained.losses.max())
     return [
         Compared(node, "drift", "", None, float(last), None, None, bool(quarter <= half <= last),
-                 f"{words['drift']}; simulated: {quarter:.2g} after a quarter of the steps, {half:.2g} after half"),
-        Compared(node, "loss", "", None, worst, None, None, worst < 0.01, words["loss"]),
+                 note=f"{words['drift']}; simulated: {quarter:.2g} after a quarter, {half:.2g} after half of them"),
+        Compared(node, "loss", "", None, worst, None, None, worst < 0.01, note=words["loss"]),
     ]  # fmt: skip
 
 

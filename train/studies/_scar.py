@@ -24,11 +24,11 @@ from sdc.checkpoints import (
     iterations_bound,
     squared_distance,
 )
-from sdc.records import Contents, Record, environment, read_manifest, read_record
+from sdc.records import Contents, environment, read_record
 from sdc.schema import Criterion, FailureCase, Failures, LossCosts, Overhead, PartRow, Perturbed, RecoveringRun
 from sdc.settings import SettingError
 
-from .. import DataError, check_resumed, rows_in_order
+from .. import DataError
 from ..iterative import (
     By,
     ImagesError,
@@ -47,6 +47,7 @@ from ..iterative import (
     transformer_decoder,
 )
 from . import trials
+from .parts import open_parts
 from .settings import ScarStudy, Sources
 from .trials import DoesNotConverge, Failure, Held, How, Trajectory, finite
 from .workloads import halved, images_of
@@ -456,7 +457,7 @@ def _failures(study: ScarStudy, subject: Subject, start: int, done: Sequence[Par
     for n, case in enumerate(CASES):
         row = FailureCase(**case._asdict(), costs=finite(costs[n]), sizes=sizes[n].tolist())
         prediction = _predictions(case, hit, held)
-        row.predicted, row.bound = prediction.get("predicted", []), prediction.get("bound", [])
+        row.predicted, row.one_rate = prediction.get("predicted", []), prediction.get("one_rate", [])
         rows.append(row)
     # A full restore, including batches and random numbers, costs exactly the number of iterations by which it goes
     # back.
@@ -487,12 +488,11 @@ def _predictions(
     losses = [None if outlook is None else outlook.loss(case.lost) for outlook in outlooks]
     return {
         "predicted": [None if one is None else one.steps for one in losses],
-        "bound": [None if one is None else one.bound for one in losses],
+        "one_rate": [None if one is None else one.one_rate for one in losses],
     }
 
 
 KIND = "scar study"
-SETTINGS = ("study", "settings", "workloads", "environment")  # a study is resumed only with its original settings
 
 
 def record_study(
@@ -526,13 +526,7 @@ def record_study(
         "parts": len(parts), "seed": study.seed, "environment": environment(),
         "workloads": {one.name: f"{one.task.source}, {one.iterations} iterations" for one in subjects},
     }  # fmt: skip
-    found: list[PartRow] = []
-    if resume:
-        check_resumed(folder, "study", read_manifest(folder, KIND), manifest, SETTINGS)
-        found = rows_in_order(folder, KIND, "part")
-        record = Record.resume(folder, manifest, at=len(found))
-    else:
-        record = Record.create(folder, manifest)
+    record, found = open_parts(folder, manifest, resume=resume)
     with record:
         for row in found:
             on_part(parts[row.part].title)

@@ -1,5 +1,6 @@
 """The study of DropCompute: gain and cost of a compute threshold."""
 
+import functools
 import math
 import time
 from collections.abc import Generator, Sequence
@@ -29,23 +30,28 @@ from sdc.aggregation import (
 
 from ..programs import DATA
 from .measurements import ClockedSpeedup, DropComputeMeasured, DroppedRun, DroppedTraining, PredictedSpeedup
+from .parts import RecordedParts
 from .settings import DropComputeStudy
 from .workloads import Method, Task, Trainer
 
 RATES = np.linspace(0.0, 0.3, 25)  # drop rates at which a speedup is predicted
 
 
-def experiment(study: DropComputeStudy, workloads: Sequence[Task]) -> Generator[str, None, DropComputeMeasured]:
+def experiment(
+    study: DropComputeStudy, workloads: Sequence[Task], kept: RecordedParts
+) -> Generator[str, None, DropComputeMeasured]:
     """Predicts the speedup of a threshold, measures the speedup on real clocks, and trains with a threshold."""
     predicted, clocked, trainings = [], [], []
     for workers in study.fleets:
-        predicted.append(_predict(study, workers))
-        yield f"prediction for {workers:,} workers"
+        title = f"prediction for {workers:,} workers"
+        predicted.append(kept(title, PredictedSpeedup, functools.partial(_predict, study, workers)))
+        yield title
     for workers in study.threads:
-        clocked.append(_clock(study, workers))
-        yield f"{workers} workers on a real clock"
+        title = f"{workers} workers on a real clock"
+        clocked.append(kept(title, ClockedSpeedup, functools.partial(_clock, study, workers)))
+        yield title
     for workload in workloads:
-        trainings.append((yield from _train(study, workload)))
+        trainings.append((yield from _train(study, workload, kept)))
     return DropComputeMeasured(
         **study.about(workloads),
         predicted=tuple(predicted),
@@ -104,7 +110,7 @@ def _clock(study: DropComputeStudy, workers: int) -> ClockedSpeedup:
     return ClockedSpeedup(workers, study.iterations, free[1], stopped[1], gain, choice.speedup)
 
 
-def _train(study: DropComputeStudy, workload: Task) -> Generator[str, None, DroppedTraining]:
+def _train(study: DropComputeStudy, workload: Task, kept: RecordedParts) -> Generator[str, None, DroppedTraining]:
     sampled = _sampled(study, study.workers, study.seed + 1)
     mended = threshold_at(sampled, study.mended)
     extra = extra_steps(study.steps, mean_completed(sampled, mended), study.micro_batches)
@@ -112,25 +118,33 @@ def _train(study: DropComputeStudy, workload: Task) -> Generator[str, None, Drop
     def run(
         trainer: Trainer, threshold: float, rate: float, extra: int = 0, correction: Correction = "none"
     ) -> DroppedRun:
-        found = trainer(jnp.float32(threshold), steps=study.steps + extra, seed=study.seed)
-        dropped = 0.0 if rate == 0 else drop_rate(found.reports["latencies"], threshold)
-        longest = found.reports["latencies"].sum(axis=-1).max(axis=1)
-        ends, unstopped = (np.cumsum(np.minimum(longest, limit) + study.serial) for limit in (threshold, math.inf))
-        losses = found.reports["loss"][:, 0]
-        return DroppedRun(rate, extra, correction, dropped, found.score, losses, ends, float(unstopped[-1]))
+        found = trainer(jnp.float32(threshold), steps=study.steps + extra, seeds=study.runs)
+        latencies = np.stack([each.reports["latencies"] for each in found])
+        dropped = 0.0 if rate == 0 else float(np.mean([drop_rate(each, threshold) for each in latencies]))
+        longest = latencies.sum(axis=-1).max(axis=2)
+        ends, unstopped = (
+            np.cumsum(np.minimum(longest, limit) + study.serial, axis=1) for limit in (threshold, math.inf)
+        )
+        losses = np.stack([each.reports["loss"][:, 0] for each in found])
+        scores = np.asarray([each.score for each in found])
+        return DroppedRun(rate, extra, correction, dropped, scores, losses, ends, unstopped[:, -1])
 
     trainer = _trainer(study, workload)
-    runs = [run(trainer, math.inf, 0.0)]
-    yield f"{workload.name}, no threshold"
+    parts = {"no threshold": functools.partial(run, trainer, math.inf, 0.0)}
     for rate in study.drops:
-        runs.append(run(trainer, threshold_at(sampled, rate), rate))
-        yield f"{workload.name}, {rate:.0%} dropped"
-    runs.append(run(_trainer(study, workload, extra), mended, study.mended, extra))
-    yield f"{workload.name}, extra steps"
+        parts[f"{rate:.0%} dropped"] = functools.partial(run, trainer, threshold_at(sampled, rate), rate)
+    parts["extra steps"] = functools.partial(run, _trainer(study, workload, extra), mended, study.mended, extra)
     corrections: tuple[Correction, ...] = ("rate", "count")
     for correction in corrections:
-        runs.append(run(_trainer(study, workload, 0, correction), mended, study.mended, correction=correction))
-        yield f"{workload.name}, correction by {correction}"
+        other = _trainer(study, workload, 0, correction)
+        parts[f"correction by {correction}"] = functools.partial(
+            run, other, mended, study.mended, correction=correction
+        )
+    runs = []
+    for name, part in parts.items():
+        title = f"{workload.name}, {name}"
+        runs.append(kept(title, DroppedRun, part))
+        yield title
     return DroppedTraining(workload.name, workload.metric, tuple(runs))
 
 
@@ -139,8 +153,8 @@ def _trainer(study: DropComputeStudy, workload: Task, extra: int = 0, correction
     optimizer = skip_empty(workload.optimizer(study.steps + extra))
     micro, rate = study.micro_batches, 0.0 if correction == "none" else study.mended
 
-    def step(params: Any, state: Any, batch: Any, number: Any, setting: Any) -> Any:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(study.seed), number), jax.lax.axis_index(DATA))
+    def step(params: Any, state: Any, batch: Any, number: Any, setting: Any, seed: Any) -> Any:
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), number), jax.lax.axis_index(DATA))
         latencies = study.latency.sample(key, (micro,))
         completed = completed_before(latencies, setting)
         total = masked(accumulate(workload.loss), gradient_sum(params), batch, completed, params)

@@ -1,5 +1,7 @@
 """The study of lost packets: perplexity and accuracy at several loss rates, and the drift between copies."""
 
+import dataclasses
+import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -8,23 +10,36 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jaxtyping import Float
 
 from sdc.aggregation import Channel, GilbertElliott, Independent, lossy_zero2
 
 from ..programs import DATA
 from .measurements import LossyMeasured, LossyTraining
+from .parts import RecordedParts
 from .settings import LossyStudy
-from .workloads import Method, Task, Trained, Trainer
+from .workloads import Method, Task, Trainer
 
 
-def experiment(study: LossyStudy, workloads: Sequence[Task]) -> Generator[str, None, LossyMeasured]:
+@dataclasses.dataclass(frozen=True)
+class LossyRuns:
+    """Training runs at one loss rate."""
+
+    scores: Float[np.ndarray, "seeds"]
+    drift: float  # mean squared drift between two copies divided by that of the owners' updates
+
+
+def experiment(
+    study: LossyStudy, workloads: Sequence[Task], kept: RecordedParts
+) -> Generator[str, None, LossyMeasured]:
     """Trains over links that lose packets, and measures the drift of a random walk."""
     trainings, walks = [], {}
     for workload in workloads:
-        trainings.append((yield from _by_rate(study, workload)))
+        trainings.append((yield from _by_rate(study, workload, kept)))
     for rate in study.walk_rates:
-        walks[rate] = _walk(study, rate)
-        yield f"drift at {rate:.0%}"
+        title = f"drift at {rate:.0%}"
+        walks[rate] = kept(title, float, functools.partial(_walk, study, rate))
+        yield title
     return LossyMeasured(
         **study.about(workloads),
         trainings=tuple(trainings),
@@ -50,40 +65,41 @@ def _losses(study: LossyStudy) -> Mapping[str, tuple[tuple[float, ...], Callable
     }
 
 
-def _by_rate(study: LossyStudy, workload: Task) -> Generator[str, None, LossyTraining]:
+def _by_rate(study: LossyStudy, workload: Task, kept: RecordedParts) -> Generator[str, None, LossyTraining]:
     # Images need fewer steps than text.
     steps = study.steps if workload.metric == "perplexity" else study.steps // 2
-    scores: dict[str, dict[float, float]] = {"per shard": {}}
+    scores: dict[str, dict[float, np.ndarray]] = {"per shard": {}}
     drifts: dict[float, float] = {}
     for rate in study.rates:
-        found = _runs(study, workload, steps, p_grad=rate, p_param=rate)
-        scores["per shard"][rate] = float(np.mean([one.score for one in found]))
-        reports, middle = found[0].reports, slice(steps // 4, steps // 2)
-        drifts[rate] = float(np.mean(reports["pair_drift"][middle, 0]) / np.mean(reports["move"][middle, 0]))
-        for _ in found:
-            yield f"{workload.name}, {rate:.0%} of the shards lost"
+        title = f"{workload.name}, {rate:.0%} of the shards lost"
+        found = kept(title, LossyRuns, functools.partial(_scored, study, workload, steps, p_grad=rate, p_param=rate))
+        scores["per shard"][rate], drifts[rate] = found.scores, found.drift
+        yield title
     for name, (rates, settings) in _losses(study).items():
         for rate in rates:
-            found = _runs(study, workload, steps, **settings(rate))
-            by_rate = scores.setdefault(name, {0.0: scores["per shard"][study.rates[0]]})
-            by_rate[rate] = float(np.mean([one.score for one in found]))
-            for _ in found:
-                yield f"{workload.name}, {rate:.0%} lost {name}"
-    return LossyTraining(workload.name, workload.metric, steps, study.seeds(workload), scores, drifts)
+            title = f"{workload.name}, {rate:.0%} lost {name}"
+            found = kept(title, LossyRuns, functools.partial(_scored, study, workload, steps, **settings(rate)))
+            scores.setdefault(name, {0.0: scores["per shard"][study.rates[0]]})[rate] = found.scores
+            yield title
+    return LossyTraining(workload.name, workload.metric, steps, scores, drifts)
 
 
-def _runs(study: LossyStudy, workload: Task, steps: int, **settings: Any) -> list[Trained]:
+def _scored(study: LossyStudy, workload: Task, steps: int, **settings: Any) -> LossyRuns:
     """Trains several times with the same program and different seeds."""
-    optimizer = lossy_zero2(workload.optimizer(steps), DATA, seed=study.seed, **settings)
 
-    def step(params: Any, state: Any, batch: Any, number: Any, setting: Any) -> Any:
+    def optimizer(seed: Any) -> optax.GradientTransformation:
+        return lossy_zero2(workload.optimizer(steps), DATA, seed=seed, **settings)
+
+    def step(params: Any, state: Any, batch: Any, number: Any, setting: Any, seed: Any) -> Any:
         gradient = jax.grad(workload.loss)(params, batch)
-        updates, state = optimizer.update(gradient, state, params)
+        updates, state = optimizer(seed).update(gradient, state, params)
         report = {name: getattr(state.report, name) for name in ("move", "pair_drift")}
         return optax.apply_updates(params, updates), state, report
 
-    trainer = Trainer(workload, Method(lambda params, setting: optimizer.init(params), step), workers=study.workers)
-    return [trainer(steps=steps, seed=study.seed + number) for number in range(study.seeds(workload))]
+    trainer = Trainer(workload, Method(lambda params, setting: optimizer(0).init(params), step), workers=study.workers)
+    found, middle = trainer(steps=steps, seeds=study.runs), slice(steps // 4, steps // 2)
+    drift, move = (np.mean([one.reports[name][middle, 0] for one in found]) for name in ("pair_drift", "move"))
+    return LossyRuns(np.asarray([one.score for one in found]), float(drift / move))
 
 
 def _walk(study: LossyStudy, rate: float) -> float:

@@ -36,20 +36,21 @@ class OfWorkload:
 
 @dataclasses.dataclass(frozen=True)
 class Burst:
-    """A training run with bursts of noise."""
+    """Training runs with bursts of noise."""
 
     method: str  # aggregation method
     variance: float  # variance of a burst
     steps: Int[np.ndarray, "looks"]  # steps after which the score was measured
-    scores: Float[np.ndarray, "looks"]  # one for each of these steps
+    scores: Float[np.ndarray, "seeds looks"]  # one for each run and step
 
 
 @dataclasses.dataclass(frozen=True)
 class NoisyTraining(OfWorkload):
     """Training runs of a workload with noise in the mean gradients."""
 
-    scores: Mapping[str, tuple[float, ...]]  # by method, one for each variance of `PaftMeasured`; `clean` has no noise
-    synchronizations: tuple[int, ...]  # number of synchronizations of `paft`, for each variance
+    # By method, for each variance of `PaftMeasured` and each seed; `clean` has no noise.
+    scores: Mapping[str, Float[np.ndarray, "variances seeds"]]
+    synchronizations: Mapping[str, Float[np.ndarray, "variances seeds"]]  # by rule of `paft`, their number
     bursts: tuple[Burst, ...]  # training runs with bursts
 
 
@@ -99,18 +100,18 @@ class ClockedSpeedup:
     predicted: float  # speedup predicted from the same latencies
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class DroppedRun:
-    """A training run with a compute threshold."""
+    """Training runs with a compute threshold."""
 
     rate: float  # requested drop rate; 0 for no threshold
     extra: int  # steps beyond those of the study
     correction: str  # see `sdc.aggregation.combine`
-    drop_rate: float  # measured drop rate
-    score: float  # score at the end
-    losses: Float[np.ndarray, "steps"]  # loss of each step; NaN if nothing was completed
-    ends: Float[np.ndarray, "steps"]  # simulated seconds at the end of each step
-    unstopped: float  # simulated seconds of all steps without a threshold
+    drop_rate: float  # measured drop rate, averaged over the seeds
+    scores: Float[np.ndarray, "seeds"]  # score at the end
+    losses: Float[np.ndarray, "seeds steps"]  # loss of each step; NaN if nothing was completed
+    ends: Float[np.ndarray, "seeds steps"]  # simulated seconds at the end of each step
+    unstopped: Float[np.ndarray, "seeds"]  # simulated seconds of all steps without a threshold
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,8 +136,7 @@ class LossyTraining(OfWorkload):
     """Training runs of a workload over links that lose packets."""
 
     steps: int  # number of optimizer steps of each run
-    seeds: int  # number of runs averaged for a score
-    scores: Mapping[str, Mapping[float, float]]  # by loss model and loss rate
+    scores: Mapping[str, Mapping[float, Float[np.ndarray, "seeds"]]]  # by loss model and loss rate
     # By loss rate, the mean squared drift between two copies divided by that of the owners' updates.
     drifts: Mapping[float, float]
 
@@ -157,6 +157,7 @@ class Watched:
     """A training run that a shadow replica watched."""
 
     hardware: str  # kind of hardware
+    seed: int  # seed of the run
     faulty: int | None  # the rank with faults, or None
     corrupted: Bool[np.ndarray, "steps"]  # steps in which a fault changed a value
     differed: Bool[np.ndarray, "steps"]  # steps in which a comparison found a difference
@@ -168,14 +169,14 @@ class Watched:
 
 @dataclasses.dataclass(frozen=True)
 class WatchedTraining(OfWorkload):
-    """Training runs of a workload, one on each kind of hardware."""
+    """Training runs of a workload, one for each kind of hardware and seed."""
 
     runs: tuple[Watched, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShadowMeasured(Measured):
-    """Measurements of the study of the shadow replica: one training run for each workload and kind of hardware."""
+    """Measurements of the study of the shadow replica: training runs for each workload and kind of hardware."""
 
     study: ShadowStudy
     trainings: tuple[WatchedTraining, ...]
@@ -198,6 +199,7 @@ class Compared:
     low: float | None = None  # lower limit of the central 95 % of the simulated values, slightly widened
     high: float | None = None
     agrees: bool | None = None  # whether the published value is within the limits; None if undetermined
+    p: float | None = None  # two-sided p-value of the published value among the simulated ones
     note: str = ""  # further remarks, such as the study's description
 
 

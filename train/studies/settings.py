@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         ProductsMeasured,
         ShadowMeasured,
     )
+    from .parts import RecordedParts
     from .workloads import Task
 
 MOST = 1_000_000  # maximum number of steps of a study; the measurements of each step are kept in memory
@@ -72,18 +73,37 @@ class Study(abc.ABC, Generic[Measurement]):
         workers: number of workers in each training run, all on one device.
     """
 
+    kind: ClassVar[str] = "aggregation study"
     name: ClassVar[str]
     workers: int
     steps: int
     """Number of optimizer steps of each training run."""
     seed: int = 0
     """Seed for the parameters, the data and all simulations."""
+    seeds: int = 5
+    """Number of training runs of each kind, which differ in parameters, data and all draws; at least 3. Confidence
+    intervals are computed over these runs."""
 
     def check(self) -> None:
         """Checks the settings, and raises a SettingError that identifies the first invalid one."""
         _check_steps(self.steps, 10, ", since the result is computed from the last steps")
+        if not 3 <= self.seeds <= MOST_NODES:
+            problem = f"expected 3 to {MOST_NODES:,}; fewer do not suffice for an interval"
+            raise SettingError("seeds", self.seeds, problem)
         if not 0 <= self.seed <= LARGEST_SEED:
             raise SettingError("seed", self.seed, f"expected an integer from 0 to {LARGEST_SEED}")
+
+    def manifest(self) -> dict[str, Any]:
+        """Returns the fields of the record's manifest that describe the study."""
+        return {
+            "kind": self.kind, "study": self.name, "seed": self.seed, "workers": self.workers, "steps": self.steps,
+            "settings": dataclasses.asdict(self),
+        }  # fmt: skip
+
+    @property
+    def runs(self) -> range:
+        """The seeds of the training runs of a kind."""
+        return range(self.seed, self.seed + self.seeds)
 
     def about(self, workloads: Sequence[Task]) -> Mapping[str, Any]:
         """Returns the fields of `Measured` that describe the study itself."""
@@ -93,11 +113,14 @@ class Study(abc.ABC, Generic[Measurement]):
     def count(self, workloads: Sequence[Task]) -> int:
         """Returns the number of parts that `run` yields."""
 
-    def run(self, workloads: Sequence[Task]) -> Generator[str, None, Measurement]:
-        """Runs the study: yields a description of each completed part, and returns the measurements."""
+    def run(self, workloads: Sequence[Task], kept: RecordedParts | None = None) -> Generator[str, None, Measurement]:
+        """Runs the study, except the parts on record: yields the title of each completed part, and returns the
+        measurements."""
+        from .parts import RecordedParts
+
         self.check()
         module = importlib.import_module(EXPERIMENTS[self.name], __package__)
-        parts: Generator[str, None, Measurement] = module.experiment(self, workloads)
+        parts: Generator[str, None, Measurement] = module.experiment(self, workloads, kept or RecordedParts())
         return parts
 
 
@@ -135,7 +158,7 @@ class PaftStudy(Study["PaftMeasured"]):
         return methods(self.periods)
 
     def count(self, workloads: Sequence[Task]) -> int:
-        runs = 1 + (2 + len(self.periods)) * len(self.variances) + 2 * len(self.bursts)
+        runs = 1 + (3 + len(self.periods)) * len(self.variances) + 2 * len(self.bursts)
         return len(workloads) * runs + 1 + len(self.periods[:2])
 
 
@@ -184,8 +207,6 @@ class LossyStudy(Study["LossyMeasured"]):
             losses repaired by parity or reliable packets.
         packet: elements per packet.
         burst: mean length of a burst, in packets.
-        perplexity_seeds, accuracy_seeds: number of training runs over which a score is averaged; the perplexities of
-            single runs differ by one or two percent.
         walk_rates: loss rates of the random walk.
         walk, settled: number of steps of the walk, and the number of initial steps that are discarded.
     """
@@ -199,19 +220,13 @@ class LossyStudy(Study["LossyMeasured"]):
     mended_rates: tuple[float, ...] = (0.2,)
     packet: int = 64
     burst: float = 8.0
-    perplexity_seeds: int = 2
-    accuracy_seeds: int = 1
     walk_rates: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
     walk: int = 200
     settled: int = 40
 
-    def seeds(self, workload: Task) -> int:
-        """Returns the number of training runs of a workload that are averaged for a score."""
-        return self.perplexity_seeds if workload.metric == "perplexity" else self.accuracy_seeds
-
     def count(self, workloads: Sequence[Task]) -> int:
         runs = len(self.rates) + len(self.packet_rates) + len(self.burst_rates) + 2 * len(self.mended_rates)
-        return sum(map(self.seeds, workloads)) * runs + len(self.walk_rates)
+        return len(workloads) * runs + len(self.walk_rates)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -395,11 +410,12 @@ class NodesStudy:
     """Comparison of each simulated node with the published figures of the real node; the noise model is fitted to all
     fifteen nodes."""
 
+    kind: ClassVar[str] = "nodes study"
     name: ClassVar[str] = "nodes"
     nodes: tuple[str, ...] = NODES
     """Nodes to compare, node1 to node15 (default: all)."""
-    runs: int = 100
-    """Number of simulated runs of each node at the size of the study, at least 20; confidence intervals are computed
+    runs: int = 1000
+    """Number of simulated runs of each node at the size of the study, at least 20; p-values and intervals are computed
     over these runs."""
     steps: int = 80
     """Number of steps of the small models, at least 40."""
@@ -419,20 +435,26 @@ class NodesStudy:
             problem = f"expected {WINDOW * 5} to {MOST_NODES:,}; fewer do not suffice for a conclusion"
             raise SettingError("steps", self.steps, problem)
 
+    def manifest(self) -> dict[str, Any]:
+        """Returns the fields of the record's manifest that describe the study."""
+        return {"kind": self.kind, "study": self.name, "seed": self.seed, "settings": dataclasses.asdict(self)}
+
     def count(self) -> int:
         """Returns the number of parts that `run` yields."""
         return len(NODES) + 2 * len(self.nodes) + len(SIZES) + 1
 
-    def run(self) -> Generator[str, None, NodesMeasured]:
-        """Runs the study: yields a description of each completed part, and returns the findings.
+    def run(self, kept: RecordedParts | None = None) -> Generator[str, None, NodesMeasured]:
+        """Runs the study, except the parts on record: yields the title of each completed part, and returns the
+        findings.
 
         Raises:
             SettingError: a node does not exist, or there are too few runs or steps.
         """
         from ._nodes import experiment
+        from .parts import RecordedParts
 
         self.check()
-        return experiment(self)
+        return experiment(self, kept or RecordedParts())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ Letters in shapes:
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -258,16 +258,16 @@ def chosen_tasks(which: str, sources: Sources) -> list[Task]:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A training method. Its settings are traced, so one program serves all settings.
+    """A training method. Its settings and seeds are traced, so one program serves all of them.
 
     Attributes:
         init: `(params, setting) -> state` of a worker, under the axis of workers.
-        step: `(params, state, batch, number, setting) -> (params, state, report)` of a worker; reports are dictionaries
-            of arrays.
+        step: `(params, state, batch, number, setting, seed) -> (params, state, report)` of a worker; reports are
+            dictionaries of arrays.
     """
 
     init: Callable[[Any, Any], Any]
-    step: Callable[[Any, Any, Any, Any, Any], tuple[Any, Any, Mapping[str, Any]]]
+    step: Callable[[Any, Any, Any, Any, Any, Any], tuple[Any, Any, Mapping[str, Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,11 +293,12 @@ class Trained:
 
 
 class Trainer:
-    """Trains a workload with a method; one program serves all settings.
+    """Trains a workload with a method, once for each seed; one program serves all settings and trains all seeds at the
+    same time.
 
     Args:
         workload: the workload. method: the training method.
-        workers: number of workers, under `vmap`, whose axis is `sdc.train.programs.DATA`.
+        workers: number of workers, under `vmap`, whose axis is `sdc.train.programs.DATA`; so are the seeds.
         rows: number of rows of a global batch (default: that of the workload).
         cut: transforms a worker's share of a batch, for example into micro-batches.
     """
@@ -317,50 +318,56 @@ class Trainer:
         def start(params: Any, setting: Any) -> Any:
             return jax.vmap(lambda _: (params, method.init(params, setting)), axis_name=DATA)(jnp.arange(workers))
 
-        def several(params: Any, state: Any, shares: Any, numbers: Any, setting: Any) -> Any:
+        def several(params: Any, state: Any, shares: Any, numbers: Any, setting: Any, seed: Any) -> Any:
             def one(carry: Any, given: Any) -> Any:
                 (params, state), (batch, number) = carry, given
-                params, state, report = method.step(params, state, cut(batch), number, setting)
+                params, state, report = method.step(params, state, cut(batch), number, setting, seed)
                 return (params, state), report
 
             (params, state), reports = lax.scan(one, (params, state), (shares, numbers))
             return params, state, reports, workload.score(params)
 
-        self._start = jax.jit(start)
-        self._run = jax.jit(
-            jax.vmap(several, in_axes=(0, 0, 1, None, None), out_axes=(0, 0, 1, 0), axis_name=DATA),
-            donate_argnums=(0, 1),
-        )
+        self._start = jax.jit(jax.vmap(start, in_axes=(0, None)))
+        together = jax.vmap(several, in_axes=(0, 0, 1, None, None, None), out_axes=(0, 0, 1, 0), axis_name=DATA)
+        self._run = jax.jit(jax.vmap(together, in_axes=(0, 0, 0, None, None, 0)), donate_argnums=(0, 1))
 
-    def __call__(self, setting: Any = (), *, steps: int, seed: int, looks: int = 10) -> Trained:
-        """Trains from the start, and evaluates the score at intervals.
+    def __call__(self, setting: Any = (), *, steps: int, seeds: Sequence[int], looks: int = 10) -> list[Trained]:
+        """Trains from the start for each seed, and evaluates the score at intervals.
 
         Args:
             setting: setting for the method.
             steps: optimizer steps.
-            seed: seed of the parameters and the order of the data.
+            seeds: seeds of the parameters, of the order of the data and of the method's draws.
             looks: number of evaluations of the score.
 
         Returns:
-            Scores, reports and the final state.
+            Scores, reports and the final state for each seed.
         """
-        source = self.workload.data(self.rows, seed)
+        sources = [self.workload.data(self.rows, seed) for seed in seeds]
         length = -(-steps // min(looks, steps))  # one length for all evaluations but the last
         ends, scores, reports = [], [], []
         with jax.numpy_dtype_promotion("standard"):  # optax raises Python floats to integer powers
-            params, state = self._start(self.workload.init(jax.random.key(seed)), setting)
+            params, state = self._start(_stacked([self.workload.init(jax.random.key(seed)) for seed in seeds]), setting)
             for done in range(0, steps, length):
                 count = min(length, steps - done)
-                taken = [self._share(next(source)) for _ in range(count)]
-                shares = jax.tree.map(lambda *leaves: np.stack(leaves), *taken)
+                shares = _stacked([_stacked([self._share(next(source)) for _ in range(count)]) for source in sources])
                 numbers = jnp.arange(done, done + count)
-                params, state, report, score = self._run(params, state, shares, numbers, setting)
+                drawn = jnp.asarray(seeds, jnp.uint32)
+                params, state, report, score = self._run(params, state, shares, numbers, setting, drawn)
                 reports.append(jax.device_get(report))
                 ends.append(done + count)
-                scores.append(float(np.mean(jax.device_get(score))))
-        joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *reports)
-        return Trained(np.asarray(ends), np.asarray(scores), joined, jax.device_get(state))
+                scores.append(np.mean(jax.device_get(score), axis=1))
+        joined = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *reports)
+        state, found = jax.device_get(state), np.stack(scores, axis=1)
+        return [
+            Trained(np.asarray(ends), found[run], *jax.tree.map(lambda leaf, run=run: leaf[run], (joined, state)))
+            for run in range(len(seeds))
+        ]
 
     def _share(self, batch: Any) -> Any:
         """Divides a global batch among the workers."""
         return jax.tree.map(lambda leaf: leaf.reshape(self.workers, self.rows // self.workers, *leaf.shape[1:]), batch)
+
+
+def _stacked(trees: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)

@@ -40,7 +40,7 @@ def test_short_tests_add_up_and_count_once(tmp_path: Path) -> None:
     assert (account.burn_ins, account.runs, account.elements, account.seconds) == (2, 18, 2 * ELEMENTS, 2 * SECONDS)
     assert [(place.host, place.first, place.last) for place in account.places] == [("a", DAY, NEXT_DAY)]
     said = limits(account)
-    assert said.element_rate == pytest.approx(-math.log(0.05) / (2 * ELEMENTS))
+    assert said.element_rate == pytest.approx(-math.log(0.05) / (2 * ELEMENTS / 3))  # of one family of three
     assert said.interval == pytest.approx(2 * SECONDS / -math.log(0.05))
     assert (said.run_rate, said.mean_interval) == (None, None)
     assert [each.name for each in tmp_path.iterdir()] == ["ledger.json"]

@@ -11,7 +11,7 @@ import pytest
 from sdc.aggregation.synchronization import paft_sync
 from sdc.program import compiled_for
 from tests.sdc.aggregation.placements import AXIS, equal_replicas, place
-from tests.sdc.aggregation.test_synchronization import WORKERS
+from tests.sdc.aggregation.test_synchronization import WORKERS, train_under_noise
 
 
 @pytest.mark.parametrize("placement", ["vmap", "shard_map", "shard_map, checked"])
@@ -37,3 +37,23 @@ def test_an_average_in_two_exchanges(placement: str, dtype: Any, monkeypatch: py
     for name, leaf in apart.items():
         mean = np.asarray(leaf).astype(wide).mean(axis=0)
         np.testing.assert_allclose(np.asarray(found[name][0]).astype(wide), mean, atol=4 * jnp.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("sync_state", [False, True])
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "lion", "muon"])
+def test_replicas_stay_one_update_apart(name: str, sync_state: bool) -> None:
+    """Whatever the noise and the optimizer: at each average after the first four, replicas are at most 1.9 updates from
+    their mean, and at least 0.5 if the period is not at a limit."""
+    inner = {
+        "sgd": optax.sgd(0.05), "momentum": optax.sgd(0.005, momentum=0.9), "adam": optax.adam(0.01),
+        "lion": optax.lion(0.001), "muon": optax.contrib.muon(0.01),
+    }[name]  # fmt: skip
+    found = train_under_noise(inner, (0.001, 0.01, 0.1, 1.0, 10.0), sync_state=sync_state)
+    counts = found.done[:, -1]
+    assert counts[0] < counts[1] < counts[2] <= counts[3] <= counts[4]  # at most every second step
+    for distance, period in zip(found.distance, found.period, strict=True):
+        used = np.flatnonzero(~np.isnan(distance))[4:]
+        assert (distance[used] < 1.9).all()
+        before = period[used - 1]
+        free = (before > 1) & (before < 1000)
+        assert (distance[used][free] > 0.5).all()

@@ -91,7 +91,7 @@ def test_each_save_tells_what_a_loss_would_cost(
         assert 0 <= costs[0]["steps"] <= costs[1]["steps"] <= costs[2]["steps"] <= step + 1
         assert (costs[0]["steps"] == 0) == (step == 9)  # all was given back just before
         assert costs[1]["perturbation"] == pytest.approx(0.5**0.5 * costs[2]["perturbation"])
-        assert found["c"] is found["interval"] is found["distance"] is costs[0]["bound"] is None  # too few saves
+        assert found["c"] is found["distance"] is costs[0]["one_rate"] is None  # too few saves
         assert len(found["speeds"]) == 32
         assert (found["timings"] is None) == (step < 7)  # at the fourth save three are known
     assert told[1]["losses"][2]["steps"] == pytest.approx(2)  # nothing was saved before

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,21 +80,113 @@ def test_synchronization_bounds_divergence() -> None:
     assert (state.divergence.age[0] == [*range(1, 8), *(number % 8 for number in range(STEPS - 7))]).all()
 
 
-def test_period_follows_the_signal_to_noise_ratio() -> None:
-    theta, state = drift_apart(paft(optax.sgd(RATE), AXIS, 5, 1, 100))
-    # ||g|| / ||mean - theta_m|| = sigma sqrt(d) / (rate sigma sqrt(d (M - 1)/M 5)) = 5.2, then 1 / (0.1 sqrt(3.75)).
-    assert state.period[0, :5].tolist() == [5] * 5
-    assert state.period[0, 5:10].tolist() == [5] * 5
-    assert (state.period == state.period[0]).all()
-    found = squared_divergence(theta)
-    used = np.flatnonzero(np.diff(state.synchronizations[0], prepend=0))
-    assert used.tolist() == [5, 10, 15, 20, 25, 30, 35]
-    # A step that uses an average is one step of noise away from equal replicas.
-    one = divergence(SIGMA, [RATE], workers=WORKERS, dimension=DIMENSION)
-    assert found[used] == pytest.approx(one, rel=5 * math.sqrt(2 / ((WORKERS - 1) * DIMENSION)))
-    measured = np.square(state.divergence.measured[:, used]).mean(axis=0)
-    assert measured == pytest.approx(found[used - 1], rel=1e-5)
-    assert (state.divergence.gap[:, used] == 5).all()
+def algorithm_2(own: np.ndarray, errors: np.ndarray, first: int) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """Algorithm 2 line by line, with its steps counted from 1: parameters of all steps, and (t, H) of each average."""
+    theta = np.zeros(own.shape[1:])
+    launched, every, found = {first}, [], []
+    for t in range(1, len(own) + 1):
+        noisy = own[t - 1].mean(axis=0) + errors[t - 1]  # line 4
+        if t in launched:
+            theta = theta - RATE * noisy  # line 6
+            mean = theta.mean(axis=0)
+        elif t - 1 in launched:
+            sigma = np.linalg.norm(mean - theta, axis=1)  # line 10
+            period = max(round(np.mean(np.linalg.norm(own[t - 1], axis=1) / sigma)), 1)  # line 11
+            launched.add(t + period)  # line 12
+            found.append((t, period))
+            theta = mean - RATE * noisy  # line 13
+        else:
+            theta = theta - RATE * noisy  # line 15
+        every.append(theta)
+    return np.stack(every, axis=1), found
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 3.0])
+def test_algorithm_2(sigma: float) -> None:
+    generator = np.random.default_rng(0)
+    own, errors = generator.normal(size=(2, STEPS, WORKERS, 64)).astype(np.float32)
+    own, errors = own + 1, sigma * errors
+    optimizer = paft(optax.sgd(RATE), AXIS, 5, rule="gradient")
+
+    def run(own: Any, errors: Any) -> Any:
+        def step(carry: Any, given: Any) -> Any:
+            theta, state = carry
+            mine, error = given
+            mean = lax.pmean(mine, AXIS) + error
+            updates, state = optimizer.update(mean, state, theta, own_gradient=mine)
+            theta = optax.apply_updates(theta, updates)
+            return (theta, state), (theta, state.period, state.synchronizations)
+
+        return lax.scan(step, (jnp.zeros(64), optimizer.init(jnp.zeros(64))), (own, errors))[1]
+
+    theta, period, done = place(run, "vmap", WORKERS)(own.swapaxes(0, 1), errors.swapaxes(0, 1))
+    expected, averages = algorithm_2(own, errors, 5)
+    used = np.flatnonzero(np.diff(done[0], prepend=0))
+    assert [(int(step) + 1, int(period[0, step])) for step in used] == averages
+    np.testing.assert_allclose(theta, expected, atol=1e-5)
+    assert len(averages) >= 2
+
+
+class Course(NamedTuple):
+    """A training run, step by step: the distance of replicas from their mean at each average, in updates of the next
+    step (NaN in other steps), the period, and the number of averages."""
+
+    distance: np.ndarray
+    period: np.ndarray
+    done: np.ndarray
+
+
+def train_under_noise(
+    inner: optax.GradientTransformation, sigmas: Any, *, steps: int = 600, sync_state: bool = False
+) -> Course:
+    """Trains two matrices and a vector on a quadratic with noisy batches, for several degrees of noise at once."""
+    optimizer = paft(inner, AXIS, sync_state=sync_state)
+    shapes = {"a": (16, 24), "b": (24, 8), "c": (8,)}
+    keys = dict(zip(shapes, jax.random.split(jax.random.key(0), 3), strict=True))
+    best = {name: jax.random.normal(keys[name], shape) for name, shape in shapes.items()}
+
+    def own_gradient(theta: Any, key: Any) -> Any:
+        noise = jax.tree.map(lambda leaf, k: 0.1 * jax.random.normal(jax.random.fold_in(key, k[0]), leaf.shape), theta,
+                             jax.tree.map(jax.random.key_data, keys))  # fmt: skip
+        return jax.tree.map(
+            lambda x, y, e: jnp.linspace(0.1, 1, x.size).reshape(x.shape) * (x - y) + e, theta, best, noise
+        )
+
+    def run(sigma: Any, worker: Any) -> Any:
+        noise = gradient_noise(AXIS, sigma, seed=3)
+
+        def step(carry: Any, key: Any) -> Any:
+            theta, state, noisy = carry
+            mean = lax.pmean(own_gradient(theta, jax.random.fold_in(key, worker)), AXIS)
+            gradient, noisy = noise.update(mean, noisy)
+            updates, state = optimizer.update(gradient, state, theta)
+            new = optax.apply_updates(theta, updates)
+            moved = optax.tree.norm(jax.tree.map(jnp.subtract, new, theta))
+            squares = lax.pmean((jnp.square(state.divergence.measured), jnp.square(moved)), AXIS)
+            return (new, state, noisy), (*squares, state.period, state.synchronizations)
+
+        theta = jax.tree.map(jnp.zeros_like, best)
+        start = theta, optimizer.init(theta), noise.init(theta)
+        return lax.scan(step, start, jax.random.split(jax.random.key(5), steps))[1]
+
+    everyone = jax.vmap(jax.vmap(run, (None, 0), axis_name=AXIS), (0, None))
+    with jax.numpy_dtype_promotion("standard"):  # optax raises Python floats to integer powers
+        found = jax.jit(everyone)(jnp.asarray(sigmas, jnp.float32), jnp.arange(WORKERS))
+    apart, moved, period, done = (np.asarray(x)[:, 0] for x in found)
+    distance = np.full_like(apart, np.nan)
+    used = np.diff(done, prepend=0, axis=1) > 0
+    # In the step of an average, replicas move by the average too.
+    distance[used] = np.sqrt(apart / np.roll(moved, -1, axis=1))[used]
+    distance[:, -1] = np.nan
+    return Course(distance, period, done)
+
+
+def test_more_noise_is_averaged_more_often() -> None:
+    """With the norm of the aggregated gradient, the period did not depend on the noise, and under Adam it grew with
+    it."""
+    for inner in (optax.sgd(0.05), optax.adam(0.01)):
+        quiet, some, loud = train_under_noise(inner, (0.01, 0.1, 1.0), steps=200).done[:, -1]
+        assert quiet < some < loud
 
 
 def test_equal_replicas_are_left_alone_as_long_as_allowed() -> None:
@@ -109,17 +201,17 @@ def test_equal_replicas_are_left_alone_as_long_as_allowed() -> None:
         return lax.scan(step, (theta, optimizer.init(theta)), None, length=12)[1]
 
     planned = place(run, "vmap", WORKERS)(jnp.zeros((WORKERS, 3)))[0]
-    assert planned.tolist() == [1, 1, *[8] * 7, *[15] * 3]
+    assert planned.tolist() == [1, 1, *[9] * 8, *[17] * 2]
 
 
 def launched(theta: Any, gradient: Any, optimizer: Any = None, steps: int = 2) -> Any:
     """Parameters and state of each worker after the first synchronization, from replicas that begin apart."""
-    optimizer = optimizer or paft(optax.sgd(0.0), AXIS, 1, 1, 50)
+    optimizer = optimizer or paft(optax.sgd(0.0), AXIS, 1, 1, 50, rule="gradient")
 
     def run(theta: Any) -> Any:
         state = optimizer.init(theta)
         for _ in range(steps):
-            updates, state = optimizer.update(gradient, state, theta)
+            updates, state = optimizer.update(gradient, state, theta, own_gradient=gradient)
             theta = optax.apply_updates(theta, updates)
         return theta, state
 
@@ -169,9 +261,10 @@ def test_leaves_without_a_mean_stay_and_complex_ones_are_averaged(make: Any) -> 
     assert scalars["count"].tolist() == [3] * 2
 
 
-def test_period_of_one_averages_at_every_step() -> None:
+def test_period_of_one_averages_at_every_second_step() -> None:
+    """By line 12 of algorithm 2: the step that waits for an average does not start the next one."""
     _, state = drift_apart(paft(optax.sgd(RATE), AXIS, 1, 1, 1), steps=6)
-    assert state.synchronizations[0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert state.synchronizations[0].tolist() == [0, 1, 1, 2, 2, 3]
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -252,21 +345,23 @@ def test_the_average_depends_on_nothing_but_the_parameters_of_the_step() -> None
     sums = [eqn for eqn in jaxpr.eqns if eqn.primitive.name.startswith("psum")]
     products = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "dot_general"]
     averages = [eqn for eqn in sums if not reaches(eqn, "dot_general")]
-    assert {tuple(var.aval.shape) for eqn in averages for var in eqn.outvars} == shapes
+    numbers: set[tuple[int, ...]] = {()}  # of the schedule
+    assert {tuple(var.aval.shape) for eqn in averages for var in eqn.outvars} - numbers == shapes
     assert products
     assert not any(reaches(eqn, sums[0].primitive.name) for eqn in products)
 
 
 def test_parameters_sharded_within_a_replica() -> None:
     """Two workers of two ranks each find the divergence and the period of two workers that hold everything."""
-    optimizer = {axes: paft(optax.sgd(0.1), AXIS, 1, 1, 50, replica_axes=axes) for axes in ((), ("model",))}
+    settings = {"rule": "gradient", "initial_period": 1, "max_period": 50}
+    optimizer = {axes: paft(optax.sgd(0.1), AXIS, **settings, replica_axes=axes) for axes in ((), ("model",))}
     start = jnp.stack([jnp.linspace(0.0, 1.0, 8), jnp.linspace(0.0, 2.0, 8)])
     gradient = jnp.ones((2, 8))
 
     def run(optimizer: Any, theta: Any, gradient: Any) -> Any:
         state = optimizer.init(theta)
         for _ in range(2):
-            updates, state = optimizer.update(gradient, state, theta)
+            updates, state = optimizer.update(gradient, state, theta, own_gradient=gradient)
             theta = optax.apply_updates(theta, updates)
         return theta, state.divergence.measured, state.period
 
@@ -378,6 +473,10 @@ def bound_update(optimizer: Any, state: Any, params: Any = None, workers: int = 
          r"'model' is not bound \(bound: \['data'\]\)"),
         (lambda: paft(optax.sgd(0.1), AXIS, 5, 6, 9), "min_period=6, initial_period=5"),
         (lambda: paft(optax.sgd(0.1), AXIS, 5, 0, 9), "min_period=0"),
+        (lambda: paft(optax.sgd(0.1), AXIS, rule="other"), "rule='other': expected one of update, gradient"),
+        (lambda: paft(optax.sgd(0.1), AXIS, target=0.0), "target=0: expected a positive number of updates"),
+        (lambda: bound_update(own := paft(optax.sgd(0.1), AXIS, rule="gradient"), own.init(jnp.ones(2)), jnp.ones(2)),
+         "rule='gradient' needs the norm of the worker's own gradient; pass"),
         (lambda: paft_sync(optax.sgd(0.1), AXIS, 1).update(jnp.ones(2), None, jnp.ones(2)), "not bound"),
         (lambda: bound_update(paft_sync(optax.sgd(0.1), AXIS, 1), None, jnp.ones(2), workers=1), "has size 1"),
         (lambda: bound_update(paft_sync(optax.sgd(0.1), AXIS, 1), None, jnp.ones(2)), "state of type NoneType"),

@@ -71,11 +71,12 @@ def test_pass_says_what_was_checked(pair: list[BurninWorkload], devices: list[ja
     assert [device.elements for device in judged.devices] == [2000] * 4
     assert [device.runs for device in judged.devices] == [20] * 4
     assert [device.seconds for device in judged.devices] == [20.0] * 4
-    assert judged.devices[0].excluded_rate == pytest.approx(3 / 2000, rel=2e-3)  # the rule of three
+    assert judged.devices[0].excluded_rate == pytest.approx(3 / 1000, rel=2e-3)  # the rule of three, in each family
+    assert judged.devices[0].least == 1000
     assert judged.sentences[0].startswith(
         "no difference was found in 2 workloads on 4 devices (at least 2e+03 elements in 20 runs per device)"
     )
-    assert "at a rate above 0.0015 per element would have been detected with 95 %" in judged.sentences[0]
+    assert "at a rate above 0.003 per element would have been detected with 95 %" in judged.sentences[0]
     assert "share one processor" in judged.sentences[1]
     assert judged.headline == "PASS (repeat, vote)"
 
@@ -84,8 +85,25 @@ def test_the_device_that_was_checked_least_decides(pair: list[BurninWorkload], d
     least = tally()
     least.elements = 10
     judged = judge(result(pair, devices, d3=least))
-    assert max(device.excluded_rate for device in judged.devices) == pytest.approx(3 / 20, rel=2e-3)
-    assert "at a rate above 0.15 per element would" in judged.sentences[0]
+    assert max(device.excluded_rate for device in judged.devices) == pytest.approx(3 / 10, rel=2e-3)
+    assert "at a rate above 0.3 per element would" in judged.sentences[0]
+
+
+def test_the_family_that_was_checked_least_decides(pair: list[BurninWorkload], devices: list[jax.Device]) -> None:
+    seen = result(pair, devices)
+    for row in seen.workloads:
+        if row.workload == pair[0].name:
+            row.elements = 10**9
+    judged = judge(seen)
+    assert {(device.weakest, device.least) for device in judged.devices} == {(pair[1].family, 1000)}
+    assert judged.devices[0].excluded_rate == pytest.approx(3 / 1000, rel=2e-3)
+    assert f"(the one checked least: {pair[1].family})" in judged.sentences[0]
+    # Elements that the device reads as zeros are none.
+    for row in seen.workloads:
+        row.zeros = row.workload == pair[0].name and row.device == 2
+    judged = judge(seen)
+    assert (judged.devices[2].weakest, judged.devices[2].excluded_rate) == (pair[0].family, 1.0)
+    assert judged.devices[2].elements == 1000
 
 
 def test_a_difference_fails_whatever_else_there_is(pair: list[BurninWorkload], devices: list[jax.Device]) -> None:

@@ -2,11 +2,22 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 
 from sdc.burnin.programs import Programs
-from sdc.burnin.rehearsal import SITES, chance_of_round, chance_of_run, faults_of, matching, rehearsed, rounds_for
+from sdc.burnin.rehearsal import (
+    SITES,
+    chance_of_round,
+    chance_of_run,
+    faults_of,
+    matching,
+    node_outlooks,
+    rehearsed,
+    rounds_for,
+)
+from sdc.burnin.results import Tally
 from sdc.burnin.rounds import burn_in
 from sdc.burnin.workloads.workload import BurninWorkload
 from sdc.faults import BitFlip, Fault, Tailed, When
@@ -74,3 +85,23 @@ def test_rounds_for_a_confidence() -> None:
     chances = [0.01, 0.1, 0.3]
     for chance in chances:
         assert 1 - (1 - chance) ** rounds_for(chance) >= 0.95 > 1 - (1 - chance) ** (rounds_for(chance) - 1)
+
+
+def test_outlooks_are_those_of_rehearsed_rounds(few: list[BurninWorkload]) -> None:
+    """Of the device that was checked least; what a device reads as zeros or ran while throttled does not count."""
+    rounds = {0: 3, 1: 7}
+    tallies = [
+        Tally(workload=each.name, device=device, family=each.family, work=1.0, runs=runs, elements=runs * each.elements)
+        for device, runs in rounds.items() for each in few
+    ]  # fmt: skip
+    found = {one.node: one for one in node_outlooks(tallies)}
+    assert list(found) == list(NODES)
+    for node, one in found.items():
+        chance = chance_of_round(rehearsed(node, (), 0), few)
+        assert one.probability == pytest.approx(1 - (1 - chance) ** 3)
+        assert 0 <= one.low <= one.probability <= one.high <= 1
+    assert found["node2"].low == 0  # nothing was seen of it
+    for attribute in ("void", "zeros"):
+        less = [msgspec.structs.replace(one, **{attribute: one.device == 1}) for one in tallies]
+        assert {one.probability for one in node_outlooks(less)} == {0.0}
+    assert {one.probability for one in node_outlooks([])} == {0.0}

@@ -57,7 +57,7 @@ def test_the_report_of_healthy_devices(healthy: BurninResult, few: list[BurninWo
     assert len(healthy.workloads) == 4 * len(few)
     assert [row.index for row in healthy.devices] == [0, 1, 2, 3]
     for row in healthy.devices:
-        assert row.excluded_rate == pytest.approx(2.9957 / row.elements, rel=1e-3)
+        assert row.excluded_rate == pytest.approx(2.9957 / row.least, rel=1e-3)
         assert row.excluded_interval == pytest.approx(row.seconds / 2.9957, rel=1e-3)
     assert all(row.key and row.digest and len(row.digest) == 16 for row in healthy.workloads)
 

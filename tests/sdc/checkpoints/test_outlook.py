@@ -80,12 +80,12 @@ def test_an_iteration_that_converges_linearly() -> None:
     assert found.convergence.distance < 0.1 * first
     loss = found.loss(1.0)
     factor, distance = found.convergence.c, found.convergence.distance
-    assert loss.bound == pytest.approx(iteration_cost_bound(distance, factor, {0: loss.perturbation}))
-    assert loss.bound == found.bound(loss.perturbation)
-    assert found.bound(math.inf) is None
-    # All is set back by four steps, by which the bound is reached: the perturbation points away from the optimum.
+    assert loss.one_rate == pytest.approx(iteration_cost_bound(distance, factor, {0: loss.perturbation}))
+    assert loss.one_rate == found.one_rate(loss.perturbation)
+    assert found.one_rate(math.inf) is None
+    # All is set back by four steps, which is what one rate predicts: the perturbation points away from the optimum.
     assert loss.steps == pytest.approx(every)
-    assert loss.bound == pytest.approx(every, rel=1e-6)
+    assert loss.one_rate == pytest.approx(every, rel=1e-6)
     costs = []
     for lost in itertools.combinations(range(6), 3):
         half = x.copy()
@@ -94,7 +94,7 @@ def test_an_iteration_that_converges_linearly() -> None:
         # By the blocks that are lost; the norm is not linear in how far they are set back, by some percent here.
         assert found.behind(lost) == pytest.approx(costs[-1], rel=0.1)
     assert found.loss(0.5).steps == pytest.approx(np.mean(costs), rel=0.1)
-    assert np.mean(costs) <= (found.loss(0.5).bound or 0)
+    assert np.mean(costs) <= (found.loss(0.5).one_rate or 0)
 
 
 def test_what_is_not_known_is_not_told() -> None:
@@ -141,8 +141,8 @@ def test_a_prediction_is_between_nothing_and_the_largest_age(saves: Any) -> None
         costs = [found.loss(fraction) for fraction in (0.1, 0.5, 1.0)]
         assert 0 <= costs[0].steps <= costs[1].steps <= costs[2].steps <= found.ages.max() * (1 + 1e-9)
         assert 0 <= costs[0].perturbation <= costs[1].perturbation <= costs[2].perturbation < math.inf
-        bounds = [cost.bound for cost in costs]
-        assert bounds == [None] * 3 or 0 <= bounds[0] <= bounds[1] <= bounds[2] < math.inf  # type: ignore[operator]
+        rates = [cost.one_rate for cost in costs]
+        assert rates == [None] * 3 or 0 <= rates[0] <= rates[1] <= rates[2] < math.inf  # type: ignore[operator]
         profile = found.profile()
         assert sum(profile) == pytest.approx(found.speeds.sum(), rel=1e-9)
         assert all(b - a <= 1e-9 * sum(profile) for a, b in itertools.pairwise(profile))

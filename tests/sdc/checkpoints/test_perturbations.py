@@ -102,17 +102,6 @@ def test_convergence_while_it_runs() -> None:
         assert found.cost(size) == pytest.approx(measured, abs=1.5)
 
 
-def test_intervals_of_convergence_cover() -> None:
-    """2,000 noisy series: 95 % less three standard errors."""
-    random = np.random.default_rng(7)
-    hits = 0
-    for _ in range(2000):
-        found = fit_convergence(0.9 ** np.arange(30) * np.exp(random.normal(0, 0.1, 30)))
-        assert found is not None
-        hits += found.interval[0] <= 0.9 <= found.interval[1]
-    assert abs(hits / 2000 - 0.95) < 3 * math.sqrt(0.95 * 0.05 / 2000)
-
-
 def test_what_does_not_converge_has_no_cost() -> None:
     assert fit_convergence([1.0] * 20) is None
     assert fit_convergence([1.1**k for k in range(20)]) is None
@@ -148,12 +137,16 @@ def test_out_of_range(call: Callable[[], float], message: str) -> None:
 
 
 def test_the_fit_is_the_line_of_least_squares() -> None:
-    """Beside SciPy's own, its interval too."""
-    lengths = 0.95 ** np.arange(24) * np.exp(0.05 * RNG.normal(size=24))
-    found, fit = fit_convergence(lengths.tolist()), stats.linregress(np.arange(24), np.log(lengths))
-    assert found is not None
-    reach = stats.t.ppf(0.975, 22) * fit.stderr
-    np.testing.assert_allclose(found.c, np.exp(fit.slope), rtol=1e-12)
-    np.testing.assert_allclose(found.interval, np.exp([fit.slope - reach, fit.slope + reach]), rtol=1e-12)
-    last = np.exp(fit.intercept + 23 * fit.slope)
-    np.testing.assert_allclose(found.distance, last * found.c / (1 - found.c), rtol=1e-10)
+    """Beside SciPy's own, and so is what counts as shrinking, on both sides of its limit."""
+    given = []
+    for noise in (0.05, *[0.4] * 40):
+        lengths = 0.97 ** np.arange(24) * np.exp(noise * RNG.normal(size=24))
+        found, fit = fit_convergence(lengths.tolist()), stats.linregress(np.arange(24), np.log(lengths))
+        given.append(found is not None)
+        assert given[-1] == (fit.slope + stats.t.ppf(0.975, 22) * fit.stderr < 0)
+        if found is not None:
+            np.testing.assert_allclose(found.c, np.exp(fit.slope), rtol=1e-12)
+            last = np.exp(fit.intercept + 23 * fit.slope)
+            np.testing.assert_allclose(found.distance, last * found.c / (1 - found.c), rtol=1e-10)
+    assert given[0]
+    assert 5 < sum(given) < 36
