@@ -278,7 +278,7 @@ class Ledger:
             level, only = result.kind, ()
             outcomes, dark = [*_compared(result, process)], None
             count = len(outcomes)
-        at, tested = self._origin(), set[str]()
+        at, tested, others = self._origin(), set[str](), self.others(skip=True)
         if not ended and result.verdict is not Verdict.CORRUPT and self._knows(begun, count):
             return
         with self._transaction():
@@ -301,7 +301,7 @@ class Ledger:
                     sentence=sentence or next(iter(result.sentences), ""),
                     file=None if file is None else os.fspath(file),
                 )  # fmt: skip
-                tested.add(self._add(host, entry, since=since, once=not ended))
+                tested.add(self._add(host, entry, others, since=since, once=not ended))
             if begun in host.begun and dark is not None:
                 host.begun[begun].sentence = dark
             elif ended and not result.simulated:
@@ -398,7 +398,10 @@ class Ledger:
         host = self.host()
         return host is None or begun not in host.begun or host.begun[begun].count == count
 
-    def _add(self, host: HostState, entry: LedgerEntry, *, since: tuple[int | None, str | None], once: bool) -> str:
+    def _add(
+        self, host: HostState, entry: LedgerEntry, others: Iterable[DeviceState], *,
+        since: tuple[int | None, str | None], once: bool,
+    ) -> str:  # fmt: skip
         """Adds a result to the state of its device, which is recognized by any of its names, and returns its name;
         with `once`, only if no failure of the same run counts already. `since` is the number of the entry that
         announced the test, and when a resumed burn-in began."""
@@ -411,7 +414,7 @@ class Ledger:
         state = states.get(name) or DeviceState(names=entry.names, result=entry)
         if once and state.failed is not None and state.failed.run == entry.run:
             return name
-        state.inherit(self.others(skip=True), entry.at.chassis)
+        state.inherit(others, entry.at.chassis)
         number, resumed = since
         earlier = number is not None and number < state.difference
         if resumed is not None and state.differed is not None:  # a time from the future proves nothing

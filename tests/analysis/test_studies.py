@@ -102,7 +102,7 @@ def test_drift_follows_the_exact_form() -> None:
     assert held(right)[claim]
     assert cells(right, "Drift")["40%"] == pytest.approx((0.952, 0.952, 0.571, 1), abs=5e-4)
     assert not held(findings_of(lossy({p: printed_pair_drift(p) for p in WALKS})))[claim]
-    # Rates at which the two forms can hardly be told apart show nothing.
+    # At small rates, the two forms hardly differ.
     assert not held(findings_of(lossy({p: pair_drift(p) for p in (0.01, 0.04)})))[claim]
 
 
