@@ -321,8 +321,9 @@ def test_a_reader_that_has_had_enough_does_not_change_the_exit_code(
 
 
 def test_only_what_can_resume_offers_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    taken = files(tmp_path)["taken"]
     for command, offered in (("study paft", True), ("abft study", False)):
-        assert cli.run(words(f"{command} --run {{taken}}", tmp_path)) == Exit.USAGE
+        assert cli.run([*command.split(), "--run", taken]) == Exit.USAGE
         said = capsys.readouterr().err
         assert "exists already; choose another folder" in said
         assert ("--resume" in said) is offered
