@@ -13,6 +13,7 @@ import msgspec
 
 from sdc.records import Contents
 from sdc.schema import Device, DifferencePlace, FlagRow, MismatchRow, RankRow, RunManifest, RunSummary, Suspect
+from sdc.verdict import limit
 
 from . import state_losses
 from .report import Action, Headline
@@ -470,9 +471,10 @@ def again(hits: Sequence[int], steps: int) -> str:
     few, many = mean_interval_limits(steps, bursts)
     plan = burn_in_steps(steps / bursts, observed=bursts)
     return (
-        f"Plan {plan:,} more steps on the same hosts to see the fault again with 95 % probability. This number is "
-        f"based on {bursts:,} burst{'s' * (bursts > 1)} in {steps:,} steps, which give a mean interval of {few:,.0f} "
-        f"to {many:,.0f} steps if bursts occur at random times."
+        f"Plan {plan:,} more steps on the same hosts to see the fault again. If bursts occur at random times, at most "
+        "one run in twenty shows a fault and then none in so many steps. This number is based on "
+        f"{bursts:,} burst{'s' * (bursts > 1)} in {steps:,} steps, which give a mean interval of {math.floor(few):,} "
+        f"to {math.ceil(many):,} steps (95 %)."
     )
 
 
@@ -481,5 +483,5 @@ def excluded(steps: int) -> str:
     interval = excluded_interval(steps)
     if interval < 1:
         return "no bursts, since it is too short"
-    often = "at every step" if interval < 2 else f"every {interval:.3g} steps or more often"
+    often = "at every step" if interval < 2 else f"every {limit(interval, 3, up=False)} steps or more often"
     return f"bursts that occur on average {often} (95 % confidence)"

@@ -6,7 +6,7 @@ from typing import Any
 
 from sdc.records import Contents
 from sdc.schema import RunManifest, RunSummary, Suspect
-from sdc.verdict import Verdict
+from sdc.verdict import Verdict, limit
 
 from . import figures, state_losses, tables
 from .headline import LOSSES, excluded, headline
@@ -179,22 +179,23 @@ SOURCE = (
 )
 
 BURSTS = (
-    "The bounds assume that every element fails independently. In fact, corruption comes in bursts, in time and within "
-    "a tensor, so the true uncertainty is larger. The probability that a run is clean falls to 5 % at "
-    f"{needed_mismatches():.0f} expected mismatches if elements are independent. If the rate is exponentially "
-    f"distributed over the runs, it falls to 5 % only at {needed_mismatches(shape=1):.0f} expected mismatches, and if "
-    f"the rate has a gamma distribution of shape 1/2, only at {needed_mismatches(shape=0.5):.0f}. A burn-in that lasts "
-    "three times the mean interval between bursts shows a burst with 95 % probability only if this mean is known. If "
-    f"it was estimated, the burn-in must last {burn_in_steps(1, observed=1)} times a single observed interval, "
-    f"{burn_in_steps(1000, observed=3) / 1000:.1f} times the mean of three intervals, or "
-    f"{burn_in_steps(1000, observed=10) / 1000:.1f} times the mean of ten. A burn-in that lasts only three times a "
-    f"single observed interval shows a burst with {100 * probability_seen(3, 1, observed=1):.0f} % probability. The "
-    "study reports a single event for each of two nodes. Without synchronization, node 13 had no difference before "
-    f"step 450, so by this rule its burn-in must last {burn_in_steps(450, observed=1):,} steps. Under computation "
-    "synchronization, node 14 had one spike in about 4,500 steps, so its burn-in must last "
-    f"{burn_in_steps(4500, observed=1):,} steps. Under parameter synchronization, however, which does not interrupt "
-    "the computation within a step, node 14 differed at every step. Faults may therefore depend on the load, so a long "
-    "run should also keep the machine busy."
+    "The bounds assume that every element fails independently. In fact, corruption comes in bursts, in time and "
+    "within a tensor, so the true uncertainty is larger. The probability that a run is clean falls to 5 % at "
+    f"{limit(needed_mismatches(), 3, up=True)} expected mismatches if elements are independent. If the rate is "
+    f"exponentially distributed over the runs, it falls to 5 % only at {limit(needed_mismatches(shape=1), 3, up=True)} "
+    "expected mismatches, and if the rate has a gamma distribution of shape 1/2, only at "
+    f"{limit(needed_mismatches(shape=0.5), 3, up=True)}. A burn-in that lasts three times the mean interval between "
+    "bursts shows a burst with 95 % probability only if this mean is known. If it was estimated, the burn-in must "
+    f"last {burn_in_steps(1, observed=1)} times a single observed interval, "
+    f"{limit(burn_in_steps(1000, observed=3) / 1000, 2, up=True)} times the mean of three intervals, or "
+    f"{limit(burn_in_steps(1000, observed=10) / 1000, 2, up=True)} times the mean of ten. A burn-in that lasts only "
+    "three times a single observed interval shows a burst with "
+    f"{limit(100 * probability_seen(3, 1, observed=1), 2, up=False)} % probability. The study reports a single event "
+    "for each of two nodes. Without synchronization, node 13 had no difference before step 450, so by this rule its "
+    f"burn-in must last {burn_in_steps(450, observed=1):,} steps. Under computation synchronization, node 14 had one "
+    f"spike in about 4,500 steps, so its burn-in must last {burn_in_steps(4500, observed=1):,} steps. Under parameter "
+    "synchronization, however, which does not interrupt the computation within a step, node 14 differed at every "
+    "step. Faults may therefore depend on the load, so a long run should also keep the machine busy."
 )
 
 DEFINITIONS = (

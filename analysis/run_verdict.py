@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from sdc import schema
 from sdc.schema import MismatchRow, RunManifest, RunSummary, StepRow
-from sdc.verdict import Verdict, gravest
+from sdc.verdict import Verdict, gravest, limit
 
 from .series import each, real, whole
 from .statistics import frequency_upper_bound
@@ -140,8 +140,8 @@ def _twins(
     return Judgement(
         Verdict.CLEAN,
         f"no mismatch in {elements:,} checked elements ({what}) over {len(steps)} steps; at 95 % confidence the "
-        f"mismatch frequency is below {frequency_upper_bound(0, elements):.2g} per element, if elements fail "
-        f"independently{less}",
+        f"mismatch frequency is below {limit(frequency_upper_bound(0, elements), 2, up=True)} per element, if "
+        f"elements fail independently{less}",
     )
 
 
@@ -223,7 +223,7 @@ def _products(found: schema.ProductTotals, steps: Sequence[StepRow], injected: i
         Verdict.CLEAN,
         f"no flag in {found.checked:,} checked rows of matrix products over {len(steps)} steps{unjudged}; at 95 % "
         "confidence the share of rows with a detectable error is below "
-        f"{frequency_upper_bound(0, int(found.checked)):.2g}, if rows fail independently",
+        f"{limit(frequency_upper_bound(0, int(found.checked)), 2, up=True)}, if rows fail independently",
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sdc.schema import Counts, MismatchRow, ProductTotals, PublishedSite, RankRow, RunSummary, ShadowTotals, StepRow
+from sdc.verdict import limit
 
 from .report import NOT_MEASURED, LeftOut, Table, filled, show
 from .run_verdict import COMPARED, COUNTS, PRODUCTS
@@ -227,7 +228,7 @@ def _interval(counts: Sequence[Counts], total: Counts) -> str:
     if not total.checked:
         return NOT_MEASURED
     if not total.mismatched:
-        return f"below {show(frequency_upper_bound(0, int(total.checked)))}"
+        return f"below {limit(frequency_upper_bound(0, int(total.checked)), 3, up=True)}"
     pairs = [(whole(row.mismatched), whole(row.checked)) for row in counts]
     sound = [(hit, of) for hit, of in pairs if hit is not None and of is not None and hit <= of]
     limits = bootstrap_interval([hit for hit, _ in sound], [of for _, of in sound])

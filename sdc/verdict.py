@@ -4,10 +4,12 @@ A verdict follows from a result alone: readers of a file derive the verdict agai
 over a stored verdict. A result without checks is inconclusive, not clean.
 """
 
+import decimal
+import math
 from collections.abc import Iterable
 from enum import IntEnum, StrEnum
 
-__all__ = ["SIMULATED", "Exit", "Verdict", "exit_code", "gravest"]
+__all__ = ["SIMULATED", "Exit", "Verdict", "exit_code", "gravest", "limit"]
 
 # Next step for a host after a rehearsal.
 SIMULATED = "no action on the host, because these faults are simulated"
@@ -54,3 +56,12 @@ def gravest(verdicts: Iterable[Verdict | None]) -> Verdict | None:
 def exit_code(verdict: str | None) -> int:
     """Returns the exit code of a verdict; 0 for None, the verdict of a run that compares nothing."""
     return int(Exit.CLEAN if verdict is None else Verdict(verdict).code)
+
+
+def limit(value: float, digits: int, *, up: bool) -> str:
+    """Formats an upper limit, rounded up, or a lower limit, rounded down, so that it holds as it is printed."""
+    if math.isfinite(value):
+        rounding = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
+        near = decimal.Context(prec=14).create_decimal_from_float(value)  # 19, not 19.000000000000004
+        value = float(decimal.Context(prec=digits, rounding=rounding).plus(near))
+    return f"{value:.{digits}g}"

@@ -2,7 +2,7 @@
 
 **If elements fail independently** and rarely, the number x of mismatches among n checked elements has a Poisson
 distribution with mean f·n·recall. The exact (Garwood) limits of that mean give limits for the frequency f. If there is
-no mismatch, the one-sided upper limit is -ln(1 - confidence) / n, which is 3.0/n at 95 % and 4.6/n at 99 % confidence.
+no mismatch, the one-sided upper limit is -ln(1 - confidence) / n, which is 3.0/n at 95 % and 4.7/n at 99 % confidence.
 
 **Corruption comes in bursts**, so elements are not independent and these limits are too narrow. `needed_mismatches`
 quantifies this effect for a rate that varies between runs. `bootstrap_interval` is valid for bursts. The counts of
@@ -23,7 +23,7 @@ beforehand, shows no burst with probability
 
 for any m. Equivalently, the next interval divided by the mean T/k of the observed intervals has an F distribution with
 2 and 2k degrees of freedom, whose quantiles are prediction limits (Lawless, Technometrics 13, 1971). To show a burst
-with 95 % probability, a run must be 19 times as long as a single observed interval, 5.1 times as long as the mean of
+with 95 % probability, a run must be 19 times as long as a single observed interval, 5.2 times as long as the mean of
 three intervals, 3.5 times the mean of ten, or 3.0 times a known mean. A run that is three times as long as a single
 observed interval shows a burst with 75 % probability.
 

@@ -162,8 +162,8 @@ def _rival(measured: NodesMeasured) -> str:
         return sentence
     rank = stats.spearmanr(known, model)
     return (
-        f"{sentence} The rank correlation of predicted and published ratios is {rank.statistic:.2f} "
-        f"(p = {rank.pvalue:.2f})."
+        f"{sentence} Spearman's rank correlation of predicted and published ratios is {rank.statistic:.2f} "
+        f"(two-sided p = {rank.pvalue:.2f})."
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ..records import Format, package_version
-from ..verdict import Verdict
+from ..verdict import Verdict, limit
 from .results import ON_REQUEST, RESULT, UNDER_WAY, BurninResult, CheckedDevice, Evidence, Finding, Tally
 from .sensors import driver_errors
 
@@ -80,8 +80,9 @@ def judge(result: BurninResult) -> BurninResult:
         f"no difference was found in {len({tally.workload for tally in tallies})} workloads on "
         f"{'1 device' if len(devices) == 1 else f'{len(devices)} devices'} (at least "
         f"{min(device.elements for device in devices):.3g} elements in {min(device.runs for device in devices)} runs "
-        f"per device); independent mismatches at a rate above {worst.excluded_rate:.2g} per element would have been "
-        f"detected with 95 % probability in every family of workloads (the one checked least: {worst.weakest})"
+        f"per device); independent mismatches at a rate above {limit(worst.excluded_rate, 2, up=True)} per element "
+        "would have been detected with 95 % probability in every family of workloads (the one checked least: "
+        f"{worst.weakest})"
     )
     accepted = [] if independent else [f"accepted: {REPEAT_ONLY}"]
     result.verdict, result.sentences = Verdict.CLEAN, (statement, *accepted, *notes)

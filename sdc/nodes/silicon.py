@@ -34,9 +34,9 @@ class PublishedShare:
     """A published share of the corruptions, with its uncertainty."""
 
     share: float  # the published share, or the published bound on it
-    # The interval in which the profile's share must lie: exact 95 % limits for 25,000 independent faults, the number
-    # that caused the study's 600 million corruptions. Corruptions by one fault are similar, so limits computed from the
-    # number of corruptions would be too narrow.
+    # The interval in which the profile's share must lie: exact 95 % limits, rounded outward, for 25,000 faults, the
+    # number that caused the study's 600 million corruptions, if all corrupt equally many elements. Corruptions by one
+    # fault are similar, so limits computed from the number of corruptions would be too narrow.
     low: float
     high: float
     quoted: bool = False  # whether the figure is known only from quotations of the study, and not from its abstract
@@ -44,9 +44,9 @@ class PublishedShare:
 
 # Shares of arXiv:2605.04213 that `silicon:gpu` reproduces.
 SHARES: Mapping[str, PublishedShare] = {
-    "zero": PublishedShare(0.5068, 0.5006, 0.5130, quoted=True),
-    "flips": PublishedShare(0.4831, 0.4769, 0.4893, quoted=True),
-    "special": PublishedShare(0.0101, 0.0089, 0.0114),
+    "zero": PublishedShare(0.5068, 0.5005, 0.5131, quoted=True),
+    "flips": PublishedShare(0.4831, 0.4768, 0.4894, quoted=True),
+    "special": PublishedShare(0.0101, 0.0088, 0.0115),
     "one bit of flips": PublishedShare(0.40, 0.0, 0.40),
 }
 

@@ -18,6 +18,7 @@ from sdc.analysis.statistics.intervals import (
     mean_interval_limits,
     probability_seen,
 )
+from sdc.verdict import limit
 
 RUNS = 20_000
 ERROR = 3 * math.sqrt(0.95 * 0.05 / RUNS)
@@ -163,7 +164,7 @@ def test_advice_says_what_a_plan_rests_on() -> None:
     told = again([5, 400, 900], 1350)
     assert told.startswith(f"Plan {burn_in_steps(450, observed=3):,} more steps")
     assert "3 bursts in 1,350 steps" in told
-    assert "154 to 2,182 steps" in told
+    assert "153 to 2,183 steps" in told
 
 
 @pytest.mark.parametrize(
@@ -184,3 +185,15 @@ def test_advice_says_what_a_plan_rests_on() -> None:
 def test_what_cannot_be_is_refused(call: Callable[[], object], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         call()
+
+
+def test_a_limit_holds_as_it_is_printed() -> None:
+    drawn = np.random.default_rng(0)
+    for value in 10.0 ** drawn.uniform(-30, 30, 1000):
+        for digits in (1, 2, 3):
+            low, high = (float(limit(value, digits, up=up)) for up in (False, True))
+            assert low <= value * (1 + 1e-13)
+            assert high >= value * (1 - 1e-13)
+            assert high <= low * (1 + 1.001 * 10 ** (1 - digits))  # one unit of the last digit
+    assert [limit(math.nextafter(19, 20), 3, up=True), limit(4.60517, 2, up=True)] == ["19", "4.7"]
+    assert [limit(450.64, 3, up=False), limit(0.0, 2, up=True), limit(math.inf, 2, up=True)] == ["450", "0", "inf"]

@@ -15,7 +15,7 @@ from sdc.burnin import BurninResult, BurninSettings, DeviceRequest, Pair, Standi
 from sdc.records import Record, RecordError, write_text
 from sdc.settings import SettingError
 from sdc.standing import Announcement, Ledger, ledger_path, standing_here
-from sdc.verdict import Exit, Verdict
+from sdc.verdict import Exit, Verdict, limit
 
 from .. import ResultCommand, gently, give_up, new_folder, onward, require, run_errors, usage_errors
 
@@ -326,8 +326,8 @@ def _parts(result: BurninResult, folder: Path | None) -> Iterator[Any]:
                     f"{device.index} {device.kind or 'device'}{device.mark and f', {device.mark}'}",
                     f"{device.elements:.3g}",
                     f"{device.seconds:.3g}",
-                    f"{device.excluded_rate:.2g}",
-                    f"{interval:.3g} s" if interval is not None else "-",
+                    limit(device.excluded_rate, 2, up=True),
+                    f"{limit(interval, 3, up=False)} s" if interval is not None else "-",
                     f"{sensors.hottest:.0f} °C" if sensors and sensors.hottest is not None else "-",
                     f"{sensors.strongest:.0f} W" if sensors and sensors.strongest is not None else "-",
                 ]

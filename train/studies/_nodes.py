@@ -344,7 +344,9 @@ def _rates(
     return np.where(few, drawn, counts) * ONE_ELEMENT
 
 
-ROUNDING = 0.04  # relative difference between the study's own tables for the same value; intervals are widened by it
+# Largest relative difference between the study's own tables for the same value (node 5, bwd/attn: 0.0047 in table 2,
+# 0.0048 in table 9); intervals are widened by it.
+ROUNDING = 0.022
 
 
 def compare_figure(
@@ -390,8 +392,9 @@ def compare_tables(name: str, *, runs: int = 1000, seed: int = 0) -> list[Compar
                 severity[:, layer] = np.maximum(severity[:, layer], severities_seen)
         found.append(compare_figure(base, "frequency", site, figures.frequency, frequency.mean(1)))
         found.append(compare_figure(base, "severity", site, figures.severity, severity.max(1)))
-        for layer in range(16):
-            place, table = f"{site}, layer {layer + 1}", tables[site]
+        table = tables[site]
+        for layer in np.flatnonzero(table.frequency):  # elsewhere, both have no mismatch
+            place = f"{site}, layer {layer + 1}"
             rows: tuple[tuple[Quantity, Any, Any], ...] = (
                 ("frequency by layer", table.frequency, frequency),
                 ("severity by layer", table.severity, severity),

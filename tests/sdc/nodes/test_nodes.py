@@ -307,9 +307,9 @@ def test_figures_by_layer_are_those_of_the_study() -> None:
         for site, figures in tables.items():
             assert figures.frequency.shape == figures.severity.shape == (16,)
             assert ((figures.frequency > 0) == (figures.severity > 0)).all()
-            # Three digits each, and tables that differ by up to 4 %.
-            assert figures.frequency.mean() == pytest.approx(known[site].frequency, rel=0.04)
-            assert figures.severity.max() == pytest.approx(known[site].severity, rel=0.04)
+            # Three digits each, and one figure that differs by 2 %.
+            assert figures.frequency.mean() == pytest.approx(known[site].frequency, rel=0.006)
+            assert figures.severity.max() == pytest.approx(known[site].severity, rel=0.022)
             assert figures.counts == pytest.approx(figures.frequency / 2.39e-14)
     # Rows of appendix C: node 15 has five elements in layers 6, 13 and 16.
     assert published_layers("node15")["bwd/ffn"].counts.round().nonzero()[0].tolist() == [5, 12, 15]
