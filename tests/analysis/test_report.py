@@ -167,7 +167,7 @@ def test_clean_explains_how_sure_it_is(tmp_path: Path) -> None:
     assert "✔ CLEAN" in page.words
     assert "below 3.6e-08 per element" in page.words
     assert "corruption comes in bursts. Without that assumption, 20 steps" in page.words
-    assert "every 6.68 steps" in page.words  # 20 steps / -ln 0.05
+    assert "every 6.67 steps" in page.words  # 20 steps / -ln 0.05
     assert "no submodule mismatched at any step" in page.words
 
 
