@@ -53,7 +53,7 @@ def squared_distance(new: Float[Array, "rows *rest"], old: Float[Array, "rows *r
     return jnp.sum(jnp.square(moved), axis=tuple(range(1, moved.ndim)))
 
 
-def total_variation(lengths: Float[Array, " rows"] | None = None) -> Distance:
+def total_variation(lengths: Float[Array | np.ndarray, " rows"] | None = None) -> Distance:
     """Returns the paper's distance for topic models: the total variation between the old and new distributions of each
     row, times the length of the document::
 

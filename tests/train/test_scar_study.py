@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,21 @@ def subject() -> Subject:
     x = (rng.normal(size=(96, 256)) * scales).astype(np.float32)
     y = (x @ rng.normal(size=(256, 3))).argmax(axis=1).astype(np.int32)
     return Subject("regression", logistic_regression(x, y, source="made up", batch=96, rate=0.2), 40)
+
+
+def test_subjects_leave_the_devices_to_the_command(tmp_path: Path) -> None:
+    """`sdc study scar` asks for several devices once the data of all workloads are read."""
+    for number in range(6):
+        (tmp_path / f"{number}.txt").write_text(f"{'abc'[number % 3] * 4} {'de'[number % 2] * 4}\n" * 40)
+    code = (
+        "import sys, pathlib\n"
+        "from sdc.records import prepare\n"
+        "from sdc.train.studies import Sources, subjects\n"
+        "sources = Sources(documents=pathlib.Path(sys.argv[1]))\n"
+        "subjects(('regression', 'topics', 'cnn-layers', 'cnn-shards', 'transformer'), sources)\n"
+        "prepare(cpu_devices=2, cpu_threads=2)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env={**os.environ, "XLA_FLAGS": ""})
 
 
 def row(what: str, workload: str, found: Any, start: int | None = None) -> PartRow:

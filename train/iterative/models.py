@@ -344,7 +344,7 @@ def topic_model(
         loss=loss,
         blocks={"counts": rows, "assigned": rows},
         moving=("counts",),
-        distance=total_variation(jnp.asarray(lengths)),
+        distance=total_variation(lengths),
     )
 
 
