@@ -150,8 +150,8 @@ SMALL: dict[str, tuple[str, ...]] = {
     "paft": ("--steps", "60", "--seeds", "3"),
     "dropcompute": ("--steps", "60", "--seeds", "3"),
     "lossy": ("--steps", "120", "--seeds", "3"),
-    "shadow": ("--steps", "30", "--seeds", "3"),
-    "scar": ("--trials", "40"),
+    "shadow": ("--steps", "30", "--seeds", "3", "--workload", "convnet"),
+    "scar": ("--trials", "20"),
     "nodes": ("--runs", "200", "--steps", "40"),
 }
 
@@ -168,7 +168,8 @@ class AllStudiesCommand(ResumableStudy):
     """
 
     scale: Literal["full", "small"] = "full"
-    """Each study with its defaults (full), or with fewer steps, seeds and trials (small)."""
+    """Each study with its defaults (full), or with fewer steps, seeds and trials (small: about an hour on two
+    cores)."""
 
 
 StudyChoice: TypeAlias = (
