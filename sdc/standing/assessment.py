@@ -136,9 +136,9 @@ def standing_here(
             except RecordError as error:
                 others, doubt = ledger.others(skip=True), str(error)
     except RecordError as error:
-        return _unknown(str(error))
+        return _elsewhere(path, origin()) or _unknown(str(error))
     if host is None:
-        return _unknown(f"there is no result in {path}; run sdc burnin")
+        return _elsewhere(path, here) or _unknown(f"there is no result in {path}; run sdc burnin")
     if host.machine != here.host.machine:
         return _unknown(f"{path} {FOREIGN}")
     if lost := [name for name in host.devices if name not in states]:
@@ -155,6 +155,8 @@ def standing_here(
         more = f" and {len(failures) - MOST_NAMES} more devices" if len(failures) > MOST_NAMES else ""
         _, newest = failures[0]
         return _stated(Verdict.CORRUPT, f"{names}{more}: {newest.sentence}", newest)
+    if not devices and (found := _elsewhere(path, here)) is not None:
+        return found
     if host.begun:
         newest = max(host.begun.values(), key=lambda entry: entry.number)
         if newest.sentence != BEGUN:
@@ -185,6 +187,16 @@ def standing_here(
     age = _ages(oldest.at, here)
     said = _passed([*devices], here.host.name, oldest.level, oldest.only, oldest.sentence, max(age), max_age)
     return _stated(Verdict.CLEAN, said, oldest)
+
+
+def _elsewhere(path: Path, here: Origin) -> Standing | None:
+    """Returns a failure in the other ledgers of the folder whose device is listed here, or which was recorded in a
+    machine with the same mainboard or network adapter: the identity of this machine may have changed."""
+    listed = {f"uuid {uuid}" for uuid in here.uuids}
+    for state in Ledger(path).others(skip=True):
+        if (failed := state.failed) is not None and (listed & {*state.names} or {*here.chassis} & {*failed.at.chassis}):
+            return _stated(Verdict.CORRUPT, f"{state.names[0]}: {failed.sentence}", failed)
+    return None
 
 
 def _stated(verdict: Verdict, reason: str, entry: LedgerEntry) -> Standing:

@@ -200,10 +200,12 @@ class Ledger:
         self.path, self._write, self._create, self._origin = Path(path), write, write and create, origin
 
     def __enter__(self) -> "Ledger":
-        Record.check_owner(self.path)
-        if self.path.exists() and not self.path.is_file():
+        with self._errors():
+            Record.check_owner(self.path)
+            present = self.path.exists()
+        if present and not self.path.is_file():
             raise LedgerError(f"{self.path} is no file; give the file of a ledger")
-        if not self._create and not self.path.exists():
+        if not self._create and not present:
             raise LedgerError(f"there is no ledger {self.path}; run sdc burnin, which begins one")
         # Whoever may write also reads with write access, because SQLite undoes what a killed writer left.
         may_write = self._write or os.access(self.path, os.W_OK)
@@ -367,12 +369,12 @@ class Ledger:
 
     def others(self, *, skip: bool = False) -> list[DeviceState]:
         """Returns the devices with a failure in the other ledgers of this folder: the identity of this machine may have
-        changed, or a device may have come from another host that shares the folder. Raises LedgerError if one of them
+        changed, or a device may have come from another host that shares the folder. Raises RecordError if one of them
         cannot be read, unless `skip`."""
         pattern, found = "ledger-*.sqlite", list[DeviceState]()
         paths = {*self.path.parent.glob(pattern)} if self.path.match(pattern) else set()
         for path in sorted(paths - {self.path}):
-            with contextlib.suppress(*[LedgerError] * skip), Ledger(path) as other:
+            with contextlib.suppress(*[RecordError] * skip), Ledger(path) as other:
                 found += [state for state in other.devices().values() if state.failed is not None]
         return found
 

@@ -243,6 +243,13 @@ def test_a_failure_is_found_in_the_ledger_of_the_same_folder(tmp_path: Path) -> 
     first, second = (Desk(tmp_path / f"ledger-{name}.sqlite") for name in ("m0", "m1"))
     first.burn_in(0)
     second.moment.host.machine = "m1"
+    assert second.standing().reason.startswith(FIRST)  # also before the new identity has a ledger, or a result in it
+    with second.open() as ledger:
+        ledger.begin("killed", simulated=False, level="quick")
+    assert second.code() == 1
+    second.moment.chassis = ("c2",)  # a ledger of another machine
+    assert second.code() == 3
+    second.moment.chassis = first.moment.chassis
     second.burn_in()
     assert second.standing().reason.startswith(FIRST)
     assert second.code() == 1
@@ -272,6 +279,27 @@ def test_a_failure_is_found_in_the_ledger_of_the_same_folder(tmp_path: Path) -> 
     shutil.copy(first.path, second.path)
     with pytest.raises(LedgerError, match="another machine; keep the host drained"):
         second.burn_in()
+
+
+def test_a_link_beside_the_ledger_hides_no_failure(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "ledger-m0.sqlite")
+    desk.burn_in()
+    (tmp_path / "ledger-m1.sqlite").symlink_to("nowhere")
+    assert "another ledger of this folder may contain failures" in desk.standing().reason
+    desk.burn_in(0)
+    assert desk.code() == 1
+    with desk.open() as ledger:
+        ledger.acknowledge([FIRST], "reseated", "me")
+    assert "has not passed since" in desk.standing().reason
+
+
+def test_a_folder_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
+    for name in ("loop/x", "n" * 300):
+        (tmp_path / "loop").unlink(missing_ok=True)
+        (tmp_path / "loop").symlink_to("loop")
+        found = standing_here(tmp_path / name)
+        assert found.verdict is Verdict.INCONCLUSIVE
+        assert "cannot be used as a ledger" in found.reason
 
 
 def test_a_device_without_a_number_is_known_by_its_machine(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ sdc_ask_after() {
   if [[ $SDC_WORD != FAIL ]] && [[ $word == FAIL || $word == INCONCLUSIVE && $SDC_WORD != BROKEN ]]; then
     SDC_WORD=$word SDC_LINE=$line SDC_ENDED=$ended
   fi
-  if [[ $SDC_WORD != FAIL && $code == 1 && $said =~ $pattern ]]; then
+  if [[ $SDC_WORD != FAIL && $said =~ $pattern && " 1 124 137 143 " == *" $code "* ]]; then  # or ended at the limit
     SDC_WORD=FAIL SDC_LINE=${BASH_REMATCH[2]} SDC_ENDED=
   fi
   case $code:$SDC_WORD in
