@@ -393,7 +393,7 @@ def compare_tables(name: str, *, runs: int = 1000, seed: int = 0) -> list[Compar
         found.append(compare_figure(base, "frequency", site, figures.frequency, frequency.mean(1)))
         found.append(compare_figure(base, "severity", site, figures.severity, severity.max(1)))
         table = tables[site]
-        for layer in np.flatnonzero(table.frequency):  # elsewhere, both have no mismatch
+        for layer in np.flatnonzero(table.frequency).tolist():  # elsewhere, both have no mismatch
             place = f"{site}, layer {layer + 1}"
             rows: tuple[tuple[Quantity, Any, Any], ...] = (
                 ("frequency by layer", table.frequency, frequency),
