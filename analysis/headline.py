@@ -472,7 +472,7 @@ def again(hits: Sequence[int], steps: int) -> str:
     plan = burn_in_steps(steps / bursts, observed=bursts)
     return (
         f"Plan {plan:,} more steps on the same hosts to see the fault again. If bursts occur at random times, at most "
-        "one run in twenty shows a fault and then none in so many steps. This number is based on "
+        "one run in twenty shows a fault and then stays clean for that long. This number is based on "
         f"{bursts:,} burst{'s' * (bursts > 1)} in {steps:,} steps, which give a mean interval of {math.floor(few):,} "
         f"to {math.ceil(many):,} steps (95 %)."
     )

@@ -59,7 +59,13 @@ def exit_code(verdict: str | None) -> int:
 
 
 def limit(value: float, digits: int, *, up: bool) -> str:
-    """Formats an upper limit, rounded up, or a lower limit, rounded down, so that it holds as it is printed."""
+    """Formats an upper limit, rounded up, or a lower limit, rounded down, so that it holds as it is printed.
+
+    Example:
+        >>> from sdc.verdict import limit
+        >>> limit(4.60517, 2, up=True), limit(450.64, 3, up=False)
+        ('4.7', '450')
+    """
     if math.isfinite(value):
         rounding = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
         near = decimal.Context(prec=14).create_decimal_from_float(value)  # 19, not 19.000000000000004

@@ -161,10 +161,10 @@ def test_what_was_hit_is_seen_again_in_the_planned_steps(kind: str) -> None:
 def test_advice_says_what_a_plan_rests_on() -> None:
     assert again([700], 1350).startswith("Plan 25,650 more steps")
     assert "based on 1 burst in 1,350 steps" in again([700, 701], 1350)
-    told = again([5, 400, 900], 1350)
-    assert told.startswith(f"Plan {burn_in_steps(450, observed=3):,} more steps")
-    assert "3 bursts in 1,350 steps" in told
-    assert "153 to 2,183 steps" in told
+    advice = again([5, 400, 900], 1350)
+    assert advice.startswith(f"Plan {burn_in_steps(450, observed=3):,} more steps")
+    assert "3 bursts in 1,350 steps" in advice
+    assert "153 to 2,183 steps" in advice
 
 
 @pytest.mark.parametrize(

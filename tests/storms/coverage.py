@@ -6,6 +6,7 @@ better, which `exact` shows for these; a bound of a Poisson mean or of a proport
 """
 
 import math
+import multiprocessing
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -25,9 +26,8 @@ from sdc.analysis.statistics import (
     proportion_interval,
 )
 from sdc.analysis.studies.intervals import mean_interval
-from sdc.nodes import NODES
 from sdc.train.studies import _nodes as fits
-from tests.train.test_node_fits import burst_tables, simulated_tables
+from tests.train.test_node_fits import burst_tables, drawn_tails, simulated_tables
 
 from .tally import Tally
 
@@ -134,19 +134,15 @@ def of_seeds(seeds: int, runs: int, draw: Draw) -> Held:
 
 
 def of_tails(few: float, runs: int, draw: Draw) -> Held:
-    """Returns whether the interval of each tail contains it, if all nodes have tails drawn from a common distribution
-    for each direction."""
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    """Returns whether the interval of each tail in simulated tables of all nodes contains it."""
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
         worlds = [(few, seed) for seed in draw.integers(2**32, size=math.ceil(runs / 20))]  # 21 known tails each
         return np.concatenate(list(pool.map(_tails_held, worlds)))
 
 
 def _tails_held(world: tuple[float, int]) -> Held:
     few, draw = world[0], np.random.default_rng(world[1])
-    tails = {
-        (name, direction): math.exp(draw.normal(math.log(middle), 0.4))
-        for name in NODES for direction, middle in (("fwd", 1.1), ("bwd", 0.8))
-    }  # fmt: skip
+    tails = drawn_tails(draw)
     with mock.patch.object(fits, "usual", simulated_tables(tails, few, draw).__getitem__):
         found = fits.Severities(few).tails()
     true = ((estimate, tails[name, way]) for key, estimate in found.items() for _, name, way in [key.split("/")])

@@ -258,16 +258,32 @@ def test_the_gravest_word_wins_whatever_the_exit_code(
     assert simulated == str(found == "simulated").lower()
 
 
-def test_a_full_disk_does_not_lose_a_fail(host: Host) -> None:
-    host.settings |= {"SDC_PROLOG": "burnin"}
+@pytest.mark.parametrize("ending", ["exit 1", "exec sleep 20"])
+def test_a_full_disk_does_not_lose_a_fail(host: Host, ending: str) -> None:
+    """Not even if the prolog ends the burn-in at its limit."""
+    host.settings |= {"SDC_PROLOG": "burnin", "SDC_BURNIN_LIMIT": "1"}
     printed, verdict = (shlex.quote(SAID[how][1]) for how in ("fail", "inconclusive"))
-    full = f"{{ echo {printed}; echo cannot write >&2; exit 1; }}"
+    full = f"{{ echo {printed}; echo cannot write >&2; {ending}; }}"
     host.made("sdc", f"[[ $1 == burnin ]] && {full}\necho {verdict}; exit 3")
     code, said = host.run("slurm/prolog.sh")
     assert code == 1
     assert "drains this node: FAIL  host gpu-17" in said
-    assert host.run("kubernetes/burnin.sh", str(host.folder / "verdict"))[0] == 0
-    assert (host.folder / "verdict").read_text().startswith("FAIL\n")
+    if ending == "exit 1":  # in Kubernetes, the kubelet ends a pod
+        assert host.run("kubernetes/burnin.sh", str(host.folder / "verdict"))[0] == 0
+        assert (host.folder / "verdict").read_text().startswith("FAIL\n")
+
+
+@pytest.mark.parametrize("script", ["burnin", "pair", "pool"])
+def test_jobs_use_the_ledger_that_the_health_check_reads(host: Host, script: str) -> None:
+    """Unless the job's environment names another one."""
+    host.made("srun", 'shift\n"$@"')
+    host.made("sdc", f'echo "$SDC_STATE" >>{host.folder}/states')
+    job = {"SLURM_JOB_ID": "17", "SLURM_NTASKS": "3", "SLURM_SUBMIT_DIR": str(host.folder)}
+    other = host.folder / "other"
+    for environment in ({}, {"SDC_STATE": str(other)}):
+        assert host.run(f"slurm/{script}.sbatch", **job, **environment)[0] == 0
+    states = (host.folder / "states").read_text().splitlines()
+    assert states == [host.settings["SDC_STATE"]] * 2 + [str(other)] * 2
 
 
 @pytest.mark.parametrize("writable", [True, False])

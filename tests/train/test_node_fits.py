@@ -52,15 +52,20 @@ def simulated_tables(tails: Mapping[tuple[str, str], float], few: float, rng: np
     return found
 
 
+def drawn_tails(rng: np.random.Generator) -> dict[tuple[str, str], float]:
+    """Tails of all nodes from a common distribution for each direction."""
+    return {
+        (name, direction): math.exp(rng.normal(math.log(middle), 0.4))
+        for name in NODES for direction, middle in (("fwd", 1.1), ("bwd", 0.8))
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("few", [0.0, 2.2])
 def test_the_tails_are_found_again(few: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """To 10 % and five standard errors on average; credible intervals of 95 % hold them, less simulation error."""
     rng, held, errors = np.random.default_rng(0), [], []
     for _ in range(8):
-        tails = {
-            (name, direction): math.exp(rng.normal(math.log(middle), 0.4))
-            for name in NODES for direction, middle in (("fwd", 1.1), ("bwd", 0.8))
-        }  # fmt: skip
+        tails = drawn_tails(rng)
         tables = simulated_tables(tails, few, rng)
         monkeypatch.setattr(comparisons, "usual", tables.__getitem__)
         fit = Severities(few)

@@ -168,8 +168,8 @@ class AllStudiesCommand(ResumableStudy):
     """
 
     scale: Literal["full", "small"] = "full"
-    """Each study with its defaults (full), or with fewer steps, seeds and trials (small: about an hour on two
-    cores)."""
+    """Each study with its defaults (full), or with fewer steps, seeds and trials, and shadow on images only (small:
+    about an hour on two cores)."""
 
 
 StudyChoice: TypeAlias = (
