@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # for the other packages of this project
         show as show,
         show_profile as show_profile,
         table as table,
-        write as write,
         write_json as write_json,
     )
     from .parse import Only as Only, ResultCommand as ResultCommand, given as given, require as require
@@ -46,6 +45,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         onward as onward,
         run_errors as run_errors,
         usage_errors as usage_errors,
+        write as write,
     )
 
 __getattr__, __dir__, __all__ = facade(__name__, public=False)

@@ -43,17 +43,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs a command and returns its exit code; prints errors as one line on standard error."""
+    from .runtime import onward
+
+    onward.unprinted = ""
+    try:
+        code = _run(arguments)
+    finally:
+        if onward.unprinted:
+            print(f"sdc: {onward.unprinted}", file=sys.stderr)
+    return code or INCONCLUSIVE if onward.unprinted else code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    from sdc.verdict import Exit
+
+    from .runtime import CommandError, write
+
     if list(arguments) == ["--version"]:
         import importlib.metadata
         import platform
 
         versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jax-sdc", "jax", "jaxlib")]
-        print(", ".join([*versions, f"Python {platform.python_version()}"]))
+        write(", ".join([*versions, f"Python {platform.python_version()}"]))
         return 0
-    from sdc.verdict import Exit
-
-    from .runtime import CommandError
-
     try:
         from .parse import command_of, parse
 

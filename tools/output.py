@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,8 @@ from sdc.analysis.report import Banner, Facts, Items, Part as SectionPart, Repor
 from sdc.checksums import Profile, hardware
 from sdc.records import stamp, to_json
 
+from .runtime import printing, silence, write
+
 WIDEST = 400  # columns of a table; no terminal is wider
 MOST = 30  # maximum rows of a text table on a terminal
 COLOURS = {"clean": "bold green", "corrupt": "bold red", "inconclusive": "bold yellow", "simulated": "bold magenta",
@@ -34,7 +35,7 @@ class Output(Console):
         super().__init__(highlight=False, width=max(124, shutil.get_terminal_size().columns))
 
     def on_broken_pipe(self) -> None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence()
 
 
 def show(value: Mapping[str, Any], parts: Iterable[Part] | Report = (), *, as_json: bool) -> None:
@@ -53,14 +54,8 @@ def print_parts(parts: Iterable[Part]) -> None:
         if isinstance(part, Grid):  # no number is cut, however many columns the table has
             wanted = Measurement.get(console, console.options.update(width=WIDEST), part).maximum
             console.width = max(console.width, wanted)
-        console.print(part, markup=False, soft_wrap=not isinstance(part, Grid))
-
-
-def write(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        Output().on_broken_pipe()
+        with printing():
+            console.print(part, markup=False, soft_wrap=not isinstance(part, Grid))
 
 
 def write_json(value: Any) -> None:

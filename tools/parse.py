@@ -36,7 +36,7 @@ from tyro.constructors import (
 from sdc._lazy import missing, remedy
 from sdc.settings import Flag, Within, check_fields, refuse_url
 
-from .runtime import CommandError, name_flags, usage_errors
+from .runtime import CommandError, name_flags, usage_errors, write
 
 CONFIG = (tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
 DESCRIPTION = "Finds silent data corruption in JAX programs."
@@ -342,7 +342,7 @@ def parse(arguments: Sequence[str]) -> Any:
             raise CommandError(f"{word!r}: expected text in UTF-8 without zero bytes; give the file another name")
     command = arguments[0] if arguments else ""
     if command in ("-h", "--help"):
-        print(overview())
+        write(overview())
         raise SystemExit(0)
     if not command:
         raise CommandError(f"expected a command, one of {', '.join(COMMANDS)}. See sdc --help")
@@ -462,7 +462,7 @@ def _read(kind: Any, arguments: Sequence[str], prog: str, description: str | Non
             )
     finally:
         if text := printed.getvalue():
-            print(grouped(text, kind))
+            write(grouped(text, kind))
 
 
 def _brief(message: str, command: str) -> str:

@@ -114,6 +114,28 @@ def keep_standard_output() -> None:
     sys.stdout = os.fdopen(own, "w", encoding="utf-8")
 
 
+def silence() -> None:
+    """Discards standard output from now on."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """Discards standard output once it cannot be written. A reader that closes the pipe, such as `| head`, does not
+    change the exit code; a full disk does, unless the code is graver (`cli.run`)."""
+    try:
+        yield
+    except OSError as error:
+        silence()
+        if not isinstance(error, BrokenPipeError):
+            onward.unprinted = f"cannot write to standard output ({error.strerror})"
+
+
+def write(text: str) -> None:
+    with printing():
+        print(text, flush=True)
+
+
 def give_up(message: str) -> None:
     """Ends the process immediately, because the main thread may wait forever in a collective or the compiler."""
     shown = "\x1b[?25h\n" if os.isatty(2) else ""  # a bar hides the cursor
@@ -143,6 +165,7 @@ class Onward:
 
     folder: Path | None = None  # folder of the run; None if the command makes none
     resumable: bool = True  # whether the command has the flag `--resume`
+    unprinted: str = ""  # why standard output is incomplete
     last_words: Callable[[str], tuple[int, str]] | None = None
     """Function that is called with the reason when the process ends: writes what is known so far, and returns the exit
     code and a message."""

@@ -186,7 +186,7 @@ def collect(found: ResultFiles, progress: Callable[[str], None] = lambda _: None
     for path in found.files:
         file = os.fspath(path)
         try:
-            real = path.resolve()
+            real = Path(os.path.realpath(path))  # also of a link in a circle
             if real in visited:
                 duplicates.append(Duplicate(file, visited[real]))
                 continue

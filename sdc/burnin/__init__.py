@@ -32,7 +32,6 @@ if TYPE_CHECKING:  # for the other packages of this project
         merge as merge,
     )
     from .host import (
-        DeviceRequest as DeviceRequest,
         claimed as claimed,
         parse_devices as parse_devices,
     )
@@ -60,6 +59,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         rounds_for as rounds_for,
     )
     from .results import (
+        DeviceRequest as DeviceRequest,
         BUNDLE as BUNDLE,
         BurninResult as BurninResult,
         Ended as Ended,

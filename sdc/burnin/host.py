@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from sdc.settings import SettingError
 
@@ -25,6 +25,7 @@ from ..records import (
     own_folder,
     package_version,
 )
+from .results import DeviceRequest
 
 if TYPE_CHECKING:
     import jax
@@ -34,26 +35,6 @@ MOST_DEVICES = 1024
 LIBRARIES = ("cublas", "cuda-nvcc", "cuda-nvrtc", "cudnn", "nccl")
 # Environment variables that determine bits, besides XLA_FLAGS.
 VARIABLES = {"gpu": ("NVIDIA_TF32_OVERRIDE",), "tpu": ("LIBTPU_INIT_ARGS",), "cpu": ()}
-
-
-class DeviceRequest(NamedTuple):
-    platform: str | None  # `cpu`, `gpu` or `tpu`; None for the best available
-    number: int | None  # None for all available
-
-    @property
-    def simulated(self) -> int:
-        return (self.number or 1) if self.platform in ("cpu", None) else 1
-
-    def doubts(self, platform: str | None, count: int) -> list[str]:
-        """Returns reasons against a PASS if the available devices do not satisfy the request."""
-        if self.platform is None:
-            doubt = "no accelerator was found, and the CPU was not requested; give --devices cpu to test the CPU"
-            return [doubt] if platform == "cpu" else []
-        if platform != self.platform:
-            return [f"{self.platform} was requested, but this host has {platform or 'no device'}"]
-        if self.number is not None and count < self.number:
-            return [f"{self.number} {self.platform} devices were requested, but this host has {count}"]
-        return []
 
 
 def parse_devices(text: str | None) -> DeviceRequest:

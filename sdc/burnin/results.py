@@ -6,7 +6,7 @@
 import dataclasses
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -203,6 +203,26 @@ class GoldenUse(Fields, kw_only=True):
     foreign: Annotated[int, about("number of digests of other programs or devices, which were not compared")] = 0
     unneeded: Annotated[int, about("number of digests of workloads that were not selected")] = 0
     doubt: Annotated[str | None, about("reason why the digests do not support a PASS")] = None
+
+
+class DeviceRequest(NamedTuple):
+    platform: str | None  # `cpu`, `gpu` or `tpu`; None for the best available
+    number: int | None  # None for all available
+
+    @property
+    def simulated(self) -> int:
+        return (self.number or 1) if self.platform in ("cpu", None) else 1
+
+    def doubts(self, platform: str | None, count: int) -> list[str]:
+        """Returns reasons against a PASS if the available devices do not satisfy the request."""
+        if self.platform is None:
+            doubt = "no accelerator was found, and the CPU was not requested; give --devices cpu to test the CPU"
+            return [doubt] if platform == "cpu" else []
+        if platform != self.platform:
+            return [f"{self.platform} was requested, but this host has {platform or 'no device'}"]
+        if self.number is not None and count < self.number:
+            return [f"{self.number} {self.platform} devices were requested, but this host has {count}"]
+        return []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

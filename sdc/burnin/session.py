@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import datetime
+import functools
 import itertools
 import json
 import secrets
@@ -169,9 +170,9 @@ class Session:
         if event["event"] == "run":
             self._ended = None
         elif event["event"] == "difference":  # its finding follows, and raises if the disk is full
-            with contextlib.suppress(OSError):
-                self._log(event)
-                self.save()
+            for write in (functools.partial(self._log, event), self.save):
+                with contextlib.suppress(OSError):
+                    write()
         else:
             self._log(event)
         if event["event"] in ("finding", "ended") or time.monotonic() - self._written > EVERY:
@@ -191,12 +192,17 @@ class Session:
         return self.without(f"ended by {why} before the devices had started") if self._result is None else self.save()
 
     def save(self, *, final: bool = False) -> BurninResult:
-        """Writes the result so far, marked as stopped until the burn-in ends; any thread may call this method."""
-        with self._lock:
-            result = self._known(final=final)
-            BURN_IN.write(self.folder / RESULT, result)
-            self._written = time.monotonic()
-        self.on_result(result)
+        """Writes the result so far, marked as stopped until the burn-in ends; any thread may call this method. If the
+        disk is full, `on_result` is called all the same."""
+        result = None
+        try:
+            with self._lock:
+                result = self._known(final=final)
+                BURN_IN.write(self.folder / RESULT, result)
+                self._written = time.monotonic()
+        finally:
+            if result is not None:
+                self.on_result(result)
         return result
 
     def _known(self, *, final: bool) -> BurninResult:

@@ -6,16 +6,33 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sdc.burnin import BURN_IN, PAIR, PAIR_FORMAT, POOL, RESULT, BurninResult, Pair, Standing, candidates
-from sdc.records import Record, RecordError, identify, read_json
+import msgspec
+
+from sdc.burnin import BurninResult, Pair, Standing, candidates
+from sdc.records import RecordError, identify
 from sdc.schema import Device
 from sdc.verdict import Verdict
 
-from .ledger import BEGUN, FOREIGN, REMEDY, DeviceState, Ledger, LedgerEntry, Origin, under_way
+from .ledger import (
+    AHEAD,
+    BEGUN,
+    COMPARISONS,
+    FOREIGN,
+    NAMES,
+    REMEDY,
+    DeviceState,
+    HostState,
+    Ledger,
+    LedgerEntry,
+    Origin,
+    failure_of,
+    read_result,
+    test_name,
+    time_of,
+    under_way,
+)  # fmt: skip
 
-NAMES = (RESULT, PAIR, POOL)
 MOST_NAMES = 16  # devices that a sentence names
-AHEAD = 300.0  # seconds by which a result may be dated in the future; clocks of hosts differ by less
 
 
 def standing_of(
@@ -37,9 +54,10 @@ def standing_of(
     if len(places) > 1:
         return _unknown(f"{path} holds {' and '.join(place.name for place in places)}; give one of these files")
     (place,) = places
+    if place.suffix == ".sqlite":
+        return _unknown(f"{place} is a ledger, not a result; run sdc verdict --ledger {place}")
     try:
-        Record.check_owner(place)
-        result = (PAIR_FORMAT if _is_pair(place) else BURN_IN).read(place)
+        result = read_result(place)
     except RecordError as error:
         return _unknown(str(error), place)
     if not any_host and not _is_here(result):
@@ -48,7 +66,7 @@ def standing_of(
     if result.simulated and result.verdict is Verdict.CLEAN:
         return _unknown("the result is of a simulation, which says nothing about the hardware", place, simulated=True)
     try:
-        age = ((now or datetime.datetime.now(datetime.UTC)) - _time(result.ended)).total_seconds()
+        age = ((now or datetime.datetime.now(datetime.UTC)) - time_of(result.ended)).total_seconds()
     except (ValueError, TypeError):
         age = math.nan
     if result.verdict is not Verdict.CORRUPT:  # a failure counts whatever the clock said
@@ -61,24 +79,17 @@ def standing_of(
             said = f"the result is {_age(age)} old ({result.verdict.acceptance}); run sdc burnin again"
             return _unknown(said, place)
     reason = next(iter(result.sentences), result.verdict.acceptance)
-    if result.verdict is Verdict.CLEAN and isinstance(result, BurninResult):
-        names = [candidates(result, device)[0] for device in result.devices]
-        settings = result.settings
-        reason = _passed(names, result.host.name, settings.level, settings.only, reason, age, max_age)
+    if result.verdict is Verdict.CLEAN:
+        if isinstance(result, BurninResult):
+            names = [candidates(result, device)[0] for device in result.devices]
+            hosts, level, only = result.host.name, result.settings.level, result.settings.only
+        else:
+            names = [device.mark or f"device {device.id}" for device in _devices(result)]
+            hosts, level, only = ", ".join(row.host for row in result.hosts), result.kind, None
+        reason = f"{_passed(names, hosts, level, only, age, max_age)}: {reason}"
     return Standing(
         verdict=result.verdict, reason=reason, simulated=result.simulated, file=str(place), ended=result.ended
     )
-
-
-def _is_pair(place: Path) -> bool:
-    """Returns whether a file is the result of a pair or pool, judging by its name or, if it was renamed, by its
-    format."""
-    if place.name in NAMES:
-        return place.name != RESULT
-    try:
-        return read_json(place).get("format") == Pair.__struct_config__.tag
-    except (OSError, ValueError):
-        return False
 
 
 def _devices(result: BurninResult | Pair) -> list[Device]:
@@ -111,13 +122,12 @@ def _passed(
     host: str,
     level: str | None,
     only: Sequence[str] | None,
-    sentence: str,
     age: float,
     max_age: float | None,
 ) -> str:
     part = f", only {', '.join(only)}" if only else ""
     limit = "no limit" if max_age is None else f"limit {_age(max_age)}"
-    return f"{', '.join(devices)} of {host} passed at level {level}{part} {_age(age)} ago ({limit}): {sentence}"
+    return f"{', '.join(devices)} of {host} passed at level {level}{part} {_age(age)} ago ({limit})"
 
 
 def standing_here(
@@ -149,28 +159,31 @@ def standing_here(
     listed = {f"uuid {uuid}" for uuid in here.uuids}
     here_now = {name: state for name, state in states.items() if name in devices or listed & {*state.names}}
     failures = [(name, state.failed) for name, state in here_now.items() if state.failed is not None]
+    failures += [
+        (test_name(run), msgspec.structs.replace(test, sentence=left.sentences[0]))
+        for run, test in host.begun.items()
+        if (left := failure_of(test)) is not None
+    ]
     if failures:
         failures.sort(key=lambda failure: failure[1].number, reverse=True)
-        names = ", ".join(name for name, _ in failures[:MOST_NAMES])
-        more = f" and {len(failures) - MOST_NAMES} more devices" if len(failures) > MOST_NAMES else ""
-        _, newest = failures[0]
-        return _stated(Verdict.CORRUPT, f"{names}{more}: {newest.sentence}", newest)
+        shown: dict[str, list[str]] = {}
+        for name, failed in failures[:MOST_NAMES]:
+            shown.setdefault(failed.sentence, []).append(name)
+        said = "; ".join(f"{', '.join(names)}: {sentence}" for sentence, names in shown.items())
+        more = f"; and {len(failures) - MOST_NAMES} more devices" if len(failures) > MOST_NAMES else ""
+        return _stated(Verdict.CORRUPT, said + more, failures[0][1])
     if not devices and (found := _elsewhere(path, here)) is not None:
         return found
     if host.begun:
-        newest = max(host.begun.values(), key=lambda entry: entry.number)
-        if newest.sentence != BEGUN:
-            said = f"tested nothing: {newest.sentence}"
-        elif newest.at.host.boot == here.host.boot and (running := under_way(path)) is not False:
-            said = f"is under way (PID {newest.at.host.pid})"
-            said += "" if running else " or left no result, which the user who started it can see"
-        else:
-            said = "left no result; run sdc burnin on all devices of this host"
-        test = newest.level if newest.level in (Path(PAIR).stem, Path(POOL).stem) else "burn-in"
-        return _stated(Verdict.INCONCLUSIVE, f"the {test} that began at {newest.at.written} {said}", newest)
+        return _unended(path, host, here)
+    newest = max((state.result.number for state in devices.values()), default=0)
+    last = next((state.result.run for state in devices.values() if state.result.number == newest), None)
     for name, state in devices.items():
-        if (problem := _problem(state, here, max_age)) is not None:
-            return _stated(Verdict.INCONCLUSIVE, f"{name}: {problem}; run sdc burnin again", state.result)
+        if (problem := _problem(state, here, max_age, host.turned)) is not None:
+            said = f"{name}: {problem}; run sdc burnin again"
+            if state.result.run != last:
+                said += f" or, if the device has left this host for good, sdc fleet acknowledge '{name}' --gone"
+            return _stated(Verdict.INCONCLUSIVE, said, state.result)
     known = {name for state in devices.values() for name in state.names}
     if untested := sorted(listed - known):
         return _unknown(f"{', '.join(untested)} of this host has no result; run sdc burnin")
@@ -183,10 +196,35 @@ def standing_here(
         return _unknown(f"no device in {path} has a result; run sdc burnin")
     if doubt is not None:
         return _unknown(f"another ledger of this folder may contain failures of these devices: {doubt}")
-    oldest = min((state.result for state in devices.values()), key=lambda entry: entry.number)
-    age = _ages(oldest.at, here)
-    said = _passed([*devices], here.host.name, oldest.level, oldest.only, oldest.sentence, max(age), max_age)
-    return _stated(Verdict.CLEAN, said, oldest)
+    results = sorted((state.result for state in devices.values()), key=lambda entry: entry.number)
+    tests: dict[tuple[object, ...], list[LedgerEntry]] = {}
+    for result in results:
+        tests.setdefault((result.run, result.at.written, result.level, result.only), []).append(result)
+    passes = []
+    for same in tests.values():
+        one, age = same[0], max(_ages(same[0].at, here))
+        passed = [result.device or "" for result in same]
+        passes.append(f"{_passed(passed, here.host.name, one.level, one.only, age, max_age)}: {one.sentence}")
+    return _stated(Verdict.CLEAN, "; ".join(passes), results[0])
+
+
+def _unended(path: Path, host: HostState, here: Origin) -> Standing:
+    """Returns the standing of a host on which a test is under way or left no result."""
+    run, newest = max(host.begun.items(), key=lambda item: item[1].number)
+    which = "all devices of this host"
+    if newest.devices:
+        which = ", ".join(names[0] for names in newest.devices[:MOST_NAMES])
+        which += f" and {len(newest.devices) - MOST_NAMES} more devices" if len(newest.devices) > MOST_NAMES else ""
+    remedy = f"run sdc burnin on {which}, or sdc fleet acknowledge '{test_name(run)}' if it is of no importance"
+    if newest.sentence != BEGUN:
+        said = f"tested nothing: {newest.sentence}; {remedy}"
+    elif newest.at.host.boot == here.host.boot and (running := under_way(path, run)) is not False:
+        said = f"is under way (PID {newest.at.host.pid})"
+        said += "" if running else " or left no result, which the user who started it can see"
+    else:
+        said = f"left no result; {remedy}"
+    test = newest.level if newest.level in COMPARISONS else "burn-in"
+    return _stated(Verdict.INCONCLUSIVE, f"the {test} that began at {newest.at.written} {said}", newest)
 
 
 def _elsewhere(path: Path, here: Origin) -> Standing | None:
@@ -203,16 +241,21 @@ def _stated(verdict: Verdict, reason: str, entry: LedgerEntry) -> Standing:
     return Standing(verdict=verdict, reason=reason, file=entry.file, ended=entry.at.written)
 
 
-def _problem(state: DeviceState, here: Origin, max_age: float | None) -> str | None:
+def _problem(state: DeviceState, here: Origin, max_age: float | None, turned: int) -> str | None:
     """Returns why the last result of a device is no PASS, or not one for this machine at this time."""
     result, then = state.result, state.result.at
     if result.verdict is Verdict.CORRUPT:
         return "its failure was acknowledged, but it has not passed since"
     if result.verdict is not Verdict.CLEAN:
         return result.sentence
+    if not state.cleared:
+        part = f" in all families, only in {', '.join(result.only)}" if result.only else ""
+        return f"its failure was acknowledged, but it has not passed since{part}"
     booted = then.host.boot is not None and then.host.boot == here.host.boot
     if not booted and not {*then.chassis} & {*here.chassis}:
         return "its last result was recorded on another machine"
+    if not booted and result.number < turned:
+        return "its age is unknown, because the clock has been set back since its last result"
     ages = _ages(then, here)
     if ages[0] < -AHEAD:
         return f"its last result is dated in the future ({then.written}), so a clock was wrong"
@@ -225,11 +268,7 @@ def _ages(then: Origin, here: Origin) -> list[float]:
     """Returns the age of an entry in seconds by the clock and, within a boot, by the time since then: the clock may
     have gone back."""
     booted = then.host.boot is not None and then.host.boot == here.host.boot
-    return [(_time(here.written) - _time(then.written)).total_seconds(), *[here.uptime - then.uptime] * booted]
-
-
-def _time(text: str) -> datetime.datetime:
-    return datetime.datetime.fromisoformat(text)
+    return [(time_of(here.written) - time_of(then.written)).total_seconds(), *[here.uptime - then.uptime] * booted]
 
 
 def _age(seconds: float) -> str:

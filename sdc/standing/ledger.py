@@ -22,8 +22,20 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from sdc.burnin import BurninResult, CheckedDevice, Pair, candidates, compare_names
-from sdc.records import AnyPath, Record, RecordError, identify
+from sdc.burnin import (
+    BURN_IN,
+    PAIR,
+    PAIR_FORMAT,
+    POOL,
+    RESULT,
+    BurninResult,
+    CheckedDevice,
+    DeviceRequest,
+    Pair,
+    candidates,
+    compare_names,
+)  # fmt: skip
+from sdc.records import AnyPath, Record, RecordError, identify, read_json
 from sdc.schema import Fields, Header, Host, about, now
 from sdc.verdict import Verdict
 
@@ -31,8 +43,14 @@ Kind: TypeAlias = Literal["begun", "refused", "result", "acknowledged", "gone"]
 VERSION = 1  # of the tables
 PATIENCE = 10.0  # seconds to wait for another writer
 KEPT_DAYS = 30  # days after which passes are folded: of each day, the last pass of each device remains
+AHEAD = 300.0  # seconds by which a result may be dated in the future; clocks of hosts differ by less
 HOST = "host"  # key of the host's state
+SYSTEM = Path("/var/lib/sdc")  # folder of the ledger for root, in which burn-ins of other users look for failures too
+NAMES = (RESULT, PAIR, POOL)
 BEGUN = "a test has begun"
+UNANNOUNCED = "the ledger does not contain the beginning of this test; begin another test"
+NO_DEVICE = "it was of devices of another host"
+COMPARISONS = (Path(PAIR).stem, Path(POOL).stem)  # levels of tests that are no burn-ins
 RESERVE = 128 << 10  # bytes kept for a failure, in case the disk becomes full
 
 SCHEMA = """
@@ -96,7 +114,10 @@ class LedgerEntry(Fields, kw_only=True):
     only: Annotated[tuple[str, ...], about("families of workloads, if not all")] = ()
     sentence: Annotated[str, about("the finding, or the reason for the entry")] = ""
     file: Annotated[str | None, about("file of the result")] = None
-    count: Annotated[int, about("number of devices under test, once known; 0 unless `begun`")] = 0
+    asked: Annotated[DeviceRequest | None, about("platform and number of the requested devices, of a burn-in")] = None
+    devices: Annotated[
+        tuple[tuple[str, ...], ...], about("names of the devices under test, once known; empty unless `begun`")
+    ] = ()
     by: Annotated[str | None, about("who acknowledged, as given, and the user of the process")] = None
 
 
@@ -109,23 +130,32 @@ class DeviceState(Fields, kw_only=True):
     differed: Annotated[str | None, about("time of the last difference, UTC, acknowledged or not")] = None
     difference: Annotated[int, about("number of the entry of that difference; 0 if it is of another ledger")] = 0
     gone: Annotated[bool, about("whether a person said that the device has left the host for good")] = False
-    elsewhere: Annotated[tuple[str, ...], about("tests whose failures were taken over from other ledgers")] = ()
+    cleared: Annotated[
+        bool,
+        about("whether the device has passed all families of workloads, or a pair or pool, since it last differed"),
+    ] = True
+    elsewhere: Annotated[tuple[str, ...], about("failures that were taken over from other ledgers")] = ()
 
     def inherit(self, others: Iterable["DeviceState"], chassis: Sequence[str]) -> LedgerEntry | None:
-        """Takes over the failures of this device that other ledgers contain, and returns the newest of them. A device
-        without a serial number and UUID is recognized by its place in a machine with one of the numbers in `chassis`.
+        """Takes over the differences of this device that other ledgers contain, and returns the newest that nobody has
+        acknowledged. A device without a serial number and UUID is recognized by its place in a machine with one of the
+        numbers in `chassis`.
         """
         taken = []
         for other in others:
-            if other.failed is None or (run := other.failed.run or "") in self.elsewhere:
-                continue
-            moved = {*chassis} & {*other.failed.at.chassis} and _place(self.names) == _place(other.names)
+            moved = {*chassis} & {*other.result.at.chassis} and _place(self.names) == _place(other.names)
             known = compare_names(self.names, other.names)
-            if known == "same" or (known == "unknown" and moved):
-                taken.append(other.failed)
-                self.elsewhere = (*self.elsewhere, run)
-                self.differed = max(self.differed or "", other.failed.at.written)
-                self.failed = self.failed or other.failed
+            if known == "other" or (known == "unknown" and not moved):
+                continue
+            if not other.cleared and (other.differed or "") > self.result.at.written:
+                self.cleared = False
+            self.differed = max(self.differed or "", other.differed or "") or None
+            if (failed := other.failed) is not None:
+                key = f"{failed.run} {failed.number} {failed.at.written}"
+                if key not in self.elsewhere:
+                    taken.append(failed)
+                    self.elsewhere = (*self.elsewhere, key)
+                    self.failed = self.failed or failed
         return max(taken, key=lambda entry: entry.at.written, default=None)
 
 
@@ -142,6 +172,8 @@ class HostState(Fields, kw_only=True):
     rows: Annotated[int, about("number of devices in `states`")] = 0
     entries: Annotated[int, about("number of entries so far, including folded ones")] = 0
     folded: Annotated[str, about("day on which old passes were last folded")] = ""
+    written: Annotated[str, about("time of the last entry, UTC")] = ""
+    turned: Annotated[int, about("number of the first entry after the clock was last set back; 0 if it never was")] = 0
 
 
 def ledger_path() -> Path:
@@ -154,7 +186,7 @@ def ledger_path() -> Path:
     if given := os.environ.get("SDC_STATE"):
         folder = Path(given)
     elif os.geteuid() == 0:
-        folder = Path("/var/lib/sdc")
+        folder = SYSTEM
     else:
         folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "sdc"
     return folder / f"ledger-{me.machine or me.name}.sqlite"
@@ -229,14 +261,19 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self._base.close()
 
-    def begin(self, run: str, *, simulated: bool, level: str, only: Sequence[str] = ()) -> None:
-        """Announces a burn-in, pair or pool. Until its result is added, the host's standing is at best inconclusive."""
+    def begin(
+        self, run: str, *, simulated: bool, level: str, only: Sequence[str] = (), asked: DeviceRequest | None = None,
+        file: AnyPath | None = None,
+    ) -> None:  # fmt: skip
+        """Announces a burn-in, pair or pool, with the file that will hold its result. Until the result is added, the
+        host's standing is at best inconclusive."""
         entry = LedgerEntry(
             kind="begun", at=self._origin(), run=run, simulated=simulated, level=level, only=tuple(only),
-            sentence=BEGUN,
+            sentence=BEGUN, asked=asked, file=None if file is None else os.path.abspath(file),
         )  # fmt: skip
         with self._transaction():
             host = self._host_state(entry.at)
+            self._recover(host, entry.at)
             self._append(host, entry)
             if not simulated:
                 host.begun[run] = entry
@@ -255,12 +292,13 @@ class Ledger:
         process: int = 0,
     ) -> None:  # fmt: skip
         """Adds the verdict of a burn-in, pair or pool on each of this host's devices. While a burn-in is under way
-        (`ended` is false), only the number of its devices and their differences are added, because these count however
+        (`ended` is false), only the names of its devices and their differences are added, because these count however
         it ends.
 
         A burn-in that was resumed and ran nothing adds no PASS, and a PASS does not count if the burn-in began before
-        the device differed. A burn-in that found no device stays in the list of those that left no result, and so does
-        one that was killed, until a later one has results of all known devices, and of as many as it tested.
+        the device differed, or if the ledger does not contain its beginning. A burn-in that found no device stays in
+        the list of those that left no result, and so does one that was killed, until a later one has results of all
+        devices that it tested or, if these are unknown, of all known devices and of those that it requested.
 
         Args:
             result: the result so far.
@@ -271,74 +309,76 @@ class Ledger:
         """
         if not ended and result.simulated:
             return
-        if isinstance(result, BurninResult):
-            level, only = result.settings.level, tuple(result.settings.only or ())
-            outcomes = [*_tested(result, ended=ended)]
-            dark = result.sentences[0] if ended and not result.devices and result.sentences else None
-            count = len(result.devices)
-        else:
-            level, only = result.kind, ()
-            outcomes, dark = [*_compared(result, process)], None
-            count = len(outcomes)
         at, tested, others = self._origin(), set[str](), self.others(skip=True)
-        if not ended and result.verdict is not Verdict.CORRUPT and self._knows(begun, count):
+        devices = _names_here(result, at, process)
+        dark = ended and not devices and isinstance(result, BurninResult)
+        if not ended and result.verdict is not Verdict.CORRUPT and self._knows(begun, devices):
             return
         with self._transaction():
             host = self._host_state(at)
+            self._recover(host, at, but=begun)
             announced = host.begun.get(begun) or self._announced(begun)
             if announced is not None:
-                announced.count = count
+                announced.devices = devices
             # A burn-in's times are of this host, but its clock may be set between burn-ins: a result from the future is
             # no evidence that anything has run since. A pair's times are of its first host.
             until = at.written if isinstance(result, BurninResult) else result.ended
             stale = announced is not None and not announced.at.written <= result.ended <= until  # nothing has run since
             resumed = announced is not None and not announced.at.written <= result.created <= until
             since = (announced.number if announced is not None else None, result.created if resumed else None)
-            for device, verdict, sentence in outcomes:
-                if stale and verdict is Verdict.CLEAN:
+            for entry in _entries(result, at, process, file, ended=ended):
+                if entry.verdict is Verdict.CLEAN and announced is None and not result.simulated:
+                    entry.verdict, entry.sentence = Verdict.INCONCLUSIVE, UNANNOUNCED
+                if stale and entry.verdict is Verdict.CLEAN:
                     continue
-                entry = LedgerEntry(
-                    kind="result", at=at, run=result.id, names=names_of(result, device), verdict=verdict,
-                    simulated=result.simulated, level=level, only=only,
-                    sentence=sentence or next(iter(result.sentences), ""),
-                    file=None if file is None else os.fspath(file),
-                )  # fmt: skip
                 tested.add(self._add(host, entry, others, since=since, once=not ended))
-            if begun in host.begun and dark is not None:
-                host.begun[begun].sentence = dark
+            if begun in host.begun and dark:
+                host.begun[begun].sentence = next(iter(result.sentences), NO_DEVICE)
             elif ended and not result.simulated:
                 runs = list(host.begun)
-                # Results of all devices replace those that earlier burn-ins did not leave.
-                earlier = runs[: runs.index(begun)] if begun in runs and tested >= {*host.devices} else []
-                for run in (*(run for run in earlier if count >= host.begun[run].count), begun):
-                    host.begun.pop(run, None)
+                # Results of the same devices replace those that earlier tests did not leave.
+                platform = result.environment.platform if result.environment is not None else None
+                for run in runs[: runs.index(begun)] if begun in runs else ():
+                    whole = tested >= {*host.devices} and self._satisfies(host.begun[run], platform, len(devices))
+                    known = host.begun[run].devices
+                    covered = all(any(_same(each, one) for one in devices) for each in known) if known else whole
+                    if covered and under_way(self.path, run) is not True:
+                        host.begun.pop(run)
+                host.begun.pop(begun, None)
             if host.folded != (today := at.written[:10]):
                 host.folded = today
                 self._fold(at)
             self._set(HOST, host)
 
     def acknowledge(self, devices: Sequence[str], reason: str, by: str, *, gone: bool = False) -> None:
-        """Records that a person has dealt with the failures of devices, or that the devices have left the host. The
-        host passes if the devices have passed a test since their last failures. Raises LedgerError, and records
-        nothing, if a device is unknown."""
+        """Records that a person has dealt with the failures of devices, or that the devices have left the host, or that
+        a test that left no result is of no importance. The host passes if the devices have passed a test since their
+        last failures. Raises LedgerError, and records nothing, if a device or test is unknown."""
+        by_user = f"{by} (user {os.getuid()})"
         with self._transaction():
             at = self._origin()
             host = self._host_state(at)
+            self._recover(host, at)
             states, others = self.devices(), self.others(skip=True)
             for device in dict.fromkeys(devices):
                 state = states.get(device)
+                if state is None and (lost := [run for run in host.begun if test_name(run) == device]):
+                    entry = LedgerEntry(kind="acknowledged", at=at, run=lost[0], sentence=reason, by=by_user)
+                    self._append(host, entry)
+                    host.begun.pop(lost[0])
+                    continue
                 if state is None:
-                    known = ", ".join(states) or "none"
-                    raise LedgerError(f"{self.path} contains no device {device!r}; its devices are: {known}")
+                    known = ", ".join([*states, *map(test_name, host.begun)]) or "none"
+                    raise LedgerError(f"{self.path} contains no device or test {device!r}; it contains: {known}")
                 entry = LedgerEntry(
                     kind="gone" if gone else "acknowledged", at=at, device=device, names=state.names, sentence=reason,
-                    by=f"{by} (user {os.getuid()})",
+                    by=by_user,
                 )  # fmt: skip
                 self._append(host, entry)
                 if gone:
                     host.devices = [name for name in host.devices if name != device]
-                    for test in host.begun.values():  # no later test can have as many devices
-                        test.count = max(0, test.count - (not state.gone))
+                    for test in host.begun.values():  # no later test can have this device
+                        test.devices = tuple(each for each in test.devices if not _same(each, state.names))
                     state.gone = True
                 else:
                     taken = state.inherit(others, at.chassis)
@@ -368,14 +408,14 @@ class Ledger:
         return {key: self._decoded(key, content, seal, DeviceState) for key, content, seal in rows}
 
     def others(self, *, skip: bool = False) -> list[DeviceState]:
-        """Returns the devices with a failure in the other ledgers of this folder: the identity of this machine may have
-        changed, or a device may have come from another host that shares the folder. Raises RecordError if one of them
-        cannot be read, unless `skip`."""
+        """Returns the devices that have differed by the other ledgers of this folder and of `SYSTEM`: the identity of
+        this machine may have changed, a device may have come from another host that shares the folder, or root may have
+        tested it. Raises RecordError if one of them cannot be read, unless `skip`."""
         pattern, found = "ledger-*.sqlite", list[DeviceState]()
-        paths = {*self.path.parent.glob(pattern)} if self.path.match(pattern) else set()
-        for path in sorted(paths - {self.path}):
+        paths = {*SYSTEM.glob(pattern), *(self.path.parent.glob(pattern) if self.path.match(pattern) else ())}
+        for path in sorted(paths - {self.path.absolute(), self.path}):
             with contextlib.suppress(*[RecordError] * skip), Ledger(path) as other:
-                found += [state for state in other.devices().values() if state.failed is not None]
+                found += [state for state in other.devices().values() if state.differed is not None]
         return found
 
     def entries(self) -> Iterator[LedgerEntry]:
@@ -394,11 +434,29 @@ class Ledger:
         found = rows.fetchone()
         return None if found is None else self._decoded(str(found[0]), found[1], found[2], LedgerEntry)
 
-    def _knows(self, begun: str, count: int) -> bool:
-        """Returns whether the list of tests without a result already states this number of devices for a test, or does
-        not contain the test."""
+    def _knows(self, begun: str, devices: tuple[tuple[str, ...], ...]) -> bool:
+        """Returns whether the list of tests without a result already states these devices for a test, or does not
+        contain the test."""
         host = self.host()
-        return host is None or begun not in host.begun or host.begun[begun].count == count
+        return host is None or begun not in host.begun or host.begun[begun].devices == devices
+
+    def _recover(self, host: HostState, at: Origin, but: str | None = None) -> None:
+        """Adds the failures that tests other than `but` have written to their folders and, because they were killed or
+        the ledger was in use, not to the ledger."""
+        for run, test in host.begun.items():
+            if run != but and under_way(self.path, run) is not True and (left := failure_of(test)) is not None:
+                for entry in _entries(left, at, test.at.host.process or 0, test.file, ended=False):
+                    self._add(host, entry, (), since=(None, None), once=True)
+                test.file = None
+
+    def _satisfies(self, test: LedgerEntry, platform: str | None, count: int) -> bool:
+        """Returns whether devices of this platform and number are those that a test requested which did not start them.
+        A host that has never tested an accelerator may have none."""
+        if test.asked is None:
+            return True
+        if test.asked.platform is None:
+            return platform != "cpu" or all(" cpu device " in state.names[-1] for state in self.devices().values())
+        return platform == test.asked.platform and count >= (test.asked.number or 0)
 
     def _add(
         self, host: HostState, entry: LedgerEntry, others: Iterable[DeviceState], *,
@@ -428,11 +486,16 @@ class Ledger:
         if entry.simulated:
             return name
         # Whatever had this place has left it; its state remains, in case it returns.
-        host.devices = [other for other in present if other != name and not _replaces(entry.names, states[other].names)]
+        host.devices = [
+            other for other in present if other != name and not _replaces(entry.names, states[other], entry.at)
+        ]
         host.devices.append(name)
         host.rows = len({*states, name})
         if entry.verdict is Verdict.CORRUPT:
             state.failed, state.differed, state.difference = entry, entry.at.written, entry.number
+            state.cleared = False
+        elif entry.verdict is Verdict.CLEAN and not entry.only:
+            state.cleared = True
         state.names, state.result, state.gone = _merged(state.names, entry.names), entry, False
         self._set(name, state)
         return name
@@ -440,6 +503,9 @@ class Ledger:
     def _append(self, host: HostState, entry: LedgerEntry) -> None:
         host.entries += 1
         entry.number = host.entries
+        if host.written and (time_of(host.written) - time_of(entry.at.written)).total_seconds() > AHEAD:
+            host.turned = entry.number
+        host.written = entry.at.written
         content = msgspec.json.encode(entry).decode()
         row = (
             host.entries,
@@ -457,7 +523,7 @@ class Ledger:
 
     def _fold(self, at: Origin) -> None:
         """Deletes old passes, except each device's last pass of a day."""
-        limit = datetime.datetime.fromisoformat(at.written) - datetime.timedelta(days=KEPT_DAYS)
+        limit = time_of(at.written) - datetime.timedelta(days=KEPT_DAYS)
         self._base.execute(
             "DELETE FROM entries WHERE kind = 'result' AND verdict = 'clean' AND written < ? AND number NOT IN "
             "(SELECT max(number) FROM entries WHERE kind = 'result' AND verdict = 'clean' "
@@ -538,14 +604,21 @@ ERRORS: dict[int | None, str] = {
 
 class Announcement:
     """Marks a test as under way until its process ends, by a lock on a file beside the ledger that also reserves space
-    for the entries of a failure. The kernel releases the lock, also across containers."""
+    for the entries of a failure. The kernel releases the lock, also across containers. The marks of tests that were
+    killed are deleted by the next one."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, run: str) -> None:
         self._descriptor: int | None = None
+        with contextlib.suppress(OSError):
+            for mark in path.parent.iterdir():
+                name, *other = mark.name.removesuffix(".running").rsplit(".", 1)
+                if mark.suffix == ".running" and name == path.name and under_way(path, other[0]) is False:
+                    mark.unlink(missing_ok=True)
+        self._mark = _mark(path, run)
         with contextlib.suppress(OSError):  # without the mark, the test counts as one that left no result
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            self._descriptor = os.open(_mark(path), flags, 0o600)  # others could hold the lock
-            fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+            self._descriptor = os.open(self._mark, flags, 0o600)  # others could hold the lock
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             os.posix_fallocate(self._descriptor, 0, RESERVE)
 
     def free(self) -> None:
@@ -554,17 +627,25 @@ class Announcement:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, 0)
 
+    def end(self) -> None:
+        """Deletes the mark of a test whose result is in the ledger."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                self._mark.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = None
 
-def under_way(path: Path) -> bool | None:
+
+def under_way(path: Path, run: str) -> bool | None:
     """Returns whether a process of this system marks a test as under way; None if another user's process might."""
     try:
-        descriptor = os.open(_mark(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(_mark(path, run), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except PermissionError:
         return None
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # several readers may ask at the same time
     except BlockingIOError:
         return True
     except OSError:
@@ -574,12 +655,80 @@ def under_way(path: Path) -> bool | None:
     return False
 
 
-def _mark(path: Path) -> Path:
-    return path.with_name(f"{path.name}.running")
+def time_of(text: str) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(text)
+
+
+def _mark(path: Path, run: str) -> Path:
+    return path.with_name(f"{path.name}.{run}.running")
+
+
+def test_name(run: str) -> str:
+    """Returns the name by which a person acknowledges a test that left no result."""
+    return f"test {run[:8]}"
+
+
+def read_result(place: Path) -> BurninResult | Pair:
+    """Reads the result of a burn-in, pair or pool, which is recognized by the name of its file or, if it was renamed,
+    by its format. Raises RecordError if it cannot be read, or may have been planted by another user."""
+    Record.check_owner(place)
+    compared = place.name in NAMES and place.name != RESULT
+    if place.name not in NAMES:
+        with contextlib.suppress(OSError, ValueError):
+            compared = read_json(place).get("format") == Pair.__struct_config__.tag
+    return (PAIR_FORMAT if compared else BURN_IN).read(place)
+
+
+def failure_of(test: LedgerEntry) -> BurninResult | Pair | None:
+    """Returns the result of a test that has begun, if it has written one, and found a difference."""
+    if test.file is None:
+        return None
+    try:
+        result = read_result(Path(test.file))
+    except RecordError:
+        return None
+    return result if result.verdict is Verdict.CORRUPT and not result.simulated else None
 
 
 def _seal(key: str, content: str) -> str:
     return hashlib.sha256(f"{key} {content}".encode()).hexdigest()
+
+
+def _names_here(result: BurninResult | Pair, at: Origin, process: int) -> tuple[tuple[str, ...], ...]:
+    """Returns the names of the devices that a test has tested on this host."""
+    return tuple(names for names, _, _ in _outcomes(result, at, process, ended=True))
+
+
+def _entries(
+    result: BurninResult | Pair, at: Origin, process: int, file: AnyPath | None, *, ended: bool
+) -> Iterator[LedgerEntry]:
+    """Yields an entry for each device of this host or, until the test has ended, for each that differed."""
+    level, only = result.kind if isinstance(result, Pair) else result.settings.level, tuple[str, ...]()
+    if isinstance(result, BurninResult):
+        only = tuple(result.settings.only or ())
+    for names, verdict, sentence in _outcomes(result, at, process, ended=ended):
+        yield LedgerEntry(
+            kind="result", at=at, run=result.id, names=names, verdict=verdict, simulated=result.simulated,
+            level=level, only=only,
+            sentence=sentence or next(iter(result.sentences), ""), file=None if file is None else os.fspath(file),
+        )  # fmt: skip
+
+
+def _outcomes(
+    result: BurninResult | Pair, at: Origin, process: int, *, ended: bool
+) -> Iterator[tuple[tuple[str, ...], Verdict, str]]:
+    """Yields names, verdict and finding of each device. The folder of a burn-in that was to be resumed may have come
+    from another machine, whose devices are not of this host unless the kernel lists them."""
+    if isinstance(result, BurninResult):
+        listed = {f"uuid {uuid}" for uuid in at.uuids}
+        for device, verdict, sentence in _tested(result, ended=ended):
+            names = names_of(result, device)
+            if (device.machine or result.host.machine) == at.host.machine or listed & {*names}:
+                yield names, verdict, sentence
+    else:
+        for device, verdict, sentence in _compared(result, process):
+            if ended or verdict is Verdict.CORRUPT:
+                yield names_of(result, device), verdict, sentence
 
 
 def _tested(result: BurninResult, *, ended: bool) -> Iterator[tuple[CheckedDevice, Verdict, str]]:
@@ -617,7 +766,7 @@ def names_of(result: Header, device: CheckedDevice) -> tuple[str, ...]:
     return (
         tuple(names)
         if names and names[-1].startswith("machine ")
-        else (*names, f"machine {machine} device {device.index}")
+        else (*names, f"machine {machine} {device.kind} device {device.index}")  # such as `cpu`
     )
 
 
@@ -632,10 +781,13 @@ def _same(names: Sequence[str], others: Sequence[str], *, place: bool = True) ->
     return known == "same" or (known == "unknown" and place and names[-1] == others[-1])
 
 
-def _replaces(names: Sequence[str], others: Sequence[str]) -> bool:
-    """Returns whether a device is in the place of another one. The index of a device depends on which are visible."""
-    by_index = " device " in names[-1]
-    return names[-1] == others[-1] and not (by_index and compare_names(names, others) == "other")
+def _replaces(names: Sequence[str], other: DeviceState, at: Origin) -> bool:
+    """Returns whether a device is in the place of another one. The index of a device depends on which are visible, and
+    a device that failed is not exchanged before the host restarts."""
+    stays = " device " in names[-1] or (
+        other.failed is not None and at.host.boot is not None and other.failed.at.host.boot == at.host.boot
+    )
+    return names[-1] == other.names[-1] and not (stays and compare_names(names, other.names) == "other")
 
 
 def _place(names: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sdc.burnin.pair import PAIR_FORMAT
+from sdc.records import identify
 from sdc.standing import Ledger
 from sdc.tools import cli
 from sdc.verdict import Exit
@@ -48,7 +49,7 @@ def test_a_silent_host_ends_a_clean_pair_as_inconclusive(tmp_path: Path, monkeyp
     folder, ledger = tmp_path / "pair", tmp_path / "ledger.sqlite"
     monkeypatch.setenv("SDC_LEDGER", str(ledger))
     with Ledger(ledger, write=True) as entries:
-        entries.add(make_report(findings=[make_finding()]), begun="x")
+        entries.add(make_report(machine=identify().machine, findings=[make_finding()]), begun="x")
     processes = several(2, *PAIR[:-1], ENDLESS, "--run", folder, "--timeout", 10)
     wait(processes[0], lambda: begun(folder))
     processes[1].send(signal.SIGSTOP)

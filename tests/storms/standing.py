@@ -1,8 +1,9 @@
 """Standing: random histories of results against a simple model of what must be answered.
 
 Two hosts, whose machines may share an identity, have devices that are swapped, moved and reported with or without
-serial numbers. Burn-ins end, are killed, resumed or are rehearsals; clocks are set, hosts restart; ledgers are copied,
-damaged and deleted; people acknowledge. After each event: no host passes that must not, and no failure is lost.
+serial numbers. Burn-ins end, are killed (also between writing their result and adding it to the ledger), run some
+families only, are resumed or are rehearsals; clocks are set, hosts restart; ledgers are copied, damaged and deleted;
+people acknowledge. After each event: no host passes that must not, and no failure is lost.
 """
 
 import dataclasses
@@ -16,10 +17,10 @@ from typing import Any
 
 import msgspec
 
-from sdc.burnin import BurninResult
+from sdc.burnin import BURN_IN, BurninResult
 from sdc.schema import Host
-from sdc.standing.assessment import AHEAD, standing_here
-from sdc.standing.ledger import Ledger, LedgerError, Origin
+from sdc.standing.assessment import standing_here
+from sdc.standing.ledger import AHEAD, Ledger, LedgerError, Origin
 from sdc.verdict import Verdict
 from tests.reports import make_finding, make_report
 
@@ -52,6 +53,7 @@ class Known:
     failed: set[Part] = dataclasses.field(default_factory=set)  # not acknowledged
     last: dict[tuple[str, Part], tuple[Verdict, float]] = dataclasses.field(default_factory=dict)  # with the true time
     differed: dict[Part, float] = dataclasses.field(default_factory=dict)  # the true time, acknowledged or not
+    uncleared: set[Part] = dataclasses.field(default_factory=set)  # have not passed all families since they differed
     tested: set[Part] = dataclasses.field(default_factory=set)  # by the last burn-in
     killed: bool = False  # a burn-in began after the last one that ended, and was killed
     sound: bool = True
@@ -122,7 +124,8 @@ class History:
         if found.verdict is Verdict.CLEAN:
             last = [known.last[host.name, part] for part in present]
             late = any(self.now - time > MAX_AGE + AHEAD for _, time in last)
-            if failed or known.killed or not last or any(verdict is not Verdict.CLEAN for verdict, _ in last):
+            doubtful = known.killed or not last or present & known.uncleared
+            if failed or doubtful or any(verdict is not Verdict.CLEAN for verdict, _ in last):
                 tally.fail("false clean", where)
             elif late and not host.shift:
                 tally.fail("false clean", f"too old: {where}")
@@ -136,7 +139,9 @@ class History:
     def _open(self, host: Machine) -> Ledger:
         return Ledger(host.path, write=True, origin=lambda: host.moment(self.now))
 
-    def _burn_in(self, host: Machine, *, simulated: bool, ends: bool, broken: list[int]) -> bool | None:
+    def _burn_in(
+        self, host: Machine, *, simulated: bool, ends: bool, broken: list[int], only: tuple[str, ...] = ()
+    ) -> bool | None:
         run = f"run-{next(self.runs)}"
         self.log.append(f"{host.name}: {'rehearsal' if simulated else 'burn-in'} {broken} {'ends' if ends else 'dies'}")
         names = [part.names(self.draw) for part in host.slots]
@@ -146,11 +151,18 @@ class History:
             findings=[make_finding(devices=(index,), host=host.name) for index in broken],
             device={name: lambda index, name=name: names[index][name] for name in ("serial", "uuid")},
         )  # fmt: skip
+        report.settings = dataclasses.replace(report.settings, only=only or None)
+        file = host.path.with_name(f"{run}.json")
+        if listed := ends or self.draw.random() < 0.5:
+            self.log[-1] += f" {' '.join(only)}"
+        else:
+            self.log[-1] += " before it could add its result to the ledger"
+            BURN_IN.write(file, report)
         try:
             with self._open(host) as ledger:
-                ledger.begin(run, simulated=simulated, level="quick")
-                if ends or broken:
-                    ledger.add(report, "result.json", begun=run, ended=ends)
+                ledger.begin(run, simulated=simulated, level="quick", file=file)
+                if listed and (ends or broken):
+                    ledger.add(report, file, begun=run, ended=ends)
         except LedgerError:
             return None  # damaged: nothing was written
         if simulated:
@@ -161,16 +173,20 @@ class History:
         known.killed = not ends
         if ends or broken:
             known.tested = {*host.slots}
+            known.uncleared -= {*host.slots} if ends and not broken and not only else set()
+            known.uncleared |= {host.slots[index] for index in broken}
             for index, part in enumerate(host.slots):
                 verdict = Verdict.CLEAN if not broken else Verdict.CORRUPT if index in broken else Verdict.INCONCLUSIVE
                 known.last[host.name, part] = verdict, self.now
                 known.failed |= {part} if index in broken else set()
                 known.differed |= {part: self.now} if index in broken else {}
-        return ends and not broken and known.sound and known.own and not known.failed
+        clear = not known.failed and not known.uncleared & {*host.slots}
+        return ends and not broken and known.sound and known.own and clear
 
     def burn_in(self, host: Machine) -> bool | None:
         broken = [index for index in range(2) if self.draw.random() < 0.15]
-        return self._burn_in(host, simulated=False, ends=True, broken=broken)
+        only = ("matrix",) if self.draw.random() < 0.2 else ()
+        return self._burn_in(host, simulated=False, ends=True, broken=broken, only=only)
 
     def rehearse(self, host: Machine) -> None:
         self._burn_in(host, simulated=True, ends=self.draw.random() < 0.5, broken=self.draw.choice([[], [0], [1]]))
@@ -202,11 +218,13 @@ class History:
         for part in host.slots:
             verdict = Verdict.CLEAN if known.differed.get(part, 0.0) < began else Verdict.INCONCLUSIVE
             known.last[host.name, part] = verdict, self.now
+            known.uncleared -= {part} if verdict is Verdict.CLEAN and not report.settings.only else set()
 
     def acknowledge(self, host: Machine) -> None:
         self.log.append(f"{host.name}: acknowledge")
         try:
             with self._open(host) as ledger:
+                ledger.begin("look", simulated=True, level="quick")  # enters what killed burn-ins have left
                 for name, state in ledger.devices().items():
                     if state.failed is not None:
                         ledger.acknowledge([name], "looked at it", "me")
@@ -247,7 +265,12 @@ class History:
             shutil.copyfile(other.path, host.path)
             theirs = other.known
             host.known = dataclasses.replace(
-                theirs, failed={*theirs.failed}, last={**theirs.last}, differed={**theirs.differed}, own=False
+                theirs,
+                failed={*theirs.failed},
+                last={**theirs.last},
+                differed={**theirs.differed},
+                own=False,
+                uncleared={*theirs.uncleared},
             )
 
     def damage(self, host: Machine) -> None:

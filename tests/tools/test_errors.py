@@ -320,6 +320,22 @@ def test_a_reader_that_has_had_enough_does_not_change_the_exit_code(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize(("mismatched", "code"), [(3, Exit.CORRUPT), (0, Exit.INCONCLUSIVE)])
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_result_that_cannot_be_printed_is_no_pass(
+    flags: tuple[str, ...], mismatched: int, code: Exit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Standard output is a file on a full disk; what was found counts all the same."""
+    rows, _ = steps(3)
+    rows[1]["state"]["mismatched"] = mismatched
+    write_run(tmp_path / "run", manifest(), rows)
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert cli.run(["report", str(tmp_path / "run"), *flags]) == code
+    assert capfd.readouterr().err == "sdc: cannot write to standard output (No space left on device)\n"
+
+
 def test_only_what_can_resume_offers_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     taken = files(tmp_path)["taken"]
     for command, offered in (("study paft", True), ("abft study", False)):

@@ -90,7 +90,9 @@ def run(options: BurninCommand) -> int:
         folder, resume = _folder(options)
         account = LedgerAccount(options.ledger or ledger_path())
         # Before anything that could end the process
-        unlisted = account.begin(settings.level, settings.only or (), simulated=simulated)
+        unlisted = account.begin(
+            settings.level, settings.only or (), simulated=simulated, asked=asked, file=folder / burnin.RESULT
+        )
     from sdc.burnin import NotOnRecord, Session
     from sdc.train import register_training
 
@@ -161,21 +163,30 @@ class LedgerAccount:
         self._announcement: Announcement | None = None
         self.problem: str | None = None  # why the ledger does not contain the result
 
-    def begin(self, level: str, only: Sequence[str] = (), *, simulated: bool) -> list[RecordError]:
+    def begin(
+        self, level: str, only: Sequence[str] = (), *, simulated: bool, asked: DeviceRequest | None = None, file: Path
+    ) -> list[RecordError]:
         """Announces the test; returns the error if that fails."""
         try:
             with Ledger(self._path, write=True) as ledger:
-                ledger.begin(self._begun, simulated=simulated, level=level, only=only)
+                self._announcement = Announcement(self._path, self._begun)
+                ledger.begin(self._begun, simulated=simulated, level=level, only=only, asked=asked, file=file)
         except RecordError as error:
             return [error]
         finally:
-            self._announcement = Announcement(self._path)  # on a full disk, it may hold the space for a failure
+            # On a full disk, it may hold the space for a failure.
+            self._announcement = self._announcement or Announcement(self._path, self._begun)
         return []
 
     def refuse(self, reason: str) -> None:
         """Withdraws the announcement of a test that was refused before anything ran."""
         with contextlib.suppress(RecordError), Ledger(self._path, write=True) as ledger:
             ledger.refuse(self._begun, reason)
+            self._end()
+
+    def _end(self) -> None:
+        if self._announcement is not None:
+            self._announcement.end()
 
     def standing(self) -> Standing:
         """Returns the standing of this host."""
@@ -188,6 +199,8 @@ class LedgerAccount:
                 with Ledger(self._path, write=True) as ledger:
                     ledger.add(result, file, begun=self._begun, ended=ended, process=process)
                 self.problem = None
+                if ended:
+                    self._end()
                 return
             except RecordError as error:
                 said = "which therefore does not count"

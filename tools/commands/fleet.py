@@ -11,10 +11,10 @@ import tyro
 
 from sdc.records import RecordError, endless, reason
 from sdc.settings import SettingError, Within
-from sdc.standing import Ledger, LedgerEntry, ledger_path
+from sdc.standing import Ledger, LedgerEntry, ledger_path, standing_here
 from sdc.verdict import Exit
 
-from .. import CommandError, ResultCommand, usage_errors
+from .. import CommandError, ResultCommand, usage_errors, write
 from .verdict import printable
 
 LARGEST = 10_000_000  # bytes of a file of host names
@@ -96,17 +96,17 @@ class SimulateCommand(ResultCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AcknowledgeCommand:
-    """Records that a person has dealt with the failures of devices of this host.
+    """Records that a person has dealt with failures of devices of this host, or with tests that left no result.
 
     Example: sdc fleet acknowledge "serial 1653923000123" --reason "reseated, 8 h soak" --by "N. Weber"
     Example: sdc fleet acknowledge "uuid GPU-5b1c..." --gone --reason "returned to the vendor" --by "N. Weber"
 
-    The host passes if the devices have passed a test since their failures. Exit codes: 0 recorded, 2 bad usage, or a
-    device is unknown, in which case nothing is recorded.
+    The host passes if the devices have passed a test of all families since their failures; the command prints its
+    standing. Exit codes: 0 recorded, 2 bad usage, or a device is unknown, in which case nothing is recorded.
     """
 
     devices: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """Names of the devices, as sdc verdict prints them, also separated by commas."""
+    """Names of the devices or tests, as sdc verdict prints them, also separated by commas."""
     reason: str
     """What was done."""
     by: str
@@ -201,7 +201,7 @@ def _summarize(options: SummarizeCommand) -> int:
 def _schedule(options: ScheduleCommand) -> int:
     from sdc.analysis.fleet import jobset_lines, make_schedule, srun_lines
 
-    from .. import show, write
+    from .. import show
 
     with usage_errors():
         hosts = [*_named(options.hosts)]
@@ -247,6 +247,8 @@ def _acknowledge(options: AcknowledgeCommand) -> int:
             ledger.acknowledge(devices, options.reason, options.by, gone=options.gone)
     except RecordError as error:
         raise CommandError(str(error)) from error
+    standing = standing_here(ledger.path)
+    write(printable(f"recorded; this host is now {standing.verdict.acceptance}: {standing.reason}"))
     return Exit.CLEAN
 
 

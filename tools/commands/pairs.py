@@ -138,9 +138,10 @@ def compare(command: ComparisonCommand, kind: Literal["pair", "pool"], twins: in
                 command=["sdc", *sys.argv[1:]], on_record=_on_record() if processes > 1 else (),
             )  # fmt: skip
             account = LedgerAccount(ledger_path()) if processes > 1 else None  # a single process compares no hosts
-            for error in account.begin(kind, simulated=bool(faults)) if account else ():
+            file = joint.folder / (PAIR if kind == "pair" else POOL)
+            for error in account.begin(kind, simulated=bool(faults), file=file) if account else ():
                 print(f"sdc: the ledger of this host will not contain this {kind}: {error}", file=sys.stderr)
-            result = SharedResult(opening, joint.folder / (PAIR if kind == "pair" else POOL), account)
+            result = SharedResult(opening, file, account)
             onward.last_words = result.last_words
             escalate(
                 dataclasses.replace(job, folder=joint.folder), differs=stage_differs, loaded=loaded,

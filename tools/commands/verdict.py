@@ -14,7 +14,7 @@ from sdc.settings import SettingError
 from sdc.standing import ledger_path, standing_here, standing_of
 from sdc.verdict import Exit
 
-from .. import CommandError, ResultCommand, flag
+from .. import CommandError, ResultCommand, flag, write
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 # State and exit code of Nagios for each exit code of this tool; 1 would be a warning.
@@ -63,10 +63,7 @@ def run(options: VerdictCommand) -> int:
         text = f"SDC {word} - {_line(standing).replace('|', '/')}"
     else:
         text = _line(standing)
-    try:
-        print(text, flush=True)
-    except OSError as error:
-        raise CommandError(f"cannot write to standard output ({error.strerror})", Exit.INCONCLUSIVE) from error
+    write(text)
     return code if options.format == "nagios" else standing.verdict.code
 
 

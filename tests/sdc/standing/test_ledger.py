@@ -11,15 +11,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from sdc.burnin import BurninResult, Standing
+from sdc.burnin import BurninResult, BurninSettings, DeviceRequest, Standing
 from sdc.schema import Host
 from sdc.standing.assessment import standing_here
 from sdc.standing.ledger import Announcement, Ledger, LedgerError, Origin, read_uuids
 from sdc.tools.commands.burnin import LedgerAccount
 from sdc.verdict import Verdict
-from tests.reports import make_finding, make_pair, make_report
+from tests.reports import make_finding, make_pair, make_report, put_report
 from tests.storms import standing
 
+CPU = {"platform": "cpu", "processor": "any", "cpu_threads": "1"}
 FIRST, SECOND = "serial SN-host-0-0", "serial SN-host-0-1"
 
 
@@ -42,12 +43,12 @@ class Desk:
     def open(self) -> Ledger:
         return Ledger(self.path, write=True, origin=lambda: self.moment)
 
-    def burn_in(self, *broken: int, over: bool = True, **fields: Any) -> None:
+    def burn_in(self, *broken: int, over: bool = True, file: Path | None = None, **fields: Any) -> None:
         findings = [make_finding(devices=(index,)) for index in broken]
         times = {"created": self.moment.written, "ended": self.moment.written}
         report: BurninResult = make_report(machine=self.moment.host.machine, findings=findings, **times | fields)
         with self.open() as ledger:
-            ledger.begin("begun", simulated=report.simulated, level="quick")
+            ledger.begin("begun", simulated=report.simulated, level="quick", file=file)
             ledger.add(report, "result.json", begun="begun", ended=over)
 
     def standing(self, max_age: float | None = None) -> Standing:
@@ -80,7 +81,7 @@ def test_a_failure_stays_until_it_is_acknowledged(desk: Desk) -> None:
         ledger.acknowledge([FIRST], "reseated", "me")
     assert "acknowledged, but it has not passed since" in desk.standing().reason
     with (
-        pytest.raises(LedgerError, match="contains no device 'serial X'; its devices are: serial SN"),
+        pytest.raises(LedgerError, match="contains no device or test 'serial X'; it contains: serial SN"),
         desk.open() as ledger,
     ):
         ledger.acknowledge(["serial X"], "reseated", "me")
@@ -93,8 +94,11 @@ def test_a_device_that_left_is_forgotten_only_while_it_is_away(desk: Desk) -> No
     desk.burn_in(0)
     replaced = {"serial": lambda index: f"SN-new-{index}", "uuid": lambda index: f"GPU-new-{index}"}
     desk.burn_in(device=replaced)
-    assert desk.code() == 0
+    assert desk.code() == 1  # nobody exchanges a device of a running host: its driver may report other numbers
     desk.moment.host.boot = "b1"
+    desk.burn_in(device=replaced)
+    assert desk.code() == 0
+    desk.moment.host.boot = "b2"
     assert "may have returned since" in desk.standing().reason
     desk.burn_in(device=replaced)
     assert desk.code() == 0
@@ -115,7 +119,7 @@ def test_a_burn_in_that_leaves_no_result_is_no_pass(desk: Desk) -> None:
     assert desk.code() == 0
     with desk.open() as ledger:
         ledger.begin("killed", simulated=False, level="quick")
-    held = "from sdc.standing import Announcement; held = Announcement(Path(sys.argv[1])); print(); input()"
+    held = "from sdc.standing import Announcement; held = Announcement(Path(sys.argv[1]), 'killed'); print(); input()"
     words = [sys.executable, "-c", f"import sys; from pathlib import Path; {held}", str(desk.path)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -203,12 +207,176 @@ def test_a_pass_of_fewer_devices_replaces_no_killed_burn_in(desk: Desk) -> None:
     assert desk.code() == 0
 
 
+def test_a_failure_in_the_folder_of_a_killed_burn_in_counts(desk: Desk, tmp_path: Path) -> None:
+    """The process was killed after it had written its result, and before it could add it to the ledger."""
+    desk.burn_in()
+    report = make_report(machine="m0", findings=[make_finding(devices=(0,))])
+    path = put_report(tmp_path, report, "killed")
+    with desk.open() as ledger:
+        ledger.begin("killed", simulated=False, level="quick", file=path)
+    found = desk.standing()
+    assert (found.verdict, found.file) == (Verdict.CORRUPT, str(path))
+    desk.burn_in()
+    assert desk.standing().reason.startswith(f"{FIRST}: ")
+    path.unlink()
+    desk.burn_in()
+    assert desk.code() == 1
+    with desk.open() as ledger:
+        ledger.acknowledge([FIRST], "reseated", "me")
+    desk.burn_in()
+    assert desk.code() == 0
+    path = put_report(tmp_path, report, "again")
+    with desk.open() as ledger:
+        ledger.begin("again", simulated=False, level="quick", file=path)
+    with desk.open() as ledger:
+        ledger.acknowledge([FIRST], "reseated", "me")  # also if the ledger has no entry of it yet
+    desk.burn_in()
+    assert desk.code() == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "platform", "devices", "covers"),
+    [
+        (DeviceRequest("gpu", None), "gpu", 2, True),
+        (DeviceRequest("gpu", None), "cpu", 2, False),
+        (DeviceRequest("gpu", 4), "gpu", 2, False),
+        (DeviceRequest("gpu", 4), "gpu", 4, True),
+        (DeviceRequest(None, None), "gpu", 2, True),
+        (DeviceRequest(None, None), "cpu", 2, False),  # the ledger contains accelerators
+    ],
+)
+def test_a_burn_in_that_started_no_device_is_replaced_by_what_it_requested(
+    desk: Desk, asked: DeviceRequest, platform: str, devices: int, covers: bool
+) -> None:
+    desk.burn_in()
+    with desk.open() as ledger:
+        ledger.begin("killed", simulated=False, level="quick", asked=asked)
+    desk.burn_in(devices=devices, environment=CPU if platform == "cpu" else {})
+    assert (desk.code() == 0) == covers
+    with desk.open() as ledger, contextlib.suppress(LedgerError):
+        ledger.acknowledge(["test killed"], "the driver was updated", "me")
+    assert desk.code() == 0
+
+
+def test_a_host_without_accelerators_may_test_its_processor(desk: Desk) -> None:
+    """A first burn-in that requested nothing has found no accelerator."""
+    bare = {name: lambda index: None for name in ("serial", "uuid", "bus")}
+    with desk.open() as ledger:
+        ledger.begin("first", simulated=False, level="quick", asked=DeviceRequest(None, None))
+    desk.burn_in(kind="cpu", device=bare, environment=CPU)
+    assert desk.code() == 0
+    desk.burn_in(0, kind="Test Accelerator", device=bare)
+    desk.burn_in(kind="cpu", device=bare, environment=CPU)
+    assert desk.code() == 1  # an accelerator without any number is not device 0 of the processor
+
+
+def test_a_pass_of_some_families_clears_no_difference(desk: Desk) -> None:
+    desk.burn_in(0)
+    with desk.open() as ledger:
+        ledger.acknowledge([FIRST], "reseated", "me")
+    some = BurninSettings(only=("matrix",))
+    desk.burn_in(settings=some)
+    assert "has not passed since in all families, only in matrix" in desk.standing().reason
+    desk.burn_in()
+    assert desk.code() == 0
+    desk.burn_in(devices=1, verdict=Verdict.CLEAN, settings=some)
+    said = desk.standing().reason  # each device with what it passed
+    assert f"{SECOND} of host-0 passed at level quick 0 s ago" in said
+    assert f"{FIRST} of host-0 passed at level quick, only matrix 0 s ago" in said
+
+
+def test_each_failure_has_its_sentence(desk: Desk) -> None:
+    desk.burn_in(0)
+    desk.burn_in(1)
+    first, second = desk.standing().reason.split("; serial ")
+    assert first.startswith(f"{SECOND}: host host-0, device 1 ")
+    assert second.startswith(f"{FIRST.removeprefix('serial ')}: host host-0, device 0 ")
+
+
+def test_devices_of_another_host_are_not_entered(desk: Desk) -> None:
+    """The folder to be resumed was copied from there, and no device started here."""
+    desk.burn_in()
+    report = make_report(machine="m1", host="another", findings=[make_finding()])
+    with desk.open() as ledger:
+        ledger.begin("begun", simulated=False, level="quick")
+        ledger.add(report, "result.json", begun="begun")
+        assert [*ledger.devices()] == [FIRST, SECOND]
+    assert "tested nothing" in desk.standing().reason
+
+
+def test_a_pass_whose_beginning_is_not_in_the_ledger_does_not_count(desk: Desk) -> None:
+    """The ledger was deleted while the burn-in ran."""
+    with desk.open() as ledger:
+        ledger.add(make_report(machine="m0"), "result.json", begun="begun")
+    assert "does not contain the beginning" in desk.standing().reason
+    desk.burn_in()
+    assert desk.code() == 0
+
+
+def test_a_burn_in_elsewhere_stays_under_way(desk: Desk) -> None:
+    """In another container, with the same devices."""
+    desk.burn_in()
+    with desk.open() as ledger:
+        ledger.begin("one", simulated=False, level="quick")
+    held = Announcement(desk.path, "one")
+    desk.burn_in()
+    assert "is under way" in desk.standing().reason
+    Announcement(desk.path, "rehearsal").end()
+    assert "is under way" in desk.standing().reason
+    held.end()
+    rehearsal = Announcement(desk.path, "rehearsal")
+    assert "left no result" in desk.standing().reason
+    rehearsal.end()
+    assert not [*desk.path.parent.glob("*.running")]
+
+
+def test_the_marks_of_killed_tests_are_deleted(desk: Desk) -> None:
+    desk.burn_in()
+    mark = desk.path.with_name("ledger.sqlite.killed.running")
+    mark.touch()
+    Announcement(desk.path, "one").end()
+    assert not mark.exists()
+
+
+def test_root_has_a_ledger_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's burn-in does not pass a device that failed in a burn-in of a service."""
+    root, mine = Desk(tmp_path / "system" / "ledger-m0.sqlite"), Desk(tmp_path / "home" / "ledger-m0.sqlite")
+    monkeypatch.setattr("sdc.standing.ledger.SYSTEM", root.path.parent)
+    root.burn_in(0)
+    mine.burn_in()
+    assert (mine.code(), mine.standing().reason.startswith(f"{FIRST}: ")) == (1, True)
+
+
+def test_a_difference_that_was_acknowledged_elsewhere_makes_older_passes_void(tmp_path: Path) -> None:
+    first, second = (Desk(tmp_path / f"ledger-{name}.sqlite") for name in ("m0", "m1"))
+    second.moment.host.machine = "m1"
+    first.burn_in()
+    first.moment.written = second.moment.written = "2026-01-06T00:00:00+00:00"
+    second.burn_in(0, id="one")
+    with second.open() as ledger:
+        ledger.acknowledge([FIRST], "reseated", "me")
+    assert "has not passed since" in first.standing().reason
+    first.moment.written = second.moment.written = "2026-01-07T00:00:00+00:00"
+    second.burn_in(0, id="one")  # the same burn-in was resumed, and found another difference
+    with first.open() as ledger:
+        ledger.acknowledge([FIRST], "reseated", "me")
+    second.burn_in(0, id="one")
+    assert first.code() == 1
+    for each in (first, second):
+        with each.open() as ledger:
+            ledger.acknowledge([FIRST], "reseated", "me")
+    second.burn_in()
+    first.moment.written = second.moment.written = "2026-01-08T00:00:00+00:00"
+    first.burn_in()
+    assert first.code() == 0
+
+
 def test_a_failure_may_use_the_reserve_of_an_earlier_burn_in(tmp_path: Path) -> None:
     """The ledger could not be used when the burn-in began, as on a full disk."""
     (path := tmp_path / "ledger.sqlite").mkdir()
     account = LedgerAccount(path)
-    assert account.begin("quick", simulated=False)
-    mark = path.with_name("ledger.sqlite.running")
+    assert account.begin("quick", simulated=False, file=tmp_path / "result.json")
+    (mark,) = tmp_path.glob("ledger.sqlite.*.running")
     assert mark.stat().st_blocks > 0
     account.add(make_report(findings=[make_finding(devices=(0,))]), None)
     assert mark.stat().st_blocks == 0
@@ -319,6 +487,7 @@ def test_a_device_without_a_number_is_known_by_its_machine(tmp_path: Path) -> No
 def test_a_row_that_is_missing_is_damage(desk: Desk) -> None:
     """The device has left, so no other row names it."""
     desk.burn_in(0)
+    desk.moment.host.boot = "b1"
     desk.burn_in(device={"serial": lambda index: f"SN-new-{index}", "uuid": lambda index: f"GPU-new-{index}"})
     assert desk.code() == 0
     for key in (FIRST, "host"):
@@ -340,8 +509,8 @@ def test_the_index_of_a_device_is_no_place(desk: Desk) -> None:
 
 def test_space_is_reserved_for_a_failure(desk: Desk) -> None:
     desk.burn_in()
-    held = Announcement(desk.path)
-    mark = desk.path.with_name("ledger.sqlite.running")
+    held = Announcement(desk.path, "one")
+    mark = desk.path.with_name("ledger.sqlite.one.running")
     assert mark.stat().st_blocks * 512 >= 100_000
     assert mark.stat().st_mode & 0o077 == 0  # others cannot hold the lock
     held.free()
@@ -371,6 +540,19 @@ def test_a_pass_is_of_this_machine_and_not_too_old(
     found = desk.standing(max_age)
     assert (found.verdict is Verdict.CLEAN) == (said is None)
     assert said is None or said in found.reason
+
+
+def test_a_pass_before_the_clock_was_set_back_has_no_age(desk: Desk) -> None:
+    """Later, and after a restart, its time looks like one of the past."""
+    desk.moment.written = "2026-03-01T00:00:00+00:00"
+    desk.burn_in()
+    desk.moment.written = "2026-01-05T00:00:00+00:00"
+    with desk.open() as ledger:
+        ledger.begin("rehearsal", simulated=True, level="quick")
+    desk.moment.written, desk.moment.host.boot = "2026-03-02T00:00:00+00:00", "b1"
+    assert "the clock has been set back" in desk.standing().reason
+    desk.burn_in()
+    assert desk.code() == 0
 
 
 def test_a_ledger_that_is_lost_damaged_or_none_is_no_pass(desk: Desk, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ sdc_settings() {
   local file=${SDC_SETTINGS:-/etc/default/sdc}
   PATH=${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}
   export PATH
+  unset SDC_LEDGER                       # only the file may choose another ledger
   if [[ -r $file ]]; then
     # shellcheck disable=SC1090 # the host's own file
     source "$file"
