@@ -70,7 +70,7 @@ test-browser: $(VENV)/.installed
 # The scripts of tools/deploy on a Slurm cluster of three nodes on this host, Prometheus, kubectl and published schemas.
 # The target needs root and Debian, and installs missing Debian packages; all services run in temporary folders and end
 # with the tests.
-FLEET = slurm-wlm munge prometheus prometheus-node-exporter kubernetes-client shellcheck
+FLEET = slurm-wlm munge prometheus prometheus-node-exporter shellcheck $(if $(shell command -v kubectl),,kubernetes-client)
 test-fleet: $(VENV)/.installed
 	@test "$$(id -u)" = 0 || { echo "test-fleet: this target needs root; run it as root on a machine that may be changed" >&2; exit 2; }
 	@command -v slurmctld munged prometheus promtool prometheus-node-exporter kubectl shellcheck > /dev/null \

@@ -149,9 +149,9 @@ COMMAND = "from sdc.tools.cli import main; main()"
 SMALL: dict[str, tuple[str, ...]] = {
     "paft": ("--steps", "60", "--seeds", "3"),
     "dropcompute": ("--steps", "60", "--seeds", "3"),
-    "lossy": ("--steps", "120", "--seeds", "3"),
+    "lossy": ("--steps", "80", "--seeds", "3"),
     "shadow": ("--steps", "30", "--seeds", "3", "--workload", "convnet"),
-    "scar": ("--trials", "20"),
+    "scar": ("--trials", "10"),
     "nodes": ("--runs", "200", "--steps", "40"),
 }
 
