@@ -11,9 +11,18 @@ from sdc import records
 from sdc.analysis.report import Table
 from sdc.nodes.simulated_nodes import FittedValue
 from sdc.tools.cli import run
+from sdc.tools.commands.studies import SMALL
 from sdc.tools.output import show
+from sdc.tools.parse import parse
 from sdc.train.studies.measurements import Compared, NodesMeasured, Response
 from sdc.train.studies.settings import NodesStudy
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_flags_of_the_small_scale_are_valid(name: str) -> None:
+    """A study that refuses them would be missing after an hour."""
+    command = parse(["study", name, *SMALL[name]]).command
+    command.study.check()
 
 
 @pytest.mark.parametrize(

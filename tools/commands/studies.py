@@ -151,7 +151,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "dropcompute": ("--steps", "60", "--seeds", "3"),
     "lossy": ("--steps", "80", "--seeds", "3"),
     "shadow": ("--steps", "30", "--seeds", "3", "--workload", "convnet"),
-    "scar": ("--trials", "10"),
+    "scar": ("--trials", "20", "--workload", "regression", "factorization", "cnn-layers", "cnn-shards", "transformer"),
     "nodes": ("--runs", "200", "--steps", "40"),
 }
 
@@ -168,8 +168,8 @@ class AllStudiesCommand(ResumableStudy):
     """
 
     scale: Literal["full", "small"] = "full"
-    """Each study with its defaults (full), or with fewer steps, seeds and trials, and shadow on images only (small:
-    about an hour on two cores)."""
+    """Each study with its defaults (full), or with fewer steps, seeds and trials, shadow on images only, and SCAR
+    without topics (small: about an hour on two cores)."""
 
 
 StudyChoice: TypeAlias = (
