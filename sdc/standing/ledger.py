@@ -309,7 +309,7 @@ class Ledger:
         """
         if not ended and result.simulated:
             return
-        at, tested, others = self._origin(), set[str](), self.others(skip=True)
+        at, tested, others = self._origin(), list[LedgerEntry](), self.others(skip=True)
         devices = _names_here(result, at, process)
         dark = ended and not devices and isinstance(result, BurninResult)
         if not ended and result.verdict is not Verdict.CORRUPT and self._knows(begun, devices):
@@ -331,18 +331,17 @@ class Ledger:
                     entry.verdict, entry.sentence = Verdict.INCONCLUSIVE, UNANNOUNCED
                 if stale and entry.verdict is Verdict.CLEAN:
                     continue
-                tested.add(self._add(host, entry, others, since=since, once=not ended))
+                self._add(host, entry, others, since=since, once=not ended)
+                tested.append(entry)
             if begun in host.begun and dark:
                 host.begun[begun].sentence = next(iter(result.sentences), NO_DEVICE)
             elif ended and not result.simulated:
                 runs = list(host.begun)
-                # Results of the same devices replace those that earlier tests did not leave.
                 platform = result.environment.platform if result.environment is not None else None
                 for run in runs[: runs.index(begun)] if begun in runs else ():
-                    whole = tested >= {*host.devices} and self._satisfies(host.begun[run], platform, len(devices))
-                    known = host.begun[run].devices
-                    covered = all(any(_same(each, one) for one in devices) for each in known) if known else whole
-                    if covered and under_way(self.path, run) is not True:
+                    if under_way(self.path, run) is not True and self._replaces(
+                        host, host.begun[run], tested, platform
+                    ):
                         host.begun.pop(run)
                 host.begun.pop(begun, None)
             if host.folded != (today := at.written[:10]):
@@ -363,6 +362,8 @@ class Ledger:
             for device in dict.fromkeys(devices):
                 state = states.get(device)
                 if state is None and (lost := [run for run in host.begun if test_name(run) == device]):
+                    if under_way(self.path, lost[0]) is True:
+                        raise LedgerError(f"{device} is under way; wait until it has ended")
                     entry = LedgerEntry(kind="acknowledged", at=at, run=lost[0], sentence=reason, by=by_user)
                     self._append(host, entry)
                     host.begun.pop(lost[0])
@@ -449,14 +450,24 @@ class Ledger:
                     self._add(host, entry, (), since=(None, None), once=True)
                 test.file = None
 
-    def _satisfies(self, test: LedgerEntry, platform: str | None, count: int) -> bool:
-        """Returns whether devices of this platform and number are those that a test requested which did not start them.
-        A host that has never tested an accelerator may have none."""
+    def _replaces(
+        self, host: HostState, test: LedgerEntry, results: Sequence[LedgerEntry], platform: str | None
+    ) -> bool:
+        """Returns whether results are of the same devices and families as those that a test did not leave. If the test
+        started no device: of all known devices, and of those that it requested; a host that has never tested an
+        accelerator may have none."""
+        only = {*results[0].only} if results else set[str]()
+        if not results or (only and not only >= {*test.only} > set[str]()):
+            return False
+        if test.devices:
+            return all(any(_same(names, result.names) for result in results) for names in test.devices)
+        if not {result.device for result in results} >= {*host.devices}:
+            return False
         if test.asked is None:
             return True
         if test.asked.platform is None:
             return platform != "cpu" or all(" cpu device " in state.names[-1] for state in self.devices().values())
-        return platform == test.asked.platform and count >= (test.asked.number or 0)
+        return platform == test.asked.platform and len(results) >= (test.asked.number or 0)
 
     def _add(
         self, host: HostState, entry: LedgerEntry, others: Iterable[DeviceState], *,
@@ -487,7 +498,7 @@ class Ledger:
             return name
         # Whatever had this place has left it; its state remains, in case it returns.
         host.devices = [
-            other for other in present if other != name and not _replaces(entry.names, states[other], entry.at)
+            other for other in present if other != name and not _exchanged(entry.names, states[other], entry.at)
         ]
         host.devices.append(name)
         host.rows = len({*states, name})
@@ -781,7 +792,7 @@ def _same(names: Sequence[str], others: Sequence[str], *, place: bool = True) ->
     return known == "same" or (known == "unknown" and place and names[-1] == others[-1])
 
 
-def _replaces(names: Sequence[str], other: DeviceState, at: Origin) -> bool:
+def _exchanged(names: Sequence[str], other: DeviceState, at: Origin) -> bool:
     """Returns whether a device is in the place of another one. The index of a device depends on which are visible, and
     a device that failed is not exchanged before the host restarts."""
     stays = " device " in names[-1] or (

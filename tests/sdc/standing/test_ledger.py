@@ -258,6 +258,31 @@ def test_a_burn_in_that_started_no_device_is_replaced_by_what_it_requested(
     assert desk.code() == 0
 
 
+def test_a_killed_burn_in_is_replaced_by_one_that_ran_the_same(desk: Desk) -> None:
+    """By none of some families, and by none that was resumed and ran nothing."""
+    desk.burn_in()
+    old = {"created": desk.moment.written, "ended": desk.moment.written}
+    desk.moment.written = "2026-01-05T02:00:00+00:00"
+
+    def kill(*only: str) -> None:
+        with desk.open() as ledger:
+            ledger.begin("killed", simulated=False, level="quick", only=only)
+            ledger.add(make_report(machine="m0"), begun="killed", ended=False)
+
+    kill()
+    desk.burn_in(**old)
+    assert desk.code() == 3
+    desk.burn_in(settings=BurninSettings(only=("matrix",)))
+    assert desk.code() == 3
+    desk.burn_in()
+    assert desk.code() == 0
+    kill("matrix", "memory")
+    desk.burn_in(settings=BurninSettings(only=("matrix",)))
+    assert desk.code() == 3
+    desk.burn_in(settings=BurninSettings(only=("memory", "matrix")))
+    assert desk.code() == 0
+
+
 def test_a_host_without_accelerators_may_test_its_processor(desk: Desk) -> None:
     """A first burn-in that requested nothing has found no accelerator."""
     bare = {name: lambda index: None for name in ("serial", "uuid", "bus")}
@@ -321,6 +346,8 @@ def test_a_burn_in_elsewhere_stays_under_way(desk: Desk) -> None:
     held = Announcement(desk.path, "one")
     desk.burn_in()
     assert "is under way" in desk.standing().reason
+    with pytest.raises(LedgerError, match="test one is under way"), desk.open() as ledger:
+        ledger.acknowledge(["test one"], "of no importance", "me")
     Announcement(desk.path, "rehearsal").end()
     assert "is under way" in desk.standing().reason
     held.end()
