@@ -45,12 +45,13 @@ def _is(value: str | None) -> bool:
 
 
 def compare_names(names: Iterable[str], others: Iterable[str]) -> Recognized:
-    """Returns whether two devices are the same, by serial number or, if one of them has none, by UUID."""
+    """Returns whether two devices are the same, by serial number and UUID, as far as both have them: the dies of a
+    board may share its serial number."""
     here, there = ({name.partition(" ")[0]: name for name in each} for each in (names, others))
-    for kind in ("serial", "uuid"):
-        if kind in here and kind in there:
-            return "same" if here[kind] == there[kind] else "other"
-    return "unknown"
+    equal = {here[kind] == there[kind] for kind in ("serial", "uuid") if kind in here and kind in there}
+    if not equal:
+        return "unknown"
+    return "same" if equal == {True} else "other"
 
 
 def recognize(now: tuple[BurninResult, CheckedDevice], then: tuple[BurninResult, CheckedDevice]) -> Recognized:

@@ -268,6 +268,11 @@ class BurninSettings:
         ),
     ] = ()
 
+    @property
+    def selected(self) -> tuple[str, ...]:
+        """The families and types of numbers to which these settings restrict a burn-in; empty if none are left out."""
+        return (*(self.only or ()), *(self.dtypes if {*self.dtypes} != {*DTYPES} else ()))
+
     def resolved(self) -> "BurninSettings":
         """Returns valid settings, with the level's duration if none is given; raises SettingError otherwise."""
         check_fields(self)

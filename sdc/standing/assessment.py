@@ -25,11 +25,12 @@ from .ledger import (
     Ledger,
     LedgerEntry,
     Origin,
-    failure_of,
+    failures_of,
     read_result,
     test_name,
     time_of,
     under_way,
+    unread,
 )  # fmt: skip
 
 MOST_NAMES = 16  # devices that a sentence names
@@ -160,9 +161,9 @@ def standing_here(
     here_now = {name: state for name, state in states.items() if name in devices or listed & {*state.names}}
     failures = [(name, state.failed) for name, state in here_now.items() if state.failed is not None]
     failures += [
-        (test_name(run), msgspec.structs.replace(test, sentence=left.sentences[0]))
-        for run, test in host.begun.items()
-        if (left := failure_of(test)) is not None
+        (entry.names[0], msgspec.structs.replace(entry, number=test.number, at=test.at))
+        for test in host.begun.values()
+        for entry in failures_of(test, here)
     ]
     if failures:
         failures.sort(key=lambda failure: failure[1].number, reverse=True)
@@ -181,7 +182,7 @@ def standing_here(
     for name, state in devices.items():
         if (problem := _problem(state, here, max_age, host.turned)) is not None:
             said = f"{name}: {problem}; run sdc burnin again"
-            if state.result.run != last:
+            if state.result.number == 0 or state.result.run != last:
                 said += f" or, if the device has left this host for good, sdc fleet acknowledge '{name}' --gone"
             return _stated(Verdict.INCONCLUSIVE, said, state.result)
     known = {name for state in devices.values() for name in state.names}
@@ -190,7 +191,8 @@ def standing_here(
     if any(state.result.at.host.boot != here.host.boot for state in devices.values()):
         for name, state in states.items():
             if name not in devices and not state.gone and (state.failed or state.result.verdict is not Verdict.CLEAN):
-                said = f"{name} had not passed and left this host, but may have returned since; run sdc burnin again"
+                said = f"{name} had not passed and left this host, but may have returned since; burn in again or, "
+                said += f"if it has left for good, sdc fleet acknowledge '{name}' --gone"
                 return _stated(Verdict.INCONCLUSIVE, said, state.result)
     if not devices:
         return _unknown(f"no device in {path} has a result; run sdc burnin")
@@ -215,6 +217,8 @@ def _unended(path: Path, host: HostState, here: Origin) -> Standing:
     if newest.devices:
         which = ", ".join(names[0] for names in newest.devices[:MOST_NAMES])
         which += f" and {len(newest.devices) - MOST_NAMES} more devices" if len(newest.devices) > MOST_NAMES else ""
+    if newest.asked is not None and newest.asked.platform is not None:
+        which += f", with --devices {':'.join(str(word) for word in newest.asked if word is not None)}"
     remedy = f"run sdc burnin on {which}, or sdc fleet acknowledge '{test_name(run)}' if it is of no importance"
     if newest.sentence != BEGUN:
         said = f"tested nothing: {newest.sentence}; {remedy}"
@@ -223,6 +227,9 @@ def _unended(path: Path, host: HostState, here: Origin) -> Standing:
         said += "" if running else " or left no result, which the user who started it can see"
     else:
         said = f"left no result; {remedy}"
+        if unread(newest):
+            said = f"was killed, and its result {newest.file} cannot be read; make it readable or, once you know that "
+            said += f"it contains no FAIL, sdc fleet acknowledge '{test_name(run)}'"
     test = newest.level if newest.level in COMPARISONS else "burn-in"
     return _stated(Verdict.INCONCLUSIVE, f"the {test} that began at {newest.at.written} {said}", newest)
 

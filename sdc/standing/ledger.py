@@ -11,6 +11,7 @@ import datetime
 import errno
 import fcntl
 import hashlib
+import itertools
 import os
 import re
 import sqlite3
@@ -283,6 +284,7 @@ class Ledger:
         """Withdraws an announced test, because it was refused before anything ran."""
         with self._transaction():
             host = self._host_state(at := self._origin())
+            self._recover(host, at)
             self._append(host, LedgerEntry(kind="refused", at=at, run=run, sentence=reason))
             host.begun.pop(run, None)
             self._set(HOST, host)
@@ -339,9 +341,8 @@ class Ledger:
                 runs = list(host.begun)
                 platform = result.environment.platform if result.environment is not None else None
                 for run in runs[: runs.index(begun)] if begun in runs else ():
-                    if under_way(self.path, run) is not True and self._replaces(
-                        host, host.begun[run], tested, platform
-                    ):
+                    done = self._replaces(host, host.begun[run], tested, platform)
+                    if done and under_way(self.path, run) is False:
                         host.begun.pop(run)
                 host.begun.pop(begun, None)
             if host.folded != (today := at.written[:10]):
@@ -362,8 +363,8 @@ class Ledger:
             for device in dict.fromkeys(devices):
                 state = states.get(device)
                 if state is None and (lost := [run for run in host.begun if test_name(run) == device]):
-                    if under_way(self.path, lost[0]) is True:
-                        raise LedgerError(f"{device} is under way; wait until it has ended")
+                    if under_way(self.path, lost[0]) is not False:
+                        raise LedgerError(f"{device} is under way, or its user must acknowledge it; wait for its end")
                     entry = LedgerEntry(kind="acknowledged", at=at, run=lost[0], sentence=reason, by=by_user)
                     self._append(host, entry)
                     host.begun.pop(lost[0])
@@ -384,7 +385,7 @@ class Ledger:
                 else:
                     taken = state.inherit(others, at.chassis)
                     if taken is not None and taken.at.written > state.result.at.written:
-                        state.result = taken
+                        state.result = msgspec.structs.replace(taken, number=0)  # its number is of another ledger
                     state.failed = None
                 self._set(device, state)
             self._set(HOST, host)
@@ -412,11 +413,22 @@ class Ledger:
         """Returns the devices that have differed by the other ledgers of this folder and of `SYSTEM`: the identity of
         this machine may have changed, a device may have come from another host that shares the folder, or root may have
         tested it. Raises RecordError if one of them cannot be read, unless `skip`."""
-        pattern, found = "ledger-*.sqlite", list[DeviceState]()
-        paths = {*SYSTEM.glob(pattern), *(self.path.parent.glob(pattern) if self.path.match(pattern) else ())}
+        pattern, found, paths = "ledger-*.sqlite", list[DeviceState](), set[Path]()
+        for folder in {SYSTEM, *([self.path.parent] if self.path.match(pattern) else [])}:
+            missing = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+            with contextlib.suppress(*[RecordError] * skip), self._errors(), missing:
+                paths |= {folder / name for name in os.listdir(folder) if Path(name).match(pattern)}
         for path in sorted(paths - {self.path.absolute(), self.path}):
             with contextlib.suppress(*[RecordError] * skip), Ledger(path) as other:
                 found += [state for state in other.devices().values() if state.differed is not None]
+                host = other.host()
+                for test in () if host is None else host.begun.values():
+                    found += [
+                        DeviceState(
+                            names=entry.names, result=entry, failed=entry, differed=entry.at.written, cleared=False
+                        )
+                        for entry in failures_of(test, test.at)
+                    ]
         return found
 
     def entries(self) -> Iterator[LedgerEntry]:
@@ -445,8 +457,8 @@ class Ledger:
         """Adds the failures that tests other than `but` have written to their folders and, because they were killed or
         the ledger was in use, not to the ledger."""
         for run, test in host.begun.items():
-            if run != but and under_way(self.path, run) is not True and (left := failure_of(test)) is not None:
-                for entry in _entries(left, at, test.at.host.process or 0, test.file, ended=False):
+            if run != but and under_way(self.path, run) is False and (left := failures_of(test, at)):
+                for entry in left:
                     self._add(host, entry, (), since=(None, None), once=True)
                 test.file = None
 
@@ -456,8 +468,10 @@ class Ledger:
         """Returns whether results are of the same devices and families as those that a test did not leave. If the test
         started no device: of all known devices, and of those that it requested; a host that has never tested an
         accelerator may have none."""
-        only = {*results[0].only} if results else set[str]()
-        if not results or (only and not only >= {*test.only} > set[str]()):
+        if not results or unread(test):
+            return False
+        only, weaker = {*results[0].only}, results[0].level in COMPARISONS and test.level not in COMPARISONS
+        if weaker or (only and not only >= {*test.only} > set[str]()):
             return False
         if test.devices:
             return all(any(_same(names, result.names) for result in results) for names in test.devices)
@@ -472,19 +486,22 @@ class Ledger:
     def _add(
         self, host: HostState, entry: LedgerEntry, others: Iterable[DeviceState], *,
         since: tuple[int | None, str | None], once: bool,
-    ) -> str:  # fmt: skip
-        """Adds a result to the state of its device, which is recognized by any of its names, and returns its name;
+    ) -> None:  # fmt: skip
+        """Adds a result to the state of its device, which is recognized by any of its names, and sets `entry.device`;
         with `once`, only if no failure of the same run counts already. `since` is the number of the entry that
         announced the test, and when a resumed burn-in began."""
         states = self.devices()
         present = [name for name in states if name in host.devices]
         gone = [name for name in states if name not in host.devices]
-        name = next((name for name in present if _same(states[name].names, entry.names)), None)
-        name = name or next((name for name in gone if _same(states[name].names, entry.names, place=False)), None)
-        entry.device = name = name or entry.names[0]
+        known = (name for name in (*present, *gone) if _same(states[name].names, entry.names, place=False))
+        placed = (name for name in present if _same(states[name].names, entry.names))
+        # The dies of a board may share its serial number.
+        new = (name for name in (*entry.names, " ".join(entry.names)) if name not in states)
+        entry.device = name = next(itertools.chain(known, placed, new))
         state = states.get(name) or DeviceState(names=entry.names, result=entry)
-        if once and state.failed is not None and state.failed.run == entry.run:
-            return name
+        counts = state.failed is not None and state.failed.run == entry.run and name in host.devices
+        if once and counts:
+            return
         state.inherit(others, entry.at.chassis)
         number, resumed = since
         earlier = number is not None and number < state.difference
@@ -495,7 +512,7 @@ class Ledger:
             entry.sentence = "the burn-in began before the device differed; begin another one"
         self._append(host, entry)
         if entry.simulated:
-            return name
+            return
         # Whatever had this place has left it; its state remains, in case it returns.
         host.devices = [
             other for other in present if other != name and not _exchanged(entry.names, states[other], entry.at)
@@ -509,7 +526,6 @@ class Ledger:
             state.cleared = True
         state.names, state.result, state.gone = _merged(state.names, entry.names), entry, False
         self._set(name, state)
-        return name
 
     def _append(self, host: HostState, entry: LedgerEntry) -> None:
         host.entries += 1
@@ -538,7 +554,7 @@ class Ledger:
         self._base.execute(
             "DELETE FROM entries WHERE kind = 'result' AND verdict = 'clean' AND written < ? AND number NOT IN "
             "(SELECT max(number) FROM entries WHERE kind = 'result' AND verdict = 'clean' "
-            "GROUP BY device, substr(written, 1, 10))",
+            "GROUP BY device, simulated, substr(written, 1, 10))",
             (limit.isoformat(timespec="seconds"),),
         )
 
@@ -628,8 +644,12 @@ class Announcement:
         self._mark = _mark(path, run)
         with contextlib.suppress(OSError):  # without the mark, the test counts as one that left no result
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            self._descriptor = os.open(self._mark, flags, 0o600)  # others could hold the lock
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            while True:
+                self._descriptor = os.open(self._mark, flags, 0o600)  # others could hold the lock
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+                if os.path.exists(self._mark):
+                    break
+                os.close(self._descriptor)  # another test deleted the mark before it was locked
             os.posix_fallocate(self._descriptor, 0, RESERVE)
 
     def free(self) -> None:
@@ -690,15 +710,30 @@ def read_result(place: Path) -> BurninResult | Pair:
     return (PAIR_FORMAT if compared else BURN_IN).read(place)
 
 
-def failure_of(test: LedgerEntry) -> BurninResult | Pair | None:
-    """Returns the result of a test that has begun, if it has written one, and found a difference."""
+def failures_of(test: LedgerEntry, at: Origin) -> list[LedgerEntry]:
+    """Returns the differences of this host's devices in the result of a test that has begun, if it has written one."""
     if test.file is None:
-        return None
+        return []
     try:
         result = read_result(Path(test.file))
-    except RecordError:
-        return None
-    return result if result.verdict is Verdict.CORRUPT and not result.simulated else None
+    except (RecordError, OSError, ValueError):
+        return []
+    if result.verdict is not Verdict.CORRUPT or result.simulated:
+        return []
+    return [*_entries(result, at, test.at.host.process or 0, test.file, ended=False)]
+
+
+def unread(test: LedgerEntry) -> bool:
+    """Returns whether a test that has begun has written a result, which cannot be read now."""
+    if test.file is None:
+        return False
+    try:
+        if not os.path.lexists(test.file):
+            return bool(test.devices)  # a burn-in announces its devices after its first result
+        read_result(Path(test.file))
+    except (RecordError, OSError, ValueError):
+        return True
+    return False
 
 
 def _seal(key: str, content: str) -> str:
@@ -714,9 +749,7 @@ def _entries(
     result: BurninResult | Pair, at: Origin, process: int, file: AnyPath | None, *, ended: bool
 ) -> Iterator[LedgerEntry]:
     """Yields an entry for each device of this host or, until the test has ended, for each that differed."""
-    level, only = result.kind if isinstance(result, Pair) else result.settings.level, tuple[str, ...]()
-    if isinstance(result, BurninResult):
-        only = tuple(result.settings.only or ())
+    level, only = (result.kind, ()) if isinstance(result, Pair) else (result.settings.level, result.settings.selected)
     for names, verdict, sentence in _outcomes(result, at, process, ended=ended):
         yield LedgerEntry(
             kind="result", at=at, run=result.id, names=names, verdict=verdict, simulated=result.simulated,
@@ -795,9 +828,9 @@ def _same(names: Sequence[str], others: Sequence[str], *, place: bool = True) ->
 def _exchanged(names: Sequence[str], other: DeviceState, at: Origin) -> bool:
     """Returns whether a device is in the place of another one. The index of a device depends on which are visible, and
     a device that failed is not exchanged before the host restarts."""
-    stays = " device " in names[-1] or (
-        other.failed is not None and at.host.boot is not None and other.failed.at.host.boot == at.host.boot
-    )
+    then = (other.failed or other.result).at.host.boot
+    differed = other.failed is not None or not other.cleared
+    stays = " device " in names[-1] or (differed and (None in (then, at.host.boot) or then == at.host.boot))
     return names[-1] == other.names[-1] and not (stays and compare_names(names, other.names) == "other")
 
 

@@ -157,6 +157,7 @@ class History:
             self.log[-1] += f" {' '.join(only)}"
         else:
             self.log[-1] += " before it could add its result to the ledger"
+        if not ends:
             BURN_IN.write(file, report)
         try:
             with self._open(host) as ledger:
@@ -170,7 +171,7 @@ class History:
         if ends and not broken:
             host.resumable = report, self.now
         known = host.known
-        known.killed = not ends
+        known.killed = not ends or (known.killed and bool(only))
         if ends or broken:
             known.tested = {*host.slots}
             known.uncleared -= {*host.slots} if ends and not broken and not only else set()
@@ -180,7 +181,7 @@ class History:
                 known.last[host.name, part] = verdict, self.now
                 known.failed |= {part} if index in broken else set()
                 known.differed |= {part: self.now} if index in broken else {}
-        clear = not known.failed and not known.uncleared & {*host.slots}
+        clear = not known.failed and not known.uncleared & {*host.slots} and not known.killed
         return ends and not broken and known.sound and known.own and clear
 
     def burn_in(self, host: Machine) -> bool | None:

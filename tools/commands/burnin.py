@@ -91,7 +91,7 @@ def run(options: BurninCommand) -> int:
         account = LedgerAccount(options.ledger or ledger_path())
         # Before anything that could end the process
         unlisted = account.begin(
-            settings.level, settings.only or (), simulated=simulated, asked=asked, file=folder / burnin.RESULT
+            settings.level, settings.selected, simulated=simulated, asked=asked, file=folder / burnin.RESULT
         )
     from sdc.burnin import NotOnRecord, Session
     from sdc.train import register_training

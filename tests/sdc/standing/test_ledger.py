@@ -283,6 +283,69 @@ def test_a_killed_burn_in_is_replaced_by_one_that_ran_the_same(desk: Desk) -> No
     assert desk.code() == 0
 
 
+def test_a_result_of_a_killed_burn_in_that_cannot_be_read_is_not_forgotten(desk: Desk, tmp_path: Path) -> None:
+    """Its disk is not mounted: a later burn-in does not replace it."""
+    path = put_report(tmp_path, make_report(machine="m0", findings=[make_finding(devices=(0,))]), "killed")
+    with desk.open() as ledger:
+        ledger.begin("killed", simulated=False, level="quick", file=path)
+        ledger.add(make_report(machine="m0"), path, begun="killed", ended=False)
+    away = path.parent.rename(tmp_path / "away")
+    desk.burn_in()
+    assert f"its result {path} cannot be read" in desk.standing().reason
+    away.rename(path.parent)
+    assert desk.standing().reason.startswith(f"{FIRST}: ")
+    path.write_text("x")
+    desk.burn_in()
+    assert "cannot be read" in desk.standing().reason
+    with desk.open() as ledger:
+        ledger.acknowledge(["test killed"], "the disk is lost", "me")
+    assert desk.code() == 0
+
+
+def test_what_a_refused_burn_in_found_before_counts(desk: Desk, tmp_path: Path) -> None:
+    desk.burn_in()
+    path = put_report(tmp_path, make_report(machine="m0", findings=[make_finding(devices=(0,))]), "resumed")
+    with desk.open() as ledger:
+        ledger.begin("resumed", simulated=False, level="quick", file=path)
+        ledger.refuse("resumed", "--rounds: other flags than before")
+    assert desk.code() == 1
+
+
+def test_the_dies_of_a_board_are_devices_of_their_own(desk: Desk) -> None:
+    """They share its serial number."""
+    board = {"serial": "BOARD", "uuid": lambda index: f"GPU-{index}"}
+    desk.moment.uuids = ("GPU-0", "GPU-1")
+    desk.burn_in(device=board)
+    assert desk.code() == 0
+    desk.burn_in(1, device=board)
+    with desk.open() as ledger:
+        ledger.acknowledge([str(name) for name, state in ledger.devices().items() if state.failed], "reseated", "me")
+    desk.burn_in(devices=1, verdict=Verdict.CLEAN, device=board)
+    assert "has not passed since" in desk.standing().reason
+    desk.burn_in(device=board)
+    assert desk.code() == 0
+
+
+def test_a_serial_number_counts_more_than_a_slot(desk: Desk) -> None:
+    """The device that differed was moved to the slot of one that has no number."""
+
+    def cards(*serials: str | None) -> dict[str, Any]:
+        return {"serial": lambda index: serials[index], "uuid": None}
+
+    desk.burn_in(0, device=cards("S1", None))
+    desk.moment.host.boot = "b1"
+    desk.burn_in(device=cards("S2", "S1"))
+    assert desk.standing().reason.startswith("serial S1: ")
+
+
+def test_some_types_of_numbers_are_not_all(desk: Desk) -> None:
+    desk.burn_in(0)
+    with desk.open() as ledger:
+        ledger.acknowledge([FIRST], "reseated", "me")
+    desk.burn_in(settings=BurninSettings(dtypes=("float32",)))
+    assert "only in float32" in desk.standing().reason
+
+
 def test_a_host_without_accelerators_may_test_its_processor(desk: Desk) -> None:
     """A first burn-in that requested nothing has found no accelerator."""
     bare = {name: lambda index: None for name in ("serial", "uuid", "bus")}
@@ -372,6 +435,21 @@ def test_root_has_a_ledger_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     root.burn_in(0)
     mine.burn_in()
     assert (mine.code(), mine.standing().reason.startswith(f"{FIRST}: ")) == (1, True)
+    with root.open() as ledger:
+        ledger.acknowledge([FIRST], "reseated", "me")
+    with mine.open() as ledger:
+        ledger.acknowledge([FIRST], "reseated", "me")
+    for each in (root, mine):
+        each.burn_in()
+        assert each.code() == 0
+    path = put_report(tmp_path, make_report(machine="m0", findings=[make_finding(devices=(1,))]), "killed")
+    with root.open() as ledger:
+        ledger.begin("killed", simulated=False, level="quick", file=path)
+    assert mine.standing().reason.startswith(f"{SECOND}: ")
+    monkeypatch.setattr("sdc.standing.ledger.SYSTEM", tmp_path / "nowhere")
+    assert mine.code() == 0
+    monkeypatch.setattr("sdc.standing.ledger.SYSTEM", tmp_path / ("x" * 300))  # as if it could not be listed
+    assert "may contain failures" in mine.standing().reason
 
 
 def test_a_difference_that_was_acknowledged_elsewhere_makes_older_passes_void(tmp_path: Path) -> None:
