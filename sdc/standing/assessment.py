@@ -25,13 +25,12 @@ from .ledger import (
     Ledger,
     LedgerEntry,
     Origin,
-    failures_of,
+    is_unreadable,
+    name_of_test,
     read_result,
-    test_name,
     time_of,
     under_way,
-    unread,
-)  # fmt: skip
+)
 
 MOST_NAMES = 16  # devices that a sentence names
 
@@ -142,6 +141,7 @@ def standing_here(
     try:
         with Ledger(path) as ledger:
             host, states, here = ledger.host(), ledger.devices(), origin()
+            unlisted = ledger.unlisted(here)
             try:
                 others, doubt = ledger.others(), None
             except RecordError as error:
@@ -161,9 +161,7 @@ def standing_here(
     here_now = {name: state for name, state in states.items() if name in devices or listed & {*state.names}}
     failures = [(name, state.failed) for name, state in here_now.items() if state.failed is not None]
     failures += [
-        (entry.names[0], msgspec.structs.replace(entry, number=test.number, at=test.at))
-        for test in host.begun.values()
-        for entry in failures_of(test, here)
+        (entry.names[0], msgspec.structs.replace(entry, number=test.number, at=test.at)) for test, entry in unlisted
     ]
     if failures:
         failures.sort(key=lambda failure: failure[1].number, reverse=True)
@@ -177,12 +175,11 @@ def standing_here(
         return found
     if host.begun:
         return _unended(path, host, here)
-    newest = max((state.result.number for state in devices.values()), default=0)
-    last = next((state.result.run for state in devices.values() if state.result.number == newest), None)
+    results = sorted((state.result for state in devices.values()), key=lambda entry: entry.number)
     for name, state in devices.items():
         if (problem := _problem(state, here, max_age, host.turned)) is not None:
             said = f"{name}: {problem}; run sdc burnin again"
-            if state.result.number == 0 or state.result.run != last:
+            if state.result.number == 0 or state.result.run != results[-1].run:
                 said += f" or, if the device has left this host for good, sdc fleet acknowledge '{name}' --gone"
             return _stated(Verdict.INCONCLUSIVE, said, state.result)
     known = {name for state in devices.values() for name in state.names}
@@ -198,7 +195,6 @@ def standing_here(
         return _unknown(f"no device in {path} has a result; run sdc burnin")
     if doubt is not None:
         return _unknown(f"another ledger of this folder may contain failures of these devices: {doubt}")
-    results = sorted((state.result for state in devices.values()), key=lambda entry: entry.number)
     tests: dict[tuple[object, ...], list[LedgerEntry]] = {}
     for result in results:
         tests.setdefault((result.run, result.at.written, result.level, result.only), []).append(result)
@@ -219,7 +215,7 @@ def _unended(path: Path, host: HostState, here: Origin) -> Standing:
         which += f" and {len(newest.devices) - MOST_NAMES} more devices" if len(newest.devices) > MOST_NAMES else ""
     if newest.asked is not None and newest.asked.platform is not None:
         which += f", with --devices {':'.join(str(word) for word in newest.asked if word is not None)}"
-    remedy = f"run sdc burnin on {which}, or sdc fleet acknowledge '{test_name(run)}' if it is of no importance"
+    remedy = f"run sdc burnin on {which}, or sdc fleet acknowledge '{name_of_test(run)}' if it is of no importance"
     if newest.sentence != BEGUN:
         said = f"tested nothing: {newest.sentence}; {remedy}"
     elif newest.at.host.boot == here.host.boot and (running := under_way(path, run)) is not False:
@@ -227,9 +223,9 @@ def _unended(path: Path, host: HostState, here: Origin) -> Standing:
         said += "" if running else " or left no result, which the user who started it can see"
     else:
         said = f"left no result; {remedy}"
-        if unread(newest):
+        if is_unreadable(newest):
             said = f"was killed, and its result {newest.file} cannot be read; make it readable or, once you know that "
-            said += f"it contains no FAIL, sdc fleet acknowledge '{test_name(run)}'"
+            said += f"it contains no FAIL, sdc fleet acknowledge '{name_of_test(run)}'"
     test = newest.level if newest.level in COMPARISONS else "burn-in"
     return _stated(Verdict.INCONCLUSIVE, f"the {test} that began at {newest.at.written} {said}", newest)
 
@@ -239,7 +235,9 @@ def _elsewhere(path: Path, here: Origin) -> Standing | None:
     machine with the same mainboard or network adapter: the identity of this machine may have changed."""
     listed = {f"uuid {uuid}" for uuid in here.uuids}
     for state in Ledger(path).others(skip=True):
-        if (failed := state.failed) is not None and (listed & {*state.names} or {*here.chassis} & {*failed.at.chassis}):
+        if (failed := state.failed) is None:
+            continue
+        if listed & {*state.names} or ({*here.chassis} & {*failed.at.chassis} and not state.gone):
             return _stated(Verdict.CORRUPT, f"{state.names[0]}: {failed.sentence}", failed)
     return None
 

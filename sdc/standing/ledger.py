@@ -49,7 +49,7 @@ HOST = "host"  # key of the host's state
 SYSTEM = Path("/var/lib/sdc")  # folder of the ledger for root, in which burn-ins of other users look for failures too
 NAMES = (RESULT, PAIR, POOL)
 BEGUN = "a test has begun"
-UNANNOUNCED = "the ledger does not contain the beginning of this test; begin another test"
+UNANNOUNCED = "the ledger does not contain the beginning of this test"
 NO_DEVICE = "it was of devices of another host"
 COMPARISONS = (Path(PAIR).stem, Path(POOL).stem)  # levels of tests that are no burn-ins
 RESERVE = 128 << 10  # bytes kept for a failure, in case the disk becomes full
@@ -115,6 +115,7 @@ class LedgerEntry(Fields, kw_only=True):
     only: Annotated[tuple[str, ...], about("families of workloads, if not all")] = ()
     sentence: Annotated[str, about("the finding, or the reason for the entry")] = ""
     file: Annotated[str | None, about("file of the result")] = None
+    ended: Annotated[str | None, about("when that file was written, UTC")] = None
     asked: Annotated[DeviceRequest | None, about("platform and number of the requested devices, of a burn-in")] = None
     devices: Annotated[
         tuple[tuple[str, ...], ...], about("names of the devices under test, once known; empty unless `begun`")
@@ -136,6 +137,9 @@ class DeviceState(Fields, kw_only=True):
         about("whether the device has passed all families of workloads, or a pair or pool, since it last differed"),
     ] = True
     elsewhere: Annotated[tuple[str, ...], about("failures that were taken over from other ledgers")] = ()
+
+    def fail(self, entry: LedgerEntry) -> None:
+        self.failed, self.differed, self.difference, self.cleared = entry, entry.at.written, entry.number, False
 
     def inherit(self, others: Iterable["DeviceState"], chassis: Sequence[str]) -> LedgerEntry | None:
         """Takes over the differences of this device that other ledgers contain, and returns the newest that nobody has
@@ -362,7 +366,7 @@ class Ledger:
             states, others = self.devices(), self.others(skip=True)
             for device in dict.fromkeys(devices):
                 state = states.get(device)
-                if state is None and (lost := [run for run in host.begun if test_name(run) == device]):
+                if state is None and (lost := [run for run in host.begun if name_of_test(run) == device]):
                     if under_way(self.path, lost[0]) is not False:
                         raise LedgerError(f"{device} is under way, or its user must acknowledge it; wait for its end")
                     entry = LedgerEntry(kind="acknowledged", at=at, run=lost[0], sentence=reason, by=by_user)
@@ -370,7 +374,7 @@ class Ledger:
                     host.begun.pop(lost[0])
                     continue
                 if state is None:
-                    known = ", ".join([*states, *map(test_name, host.begun)]) or "none"
+                    known = ", ".join([*states, *map(name_of_test, host.begun)]) or "none"
                     raise LedgerError(f"{self.path} contains no device or test {device!r}; it contains: {known}")
                 entry = LedgerEntry(
                     kind="gone" if gone else "acknowledged", at=at, device=device, names=state.names, sentence=reason,
@@ -421,14 +425,29 @@ class Ledger:
         for path in sorted(paths - {self.path.absolute(), self.path}):
             with contextlib.suppress(*[RecordError] * skip), Ledger(path) as other:
                 found += [state for state in other.devices().values() if state.differed is not None]
-                host = other.host()
-                for test in () if host is None else host.begun.values():
-                    found += [
-                        DeviceState(
-                            names=entry.names, result=entry, failed=entry, differed=entry.at.written, cleared=False
-                        )
-                        for entry in failures_of(test, test.at)
-                    ]
+                for _, entry in other.unlisted():
+                    found.append(DeviceState(names=entry.names, result=entry))
+                    found[-1].fail(entry)
+        return found
+
+    def unlisted(self, at: Origin | None = None, but: str | None = None) -> list[tuple[LedgerEntry, LedgerEntry]]:
+        """Returns the differences of this host's devices that tests other than `but` have written to their folders, but
+        not to the ledger, because they were killed or the ledger was in use; each with the entry of its test."""
+        host, found = self.host(), []
+        for run, test in () if host is None else host.begun.items():
+            result = None if run == but else failure_of(test)
+            if result is None:
+                continue
+            with self._errors():
+                rows = self._base.execute(
+                    "SELECT number, content, seal FROM entries WHERE kind = 'result' AND verdict = 'corrupt' "
+                    "AND run = ?",
+                    (result.id,),
+                ).fetchall()
+            listed = [self._decoded(str(number), content, seal, LedgerEntry) for number, content, seal in rows]
+            for entry in _entries(result, at or test.at, test.at.host.process or 0, test.file, ended=False):
+                if not any((entry.names, entry.ended) == (each.names, each.ended) for each in listed):
+                    found.append((test, entry))
         return found
 
     def entries(self) -> Iterator[LedgerEntry]:
@@ -454,13 +473,11 @@ class Ledger:
         return host is None or begun not in host.begun or host.begun[begun].devices == devices
 
     def _recover(self, host: HostState, at: Origin, but: str | None = None) -> None:
-        """Adds the failures that tests other than `but` have written to their folders and, because they were killed or
-        the ledger was in use, not to the ledger."""
-        for run, test in host.begun.items():
-            if run != but and under_way(self.path, run) is False and (left := failures_of(test, at)):
-                for entry in left:
-                    self._add(host, entry, (), since=(None, None), once=True)
-                test.file = None
+        """Adds the differences that only the folders of tests contain."""
+        for test, entry in self.unlisted(at, but):
+            self._add(host, entry, (), since=(None, None), once=True)
+            if under_way(self.path, test.run or "") is False:
+                host.begun[test.run or ""].file = None  # nothing more will be written there
 
     def _replaces(
         self, host: HostState, test: LedgerEntry, results: Sequence[LedgerEntry], platform: str | None
@@ -468,7 +485,7 @@ class Ledger:
         """Returns whether results are of the same devices and families as those that a test did not leave. If the test
         started no device: of all known devices, and of those that it requested; a host that has never tested an
         accelerator may have none."""
-        if not results or unread(test):
+        if not results or is_unreadable(test):
             return False
         only, weaker = {*results[0].only}, results[0].level in COMPARISONS and test.level not in COMPARISONS
         if weaker or (only and not only >= {*test.only} > set[str]()):
@@ -509,7 +526,7 @@ class Ledger:
             earlier = earlier or not state.differed <= resumed <= entry.at.written
         if entry.verdict is Verdict.CLEAN and not entry.simulated and earlier:
             entry.verdict = Verdict.INCONCLUSIVE
-            entry.sentence = "the burn-in began before the device differed; begin another one"
+            entry.sentence = "the test began before the device differed"
         self._append(host, entry)
         if entry.simulated:
             return
@@ -520,8 +537,7 @@ class Ledger:
         host.devices.append(name)
         host.rows = len({*states, name})
         if entry.verdict is Verdict.CORRUPT:
-            state.failed, state.differed, state.difference = entry, entry.at.written, entry.number
-            state.cleared = False
+            state.fail(entry)
         elif entry.verdict is Verdict.CLEAN and not entry.only:
             state.cleared = True
         state.names, state.result, state.gone = _merged(state.names, entry.names), entry, False
@@ -639,8 +655,8 @@ class Announcement:
         with contextlib.suppress(OSError):
             for mark in path.parent.iterdir():
                 name, *other = mark.name.removesuffix(".running").rsplit(".", 1)
-                if mark.suffix == ".running" and name == path.name and under_way(path, other[0]) is False:
-                    mark.unlink(missing_ok=True)
+                if mark.suffix == ".running" and name == path.name:
+                    under_way(path, other[0], delete=True)
         self._mark = _mark(path, run)
         with contextlib.suppress(OSError):  # without the mark, the test counts as one that left no result
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -667,8 +683,9 @@ class Announcement:
             self._descriptor = None
 
 
-def under_way(path: Path, run: str) -> bool | None:
-    """Returns whether a process of this system marks a test as under way; None if another user's process might."""
+def under_way(path: Path, run: str, *, delete: bool = False) -> bool | None:
+    """Returns whether a process of this system marks a test as under way; None if another user's process might. With
+    `delete`, deletes the mark of a test that is not."""
     try:
         descriptor = os.open(_mark(path, run), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except PermissionError:
@@ -677,6 +694,8 @@ def under_way(path: Path, run: str) -> bool | None:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # several readers may ask at the same time
+        if delete:  # while it is locked: its process may be about to lock it
+            os.unlink(_mark(path, run))
     except BlockingIOError:
         return True
     except OSError:
@@ -694,7 +713,7 @@ def _mark(path: Path, run: str) -> Path:
     return path.with_name(f"{path.name}.{run}.running")
 
 
-def test_name(run: str) -> str:
+def name_of_test(run: str) -> str:
     """Returns the name by which a person acknowledges a test that left no result."""
     return f"test {run[:8]}"
 
@@ -710,20 +729,18 @@ def read_result(place: Path) -> BurninResult | Pair:
     return (PAIR_FORMAT if compared else BURN_IN).read(place)
 
 
-def failures_of(test: LedgerEntry, at: Origin) -> list[LedgerEntry]:
-    """Returns the differences of this host's devices in the result of a test that has begun, if it has written one."""
+def failure_of(test: LedgerEntry) -> BurninResult | Pair | None:
+    """Returns the result of a test that has begun, if it has written one, and found a difference."""
     if test.file is None:
-        return []
+        return None
     try:
         result = read_result(Path(test.file))
     except (RecordError, OSError, ValueError):
-        return []
-    if result.verdict is not Verdict.CORRUPT or result.simulated:
-        return []
-    return [*_entries(result, at, test.at.host.process or 0, test.file, ended=False)]
+        return None
+    return result if result.verdict is Verdict.CORRUPT and not result.simulated else None
 
 
-def unread(test: LedgerEntry) -> bool:
+def is_unreadable(test: LedgerEntry) -> bool:
     """Returns whether a test that has begun has written a result, which cannot be read now."""
     if test.file is None:
         return False
@@ -753,8 +770,8 @@ def _entries(
     for names, verdict, sentence in _outcomes(result, at, process, ended=ended):
         yield LedgerEntry(
             kind="result", at=at, run=result.id, names=names, verdict=verdict, simulated=result.simulated,
-            level=level, only=only,
-            sentence=sentence or next(iter(result.sentences), ""), file=None if file is None else os.fspath(file),
+            level=level, only=only, sentence=sentence or next(iter(result.sentences), result.verdict.acceptance),
+            file=None if file is None else os.fspath(file), ended=result.ended,
         )  # fmt: skip
 
 

@@ -138,7 +138,8 @@ def test_the_ledger_decides_until_a_failure_is_acknowledged(
     assert said("verdict", "--format", "nagios")[0] == 2
     assert said("fleet", "acknowledge", name, "--reason", " ", "--by", "me")[0] == 2
     assert said("fleet", "acknowledge", "serial 7", "--reason", "none", "--by", "me")[0] == 2
-    assert said("fleet", "acknowledge", f"{name}, {name}", "--reason", "reseated", "--by", "me")[0] == 0
+    code, line = said("fleet", "acknowledge", f"{name}, {name}", "--reason", "reseated", "--by", "me")
+    assert (code, line.startswith("recorded; this host is now INCONCLUSIVE: ")) == (0, True)
     assert "is no file; give the file of a ledger" in said("verdict", "--ledger", str(tmp_path))[1]
     assert "in all families, only in transfers" in said("verdict")[1]
     code, text = said("fleet", "ledger", "--json")
@@ -196,10 +197,8 @@ def test_ended_by_a_signal_it_says_what_is_known(tmp_path: Path) -> None:
 
 def test_a_ledger_that_is_in_use_gets_the_failure_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdc.standing.ledger.PATIENCE", 0.01)
-    path, broken = (
-        tmp_path / "ledger.sqlite",
-        make_report(machine=records.identify().machine, findings=[make_finding()]),
-    )
+    path = tmp_path / "ledger.sqlite"
+    broken = make_report(machine=records.identify().machine, findings=[make_finding()])
     account = LedgerAccount(path)
     assert account.begin("quick", simulated=False, file=tmp_path / RESULT) == []
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -264,6 +263,18 @@ def test_a_difference_is_saved_at_once(tmp_path: Path) -> None:
     session._result, session._written = make_report(findings=[make_finding()]), time.monotonic()
     session._handle({"event": "difference"})
     assert BURN_IN.read(tmp_path).verdict is Verdict.CORRUPT
+
+
+@pytest.mark.parametrize("full", [EVENTS, RESULT])
+def test_a_difference_is_reported_if_a_file_cannot_be_written(full: str, tmp_path: Path) -> None:
+    """As on a full disk: neither file depends on the other one, and the ledger on neither."""
+    (tmp_path / full).mkdir()
+    reported: list[BurninResult] = []
+    session = Session(BurninSettings(level="quick"), tmp_path, on_result=reported.append)
+    session._result, session._written = make_report(findings=[make_finding()]), time.monotonic()
+    session._handle({"event": "difference"})
+    assert [result.verdict for result in reported] == [Verdict.CORRUPT]
+    assert (tmp_path / (EVENTS if full == RESULT else RESULT)).is_file()
 
 
 def test_a_finding_is_never_lost(tmp_path: Path) -> None:

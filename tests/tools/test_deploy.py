@@ -273,6 +273,12 @@ def test_a_full_disk_does_not_lose_a_fail(host: Host, ending: str) -> None:
         assert (host.folder / "verdict").read_text().startswith("FAIL\n")
 
 
+def test_only_the_settings_name_another_ledger(host: Host) -> None:
+    host.made("sdc", f'echo "${{SDC_LEDGER-none}}" >>{host.folder}/ledgers')
+    host.run("slurm/health-check.sh", SDC_LEDGER="/home/me/ledger.sqlite")
+    assert {*(host.folder / "ledgers").read_text().split()} == {"none"}
+
+
 @pytest.mark.parametrize("script", ["burnin", "pair", "pool"])
 def test_jobs_use_the_ledger_that_the_health_check_reads(host: Host, script: str) -> None:
     """Unless the job's environment names another one."""

@@ -302,13 +302,27 @@ def test_a_result_of_a_killed_burn_in_that_cannot_be_read_is_not_forgotten(desk:
     assert desk.code() == 0
 
 
-def test_what_a_refused_burn_in_found_before_counts(desk: Desk, tmp_path: Path) -> None:
+def test_what_a_refused_burn_in_found_before_counts_once(desk: Desk, tmp_path: Path) -> None:
+    """It was to be resumed, with other flags than before."""
     desk.burn_in()
     path = put_report(tmp_path, make_report(machine="m0", findings=[make_finding(devices=(0,))]), "resumed")
-    with desk.open() as ledger:
-        ledger.begin("resumed", simulated=False, level="quick", file=path)
-        ledger.refuse("resumed", "--rounds: other flags than before")
+
+    def refuse() -> int:
+        held = Announcement(desk.path, "resumed")
+        with desk.open() as ledger:
+            ledger.begin("resumed", simulated=False, level="quick", file=path)
+            code = desk.code()
+            ledger.refuse("resumed", "--rounds: other flags than before")
+        held.end()
+        return code
+
+    assert refuse() == 1
     assert desk.code() == 1
+    with desk.open() as ledger:
+        ledger.acknowledge([FIRST], "reseated", "me")
+    desk.burn_in()
+    assert refuse() == 3  # while it is under way
+    assert desk.code() == 0
 
 
 def test_the_dies_of_a_board_are_devices_of_their_own(desk: Desk) -> None:
@@ -424,8 +438,10 @@ def test_the_marks_of_killed_tests_are_deleted(desk: Desk) -> None:
     desk.burn_in()
     mark = desk.path.with_name("ledger.sqlite.killed.running")
     mark.touch()
-    Announcement(desk.path, "one").end()
-    assert not mark.exists()
+    held = Announcement(desk.path, "one")
+    Announcement(desk.path, "two").end()
+    assert [*desk.path.parent.glob("*.running")] == [desk.path.with_name("ledger.sqlite.one.running")]
+    held.end()
 
 
 def test_root_has_a_ledger_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
