@@ -302,7 +302,11 @@ def _averaged(
     they are rounded to the parameters' type)."""
 
     def wide(tree: Tree) -> Tree:
-        return jax.tree.map(lambda leaf: _mean(jnp.asarray(leaf), axis_name) if has_mean(leaf) else leaf, tree)
+        means = jax.tree.map(lambda leaf: _mean(jnp.asarray(leaf), axis_name) if has_mean(leaf) else leaf, tree)
+        if compiled_for().platform == "tpu":
+            # Otherwise XLA exchanges the last array beside the updates of the others, which take less time.
+            means = lax.optimization_barrier(means)
+        return jax.tree.map(lambda x: x.astype(at_least_float32(x.dtype)) if has_mean(x) else x, means)
 
     def off(mean: Array, leaf: Array) -> Array:
         return mean - jnp.asarray(leaf, mean.dtype) if has_mean(leaf) else mean
@@ -395,7 +399,7 @@ def _reduced(leaf: Any, axis_name: str) -> Num[Array, "*shape"]:
 def _mean(x: Num[Array, "*shape"], axis_name: str) -> Num[Array, "*shape"]:
     """Averages with one all-reduce in float32 or wider, or with two exchanges that the compiler can overlap, with
     rounding between the exchanges."""
-    workers, devices, wide = axis_size(axis_name, "worker"), compiled_for(), at_least_float32(x.dtype)
+    workers, devices = axis_size(axis_name, "worker"), compiled_for()
     axis = next((axis for axis, side in enumerate(x.shape) if side and side % workers == 0), None)
     # Whether the workers are devices with links, and no other axis is automatic.
     manual = axis_name in jax.sharding.get_abstract_mesh().manual_axes
@@ -404,7 +408,7 @@ def _mean(x: Num[Array, "*shape"], axis_name: str) -> Num[Array, "*shape"]:
         return _reduced(x, axis_name)
     parts = jnp.stack(jnp.split(x, workers, axis)) if axis else x.reshape(workers, -1, *x.shape[1:])
     mine = lax.all_to_all(parts, axis_name, 0, 0)
-    mean = (jnp.sum(mine.astype(wide), axis=0) / workers).astype(x.dtype)
+    mean = (jnp.sum(mine.astype(at_least_float32(x.dtype)), axis=0) / workers).astype(x.dtype)
     all_parts = lax.all_to_all(jnp.broadcast_to(mean, mine.shape), axis_name, 0, 0)
     whole = jnp.concatenate(list(all_parts), axis) if axis else all_parts.reshape(x.shape)
-    return varying(whole.astype(wide), like=x)
+    return varying(whole, like=x)
