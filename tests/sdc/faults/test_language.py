@@ -48,7 +48,7 @@ def test_the_neutral_change_keeps_every_bit(dtype: str) -> None:
     width = np.dtype(dtype).itemsize
     bits = (np.arange(256, dtype=np.uint64) << np.uint64(8 * (width - 1))).astype(f"u{width}")
     x = bits.view(np.dtype(dtype))
-    np.testing.assert_array_equal(raw(apply(jnp.asarray(x), neutral())), bits)
+    np.testing.assert_array_equal(raw(jax.jit(lambda x: apply(x, neutral()))(jnp.asarray(x))), bits)
 
 
 def test_fields_are_those_of_the_type() -> None:
@@ -70,10 +70,10 @@ def test_kinds_against_numpy(dtype: str) -> None:
     before = raw(x)
     width = 8 * before.dtype.itemsize
     for count in (1, 2, 3):
-        flipped = raw(BitFlip(count=count)(KEY, jnp.repeat(x, 100), LAYER)) ^ np.repeat(before, 100)
+        flipped = raw(jax.jit(BitFlip(count=count))(KEY, jnp.repeat(x, 100), LAYER)) ^ np.repeat(before, 100)
         assert {int(bits).bit_count() for bits in flipped} == {count}
         assert int(np.bitwise_or.reduce(flipped)) == 2**width - 1
-    top = raw(BitFlip(field="mantissa")(KEY, x, LAYER)) ^ before
+    top = raw(jax.jit(BitFlip(field="mantissa"))(KEY, x, LAYER)) ^ before
     assert all(int(bits).bit_length() - 1 in field_bits(dtype, "mantissa") for bits in top)
     np.testing.assert_array_equal(raw(StuckBit(1, bits=(1,))(KEY, x, LAYER)), before | 2)
     np.testing.assert_array_equal(raw(StuckBit(0, bits=(1,))(KEY, x, LAYER)), before & ~np.asarray(2, before.dtype))

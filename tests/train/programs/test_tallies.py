@@ -32,7 +32,7 @@ def reports(faults: list[sdc.Fault]) -> Any:
 
     def ranks(run: Any) -> Any:
         placed = jax.vmap(lambda x: run(moment, x), axis_name="model")
-        return jax.vmap(lambda _: placed(X), axis_name="twin", axis_size=2, in_axes=None)(0)
+        return jax.jit(jax.vmap(lambda _: placed(X), axis_name="twin", axis_size=2, in_axes=None))(0)
 
     (values, _), _ = ranks(injected)
     (_, events), mismatches = ranks(sdc.lockstep(injected, "twin"))
