@@ -173,6 +173,10 @@ def check_folder(folder: str | PathLike[str], resume: bool, kind: str, *, resuma
         records.read_manifest(folder, kind)
         return
     folder = Path(folder)
+    longest = os.pathconf("/", "PC_NAME_MAX")
+    if long := [part for part in folder.absolute().parts if len(os.fsencode(part)) > longest]:
+        given = f"…/{long[0][:20]}…"
+        raise SettingError("folder", given, f"this name is longer than {longest} bytes; choose another folder")
     records.Record.check_owner(folder)
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not there.is_dir():

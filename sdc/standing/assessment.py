@@ -182,12 +182,14 @@ def standing_here(
             if state.result.number == 0 or state.result.run != results[-1].run:
                 said += f" or, if the device has left this host for good, sdc fleet acknowledge '{name}' --gone"
             return _stated(Verdict.INCONCLUSIVE, said, state.result)
-    known = {name for state in devices.values() for name in state.names}
+    known = {name for key, state in states.items() if key in devices or state.unused for name in state.names}
     if untested := sorted(listed - known):
-        return _unknown(f"{', '.join(untested)} of this host has no result; run sdc burnin")
+        said = f"{', '.join(untested)} of this host has no result; run sdc burnin or, if JAX cannot use it, "
+        return _unknown(f"{said}sdc fleet acknowledge '{', '.join(untested)}'")
     if any(state.result.at.host.boot != here.host.boot for state in devices.values()):
         for name, state in states.items():
-            if name not in devices and not state.gone and (state.failed or state.result.verdict is not Verdict.CLEAN):
+            left = name not in devices and not state.gone and not state.unused
+            if left and (state.failed or state.result.verdict is not Verdict.CLEAN):
                 said = f"{name} had not passed and left this host, but may have returned since; burn in again or, "
                 said += f"if it has left for good, sdc fleet acknowledge '{name}' --gone"
                 return _stated(Verdict.INCONCLUSIVE, said, state.result)
@@ -257,6 +259,11 @@ def _problem(state: DeviceState, here: Origin, max_age: float | None, turned: in
         part = f" in all families, only in {', '.join(result.only)}" if result.only else ""
         return f"its failure was acknowledged, but it has not passed since{part}"
     booted = then.host.boot is not None and then.host.boot == here.host.boot
+    if here.host.boot is None and not here.chassis:
+        return (
+            "this process can read neither the identifier of the boot nor a number of the mainboard or a network "
+            "adapter, without which nothing shows that the last result was recorded on this machine; make one readable"
+        )
     if not booted and not {*then.chassis} & {*here.chassis}:
         return "its last result was recorded on another machine"
     if not booted and result.number < turned:

@@ -132,6 +132,9 @@ class DeviceState(Fields, kw_only=True):
     differed: Annotated[str | None, about("time of the last difference, UTC, acknowledged or not")] = None
     difference: Annotated[int, about("number of the entry of that difference; 0 if it is of another ledger")] = 0
     gone: Annotated[bool, about("whether a person said that the device has left the host for good")] = False
+    unused: Annotated[bool, about("whether a person said that the device needs no test")] = (
+        False
+    )
     cleared: Annotated[
         bool,
         about("whether the device has passed all families of workloads, or a pair or pool, since it last differed"),
@@ -257,7 +260,10 @@ class Ledger:
             with self._errors():
                 (version,) = self._base.execute("PRAGMA user_version").fetchone()
             if version != VERSION:
-                raise LedgerError(f"{self.path} is not a ledger of this version of jax-sdc; give another file")
+                raise LedgerError(
+                    f"{self.path} has tables of version {version}, not {VERSION}; if it is a ledger, read it with the "
+                    f"jax-sdc that wrote it: {BEGIN} move it to another folder and run sdc burnin"
+                )
         except BaseException:
             self._base.close()
             raise
@@ -327,10 +333,12 @@ class Ledger:
             if announced is not None:
                 announced.devices = devices
             # A burn-in's times are of this host, but its clock may be set between burn-ins: a result from the future is
-            # no evidence that anything has run since. A pair's times are of its first host.
-            until = at.written if isinstance(result, BurninResult) else result.ended
-            stale = announced is not None and not announced.at.written <= result.ended <= until  # nothing has run since
-            resumed = announced is not None and not announced.at.written <= result.created <= until
+            # no evidence that anything has run since. A pair's times are of its first host, whose clock may differ.
+            own = isinstance(result, BurninResult)
+            until = at.written if own else result.ended
+            begin = "" if announced is None else announced.at.written if own else _before(announced.at.written, AHEAD)
+            stale = announced is not None and not begin <= result.ended <= until  # nothing has run since
+            resumed = announced is not None and not begin <= result.created <= until
             since = (announced.number if announced is not None else None, result.created if resumed else None)
             for entry in _entries(result, at, process, file, ended=ended):
                 if entry.verdict is Verdict.CLEAN and announced is None and not result.simulated:
@@ -357,13 +365,15 @@ class Ledger:
     def acknowledge(self, devices: Sequence[str], reason: str, by: str, *, gone: bool = False) -> None:
         """Records that a person has dealt with the failures of devices, or that the devices have left the host, or that
         a test that left no result is of no importance. The host passes if the devices have passed a test since their
-        last failures. Raises LedgerError, and records nothing, if a device or test is unknown."""
+        last failures. A GPU that the kernel lists and that no test can use needs no result from then on. Raises
+        LedgerError, and records nothing, if a device or test is unknown."""
         by_user = f"{by} (user {os.getuid()})"
         with self._transaction():
             at = self._origin()
             host = self._host_state(at)
             self._recover(host, at)
             states, others = self.devices(), self.others(skip=True)
+            listed = {f"uuid {uuid}" for uuid in at.uuids}
             for device in dict.fromkeys(devices):
                 state = states.get(device)
                 if state is None and (lost := [run for run in host.begun if name_of_test(run) == device]):
@@ -372,6 +382,14 @@ class Ledger:
                     entry = LedgerEntry(kind="acknowledged", at=at, run=lost[0], sentence=reason, by=by_user)
                     self._append(host, entry)
                     host.begun.pop(lost[0])
+                    continue
+                if state is None and device in listed and not gone:
+                    entry = LedgerEntry(
+                        kind="acknowledged", at=at, device=device, names=(device,), sentence=reason, by=by_user
+                    )
+                    self._append(host, entry)
+                    host.rows += 1
+                    self._set(device, DeviceState(names=entry.names, result=entry, unused=True))
                     continue
                 if state is None:
                     known = ", ".join([*states, *map(name_of_test, host.begun)]) or "none"
@@ -385,9 +403,11 @@ class Ledger:
                     host.devices = [name for name in host.devices if name != device]
                     for test in host.begun.values():  # no later test can have this device
                         test.devices = tuple(each for each in test.devices if not _same(each, state.names))
-                    state.gone = True
+                    state.gone, state.unused = True, False
                 else:
                     taken = state.inherit(others, at.chassis)
+                    # There is nothing else to acknowledge of a device that left and is listed again.
+                    state.unused = state.gone and state.failed is None and bool(listed & {*state.names})
                     if taken is not None and taken.at.written > state.result.at.written:
                         state.result = msgspec.structs.replace(taken, number=0)  # its number is of another ledger
                     state.failed = None
@@ -540,7 +560,8 @@ class Ledger:
             state.fail(entry)
         elif entry.verdict is Verdict.CLEAN and not entry.only:
             state.cleared = True
-        state.names, state.result, state.gone = _merged(state.names, entry.names), entry, False
+        state.names, state.result = _merged(state.names, entry.names), entry
+        state.gone = state.unused = False
         self._set(name, state)
 
     def _append(self, host: HostState, entry: LedgerEntry) -> None:
@@ -709,6 +730,11 @@ def time_of(text: str) -> datetime.datetime:
     return datetime.datetime.fromisoformat(text)
 
 
+def _before(text: str, seconds: float) -> str:
+    """Returns the time that is some seconds earlier, in the same form."""
+    return (time_of(text) - datetime.timedelta(seconds=seconds)).isoformat(timespec="seconds")
+
+
 def _mark(path: Path, run: str) -> Path:
     return path.with_name(f"{path.name}.{run}.running")
 
@@ -730,14 +756,18 @@ def read_result(place: Path) -> BurninResult | Pair:
 
 
 def failure_of(test: LedgerEntry) -> BurninResult | Pair | None:
-    """Returns the result of a test that has begun, if it has written one, and found a difference."""
+    """Returns the result of a test that has begun, if it has written one, and found a difference. The processes of a
+    pair each write a file before the common one."""
     if test.file is None:
         return None
-    try:
-        result = read_result(Path(test.file))
-    except (RecordError, OSError, ValueError):
-        return None
-    return result if result.verdict is Verdict.CORRUPT and not result.simulated else None
+    file = Path(test.file)
+    parts = sorted(file.parent.glob(f"{file.stem}-*.json")) if test.level in COMPARISONS else ()
+    for place in (file, *parts):
+        with contextlib.suppress(RecordError, OSError, ValueError):
+            result = (PAIR_FORMAT.read if place in parts else read_result)(place)
+            if result.verdict is Verdict.CORRUPT and not result.simulated:
+                return result
+    return None
 
 
 def is_unreadable(test: LedgerEntry) -> bool:

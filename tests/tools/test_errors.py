@@ -55,6 +55,7 @@ CASES: dict[str, tuple[str, str]] = {
     "tokenizer": ("train --tokenizer {not.json}", "not.json: is not a tokenizer.json"),
     "tokenizer missing": ("train --tokenizer {folder}/none.json", "none.json"),
     "run is a file": ("train --run {not.json}", "not.json: is not a folder; choose a new one"),
+    "long name": ("burnin --level quick --run " + "z/" * 50 + "z" * 256, "z…: this name is longer than 255 bytes"),
     "run exists": ("train --steps 1 --run {taken}", "exists already; choose another"),
     "resume nothing": ("train --resume --run {folder}/new", "is not a run folder"),
     "resume unnamed": ("train --resume", "give --run DIR"),

@@ -243,7 +243,8 @@ def _acknowledge(options: AcknowledgeCommand) -> int:
         raise CommandError("DEVICES: expected the name of a device, as sdc verdict prints it")
     try:
         with Ledger(options.ledger or ledger_path(), write=True, create=False) as ledger:
-            devices = [name for text in options.devices for name in text.split(", ")]
+            known = ledger.devices()
+            devices = [name for text in options.devices for name in ([text] if text in known else text.split(", "))]
             ledger.acknowledge(devices, options.reason, options.by, gone=options.gone)
     except RecordError as error:
         raise CommandError(str(error)) from error

@@ -1,6 +1,7 @@
 """The ledger of a host: a failure stays until a person has dealt with it, and nothing that is in doubt passes."""
 
 import contextlib
+import datetime
 import shutil
 import sqlite3
 import subprocess
@@ -11,10 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from sdc.burnin import BurninResult, BurninSettings, DeviceRequest, Standing
+from sdc.burnin import PAIR_FORMAT, BurninResult, BurninSettings, DeviceRequest, Standing
 from sdc.schema import Host
 from sdc.standing.assessment import standing_here
-from sdc.standing.ledger import Announcement, Ledger, LedgerError, Origin, read_uuids
+from sdc.standing.ledger import Announcement, Ledger, LedgerError, Origin, read_uuids, time_of
 from sdc.tools.commands.burnin import LedgerAccount
 from sdc.verdict import Verdict
 from tests.reports import make_finding, make_pair, make_report, put_report
@@ -649,6 +650,7 @@ def test_space_is_reserved_for_a_failure(desk: Desk) -> None:
         ({"boot": "b1", "chassis": ("c1", "c2")}, None, None),
         ({"boot": "b1", "chassis": ("c2", "c3")}, None, "was recorded on another machine"),
         ({"boot": "b1", "chassis": ()}, None, "was recorded on another machine"),  # nothing shows that it is this one
+        ({"boot": None, "chassis": ()}, None, "make one readable"),
         ({"machine": "m1"}, None, "is the ledger of another machine"),
     ],
 )
@@ -687,7 +689,7 @@ def test_a_ledger_that_is_lost_damaged_or_none_is_no_pass(desk: Desk, tmp_path: 
     with contextlib.closing(sqlite3.connect(desk.path)) as base:
         base.execute("CREATE TABLE other (x)")
     assert desk.code() == 3
-    with pytest.raises(LedgerError, match="is not a ledger of this version"), desk.open():
+    with pytest.raises(LedgerError, match="has tables of version"), desk.open():
         pass
 
 
@@ -748,3 +750,49 @@ def test_pairs_are_entries_too(desk: Desk) -> None:
     assert desk.code() == 0
     compare(Verdict.CORRUPT, undecided=["b"])  # a majority agreed with this host
     assert (desk.code(), "another host differed in its last pair" in desk.standing().reason) == (3, True)
+
+
+def test_the_clock_of_the_first_host_of_a_pair_may_be_slow(desk: Desk) -> None:
+    for seconds, counts in ((10, True), (1000, False)):
+        begin = time_of(desk.moment.written)
+        ended = (begin - datetime.timedelta(seconds=seconds)).isoformat()
+        with desk.open() as ledger:
+            ledger.begin("begun", simulated=False, level="pair")
+            pair = make_pair(Verdict.CLEAN, ("host-0", "b"))
+            ledger.add(msgspec.structs.replace(pair, created=ended, ended=ended), "pair.json", begun="begun")
+            *_, last = ledger.entries()
+        assert (last.kind == "result") == counts, seconds
+
+
+def test_a_failure_that_only_one_process_of_a_pair_has_written_counts(desk: Desk, tmp_path: Path) -> None:
+    desk.burn_in()
+    with desk.open() as ledger:
+        ledger.begin("begun", simulated=False, level="pair", file=tmp_path / "pair.json")
+    PAIR_FORMAT.write(tmp_path / "pair-0.json", make_pair(Verdict.CORRUPT, ("host-0", "b")))
+    assert desk.code() == 1
+    desk.burn_in()
+    assert desk.code() == 1
+    with desk.open() as ledger:
+        ledger.acknowledge([FIRST], "replaced", "A. Person")
+    desk.burn_in()
+    assert desk.code() == 0
+
+
+def test_a_gpu_that_no_test_can_use_is_acknowledged(desk: Desk) -> None:
+    desk.burn_in()
+    desk.moment.uuids = ("GPU-display",)
+    assert (desk.code(), "if JAX cannot use it" in desk.standing().reason) == (3, True)
+    with desk.open() as ledger:
+        with pytest.raises(LedgerError, match="no device or test"):
+            ledger.acknowledge(["uuid GPU-display"], "for the screen", "A. Person", gone=True)  # it is there
+        ledger.acknowledge(["uuid GPU-display"], "for the screen", "A. Person")
+    assert desk.code() == 0
+    desk.moment.host.boot = "b1"
+    desk.burn_in()
+    assert desk.code() == 0
+    with desk.open() as ledger:
+        ledger.acknowledge(["uuid GPU-display"], "for the screen", "A. Person", gone=True)
+    assert desk.code() == 3  # it has not left
+    with desk.open() as ledger:
+        ledger.acknowledge(["uuid GPU-display"], "for the screen", "A. Person")
+    assert desk.code() == 0
