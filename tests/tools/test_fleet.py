@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from sdc.records import identify
+from sdc.standing import Ledger
 from sdc.tools import cli
 from tests.reports import WORKLOADS, digest_of, make_finding, make_report, put_report
 from tests.tools.command import sdc
@@ -223,3 +225,16 @@ def test_none_of_it_needs_jax(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_number_may_contain_what_separates_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine = identify().machine
+    device = {"serial": lambda index: f"SN-{index}, rev. B", "machine": machine}
+    report = make_report(device=device, machine=machine, findings=[make_finding(devices=(0,))])
+    with Ledger(tmp_path / "ledger.sqlite", write=True) as ledger:
+        ledger.begin("begun", simulated=False, level="quick")
+        ledger.add(report, begun="begun")
+    words = ("--ledger", str(tmp_path / "ledger.sqlite"), "--reason", "reseated", "--by", "me")
+    for names in (["serial SN-0, rev. B"], ["serial SN-0, rev. B", "serial SN-1, rev. B"]):
+        assert cli.run(["fleet", "acknowledge", *names, *words]) == 0, capsys.readouterr().err
+    assert cli.run(["fleet", "acknowledge", "serial SN-2, rev. B", *words]) == 2
