@@ -173,10 +173,12 @@ def check_folder(folder: str | PathLike[str], resume: bool, kind: str, *, resuma
         records.read_manifest(folder, kind)
         return
     folder = Path(folder)
-    longest = os.pathconf("/", "PC_NAME_MAX")
-    if long := [part for part in folder.absolute().parts if len(os.fsencode(part)) > longest]:
-        given = f"…/{long[0][:20]}…"
-        raise SettingError("folder", given, f"this name is longer than {longest} bytes; choose another folder")
+    for limit, parts in ("PC_NAME_MAX", folder.absolute().parts), ("PC_PATH_MAX", [str(folder.absolute())]):
+        longest = os.pathconf("/", limit)
+        for part in parts:
+            if len(os.fsencode(part)) >= longest + (limit == "PC_NAME_MAX"):
+                problem = f"has more than {longest} bytes, the limit of the system; choose another folder"
+                raise SettingError("folder", f"…{part[:20]}…", problem)
     records.Record.check_owner(folder)
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not there.is_dir():

@@ -182,10 +182,12 @@ def standing_here(
             if state.result.number == 0 or state.result.run != results[-1].run:
                 said += f" or, if the device has left this host for good, sdc fleet acknowledge '{name}' --gone"
             return _stated(Verdict.INCONCLUSIVE, said, state.result)
-    known = {name for key, state in states.items() if key in devices or state.unused for name in state.names}
-    if untested := sorted(listed - known):
-        said = f"{', '.join(untested)} of this host has no result; run sdc burnin or, if JAX cannot use it, "
-        return _unknown(f"{said}sdc fleet acknowledge '{', '.join(untested)}'")
+    tested = [state for name, state in states.items() if name in devices or (state.unused and state.cleared)]
+    for name in sorted(listed - {name for state in tested for name in state.names}):
+        if any(name in state.names and not state.cleared for state in states.values()):
+            return _unknown(f"{name} of this host has not passed since it failed; run sdc burnin on it, or remove it")
+        said = f"{name} of this host has no result; run sdc burnin or, if JAX cannot use it, "
+        return _unknown(f"{said}sdc fleet acknowledge '{name}'")
     if any(state.result.at.host.boot != here.host.boot for state in devices.values()):
         for name, state in states.items():
             left = name not in devices and not state.gone and not state.unused
@@ -261,8 +263,8 @@ def _problem(state: DeviceState, here: Origin, max_age: float | None, turned: in
     booted = then.host.boot is not None and then.host.boot == here.host.boot
     if here.host.boot is None and not here.chassis:
         return (
-            "this process can read neither the identifier of the boot nor a number of the mainboard or a network "
-            "adapter, without which nothing shows that the last result was recorded on this machine; make one readable"
+            "neither the identifier of the boot nor a number of the mainboard or a network adapter can be read, and "
+            "without one nothing shows that the last result was recorded on this machine; first make one readable"
         )
     if not booted and not {*then.chassis} & {*here.chassis}:
         return "its last result was recorded on another machine"

@@ -51,6 +51,7 @@ NAMES = (RESULT, PAIR, POOL)
 BEGUN = "a test has begun"
 UNANNOUNCED = "the ledger does not contain the beginning of this test"
 NO_DEVICE = "it was of devices of another host"
+CLOCKS = "the clock of this host and that of the first host of the test differ by more than five minutes"
 COMPARISONS = (Path(PAIR).stem, Path(POOL).stem)  # levels of tests that are no burn-ins
 RESERVE = 128 << 10  # bytes kept for a failure, in case the disk becomes full
 
@@ -132,9 +133,7 @@ class DeviceState(Fields, kw_only=True):
     differed: Annotated[str | None, about("time of the last difference, UTC, acknowledged or not")] = None
     difference: Annotated[int, about("number of the entry of that difference; 0 if it is of another ledger")] = 0
     gone: Annotated[bool, about("whether a person said that the device has left the host for good")] = False
-    unused: Annotated[bool, about("whether a person said that the device needs no test")] = (
-        False
-    )
+    unused: Annotated[bool, about("whether a person said that the device needs no test")] = False
     cleared: Annotated[
         bool,
         about("whether the device has passed all families of workloads, or a pair or pool, since it last differed"),
@@ -261,8 +260,8 @@ class Ledger:
                 (version,) = self._base.execute("PRAGMA user_version").fetchone()
             if version != VERSION:
                 raise LedgerError(
-                    f"{self.path} has tables of version {version}, not {VERSION}; if it is a ledger, read it with the "
-                    f"jax-sdc that wrote it: {BEGIN} move it to another folder and run sdc burnin"
+                    f"{self.path} has tables of version {version}, not {VERSION}; if it is a ledger, use the jax-sdc "
+                    f"that wrote it; {BEGIN} move it to another folder and run sdc burnin"
                 )
         except BaseException:
             self._base.close()
@@ -339,12 +338,14 @@ class Ledger:
             begin = "" if announced is None else announced.at.written if own else _before(announced.at.written, AHEAD)
             stale = announced is not None and not begin <= result.ended <= until  # nothing has run since
             resumed = announced is not None and not begin <= result.created <= until
-            since = (announced.number if announced is not None else None, result.created if resumed else None)
+            since = (announced, result.created if resumed else None)
             for entry in _entries(result, at, process, file, ended=ended):
                 if entry.verdict is Verdict.CLEAN and announced is None and not result.simulated:
                     entry.verdict, entry.sentence = Verdict.INCONCLUSIVE, UNANNOUNCED
                 if stale and entry.verdict is Verdict.CLEAN:
-                    continue
+                    if own:
+                        continue
+                    entry.verdict, entry.sentence = Verdict.INCONCLUSIVE, CLOCKS
                 self._add(host, entry, others, since=since, once=not ended)
                 tested.append(entry)
             if begun in host.begun and dark:
@@ -374,7 +375,9 @@ class Ledger:
             self._recover(host, at)
             states, others = self.devices(), self.others(skip=True)
             listed = {f"uuid {uuid}" for uuid in at.uuids}
-            for device in dict.fromkeys(devices):
+            for given in dict.fromkeys(devices):
+                known = [given] if given in states else [key for key, state in states.items() if given in state.names]
+                device = known[0] if len(known) == 1 else given
                 state = states.get(device)
                 if state is None and (lost := [run for run in host.begun if name_of_test(run) == device]):
                     if under_way(self.path, lost[0]) is not False:
@@ -392,8 +395,8 @@ class Ledger:
                     self._set(device, DeviceState(names=entry.names, result=entry, unused=True))
                     continue
                 if state is None:
-                    known = ", ".join([*states, *map(name_of_test, host.begun)]) or "none"
-                    raise LedgerError(f"{self.path} contains no device or test {device!r}; it contains: {known}")
+                    listing = ", ".join([*states, *map(name_of_test, host.begun)]) or "none"
+                    raise LedgerError(f"{self.path} contains no device or test {device!r}; it contains: {listing}")
                 entry = LedgerEntry(
                     kind="gone" if gone else "acknowledged", at=at, device=device, names=state.names, sentence=reason,
                     by=by_user,
@@ -406,8 +409,9 @@ class Ledger:
                     state.gone, state.unused = True, False
                 else:
                     taken = state.inherit(others, at.chassis)
-                    # There is nothing else to acknowledge of a device that left and is listed again.
-                    state.unused = state.gone and state.failed is None and bool(listed & {*state.names})
+                    # There is nothing else to acknowledge of a device that is listed and was in no later test.
+                    untested = device not in host.devices and bool(listed & {*state.names})
+                    state.unused = state.unused or (untested and state.failed is None and state.cleared)
                     if taken is not None and taken.at.written > state.result.at.written:
                         state.result = msgspec.structs.replace(taken, number=0)  # its number is of another ledger
                     state.failed = None
@@ -522,11 +526,11 @@ class Ledger:
 
     def _add(
         self, host: HostState, entry: LedgerEntry, others: Iterable[DeviceState], *,
-        since: tuple[int | None, str | None], once: bool,
+        since: tuple[LedgerEntry | None, str | None], once: bool,
     ) -> None:  # fmt: skip
         """Adds a result to the state of its device, which is recognized by any of its names, and sets `entry.device`;
-        with `once`, only if no failure of the same run counts already. `since` is the number of the entry that
-        announced the test, and when a resumed burn-in began."""
+        with `once`, only if no failure of the same run counts already. `since` is the entry that announced
+        the test, and when a resumed burn-in began."""
         states = self.devices()
         present = [name for name in states if name in host.devices]
         gone = [name for name in states if name not in host.devices]
@@ -540,8 +544,10 @@ class Ledger:
         if once and counts:
             return
         state.inherit(others, entry.at.chassis)
-        number, resumed = since
-        earlier = number is not None and number < state.difference
+        announced, resumed = since
+        earlier = announced is not None and announced.number < state.difference
+        if announced is not None and state.differed is not None and not state.difference:  # by another ledger
+            earlier = announced.at.written < state.differed <= entry.at.written
         if resumed is not None and state.differed is not None:  # a time from the future proves nothing
             earlier = earlier or not state.differed <= resumed <= entry.at.written
         if entry.verdict is Verdict.CLEAN and not entry.simulated and earlier:
@@ -756,31 +762,39 @@ def read_result(place: Path) -> BurninResult | Pair:
 
 
 def failure_of(test: LedgerEntry) -> BurninResult | Pair | None:
-    """Returns the result of a test that has begun, if it has written one, and found a difference. The processes of a
-    pair each write a file before the common one."""
-    if test.file is None:
-        return None
-    file = Path(test.file)
-    parts = sorted(file.parent.glob(f"{file.stem}-*.json")) if test.level in COMPARISONS else ()
-    for place in (file, *parts):
-        with contextlib.suppress(RecordError, OSError, ValueError):
-            result = (PAIR_FORMAT.read if place in parts else read_result)(place)
-            if result.verdict is Verdict.CORRUPT and not result.simulated:
-                return result
-    return None
+    """Returns the result of a test that has begun, if it has written one, and found a difference."""
+    results = _results_of(test)
+    return next((each for each in results if each and each.verdict is Verdict.CORRUPT and not each.simulated), None)
 
 
 def is_unreadable(test: LedgerEntry) -> bool:
     """Returns whether a test that has begun has written a result, which cannot be read now."""
+    return None in _results_of(test)
+
+
+def _results_of(test: LedgerEntry) -> list[BurninResult | Pair | None]:
+    """Returns what a test that has begun has written, None for a file that cannot be read now. A burn-in announces its
+    devices after its first result. A pair makes its folder first, in which each process writes a file before the common
+    one."""
     if test.file is None:
-        return False
+        return []
+    file, found = Path(test.file), list[BurninResult | Pair | None]()
+    compared = test.level in COMPARISONS
     try:
-        if not os.path.lexists(test.file):
-            return bool(test.devices)  # a burn-in announces its devices after its first result
-        read_result(Path(test.file))
-    except (RecordError, OSError, ValueError):
-        return True
-    return False
+        names = os.listdir(file.parent)
+    except FileNotFoundError:
+        return [None] * (compared or bool(test.devices))
+    except OSError:
+        return [None]
+    places = [file] * (file.name in names or bool(test.devices))
+    if compared:
+        places += [file.with_name(name) for name in sorted(names) if Path(name).match(f"{file.stem}-*.json")]
+    for place in places:
+        try:
+            found.append(read_result(place))
+        except (RecordError, OSError, ValueError):
+            found.append(None)
+    return found
 
 
 def _seal(key: str, content: str) -> str:

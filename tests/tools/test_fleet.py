@@ -235,6 +235,6 @@ def test_a_number_may_contain_what_separates_names(tmp_path: Path, capsys: pytes
         ledger.begin("begun", simulated=False, level="quick")
         ledger.add(report, begun="begun")
     words = ("--ledger", str(tmp_path / "ledger.sqlite"), "--reason", "reseated", "--by", "me")
-    for names in (["serial SN-0, rev. B"], ["serial SN-0, rev. B", "serial SN-1, rev. B"]):
+    for names in (["serial SN-0, rev. B"], ["serial SN-0, rev. B, serial SN-1, rev. B"]):
         assert cli.run(["fleet", "acknowledge", *names, *words]) == 0, capsys.readouterr().err
     assert cli.run(["fleet", "acknowledge", "serial SN-2, rev. B", *words]) == 2

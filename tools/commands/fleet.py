@@ -2,7 +2,7 @@
 
 import dataclasses
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -102,7 +102,8 @@ class AcknowledgeCommand:
     Example: sdc fleet acknowledge "uuid GPU-5b1c..." --gone --reason "returned to the vendor" --by "N. Weber"
 
     The host passes if the devices have passed a test of all families since their failures; the command prints its
-    standing. Exit codes: 0 recorded, 2 bad usage, or a device is unknown, in which case nothing is recorded.
+    standing. A GPU without a result, because JAX cannot use it, needs none once it is acknowledged. Exit codes: 0
+    recorded, 2 bad usage, or a device is unknown, in which case nothing is recorded.
     """
 
     devices: Annotated[tuple[str, ...], tyro.conf.Positional]
@@ -244,13 +245,23 @@ def _acknowledge(options: AcknowledgeCommand) -> int:
     try:
         with Ledger(options.ledger or ledger_path(), write=True, create=False) as ledger:
             known = ledger.devices()
-            devices = [name for text in options.devices for name in ([text] if text in known else text.split(", "))]
+            devices = [name for text in options.devices for name in _parted(text, known)]
             ledger.acknowledge(devices, options.reason, options.by, gone=options.gone)
     except RecordError as error:
         raise CommandError(str(error)) from error
     standing = standing_here(ledger.path)
     write(printable(f"recorded; this host is now {standing.verdict.acceptance}: {standing.reason}"))
     return Exit.CLEAN
+
+
+def _parted(text: str, known: Container[str]) -> Iterator[str]:
+    """Yields the names in a text, which may contain what separates them."""
+    words = text.split(", ")
+    while words:
+        several = range(len(words), 1, -1)
+        count = next((count for count in several if ", ".join(words[:count]) in known), 1)
+        yield ", ".join(words[:count])
+        words = words[count:]
 
 
 def _ledger(options: LedgerCommand) -> int:

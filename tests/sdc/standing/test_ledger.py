@@ -761,13 +761,14 @@ def test_the_clock_of_the_first_host_of_a_pair_may_be_slow(desk: Desk) -> None:
             pair = make_pair(Verdict.CLEAN, ("host-0", "b"))
             ledger.add(msgspec.structs.replace(pair, created=ended, ended=ended), "pair.json", begun="begun")
             *_, last = ledger.entries()
-        assert (last.kind == "result") == counts, seconds
+        assert (last.verdict is Verdict.CLEAN) == counts, seconds
+    assert "the clock of this host" in desk.standing().reason
 
 
 def test_a_failure_that_only_one_process_of_a_pair_has_written_counts(desk: Desk, tmp_path: Path) -> None:
     desk.burn_in()
     with desk.open() as ledger:
-        ledger.begin("begun", simulated=False, level="pair", file=tmp_path / "pair.json")
+        ledger.begin("pair", simulated=False, level="pair", file=tmp_path / "pair.json")
     PAIR_FORMAT.write(tmp_path / "pair-0.json", make_pair(Verdict.CORRUPT, ("host-0", "b")))
     assert desk.code() == 1
     desk.burn_in()
@@ -778,6 +779,67 @@ def test_a_failure_that_only_one_process_of_a_pair_has_written_counts(desk: Desk
     assert desk.code() == 0
 
 
+@pytest.mark.parametrize("lost", ["damaged", "unmounted", "hidden"])
+def test_a_pair_whose_files_cannot_be_read_is_not_forgotten(
+    desk: Desk, tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.burn_in()
+    folder = tmp_path / "pair"
+    folder.mkdir()
+    with desk.open() as ledger:
+        ledger.begin("pair", simulated=False, level="pair", file=folder / "pair.json")
+    PAIR_FORMAT.write(folder / "pair-0.json", make_pair(Verdict.CORRUPT, ("host-0", "b")))
+    text = (folder / "pair-0.json").read_bytes()
+    if lost == "damaged":
+        (folder / "pair-0.json").write_bytes(text[:100])
+    elif lost == "unmounted":
+        folder.rename(tmp_path / "elsewhere")
+    else:
+        denied = PermissionError(13, "Permission denied")
+        monkeypatch.setattr("sdc.standing.ledger.os.listdir", lambda _: (_ for _ in ()).throw(denied))
+    assert (desk.code(), "cannot be read" in desk.standing().reason) == (3, True)
+    desk.burn_in()
+    assert desk.code() == 3
+    monkeypatch.undo()
+    if lost == "damaged":
+        (folder / "pair-0.json").write_bytes(text)
+    elif lost == "unmounted":
+        (tmp_path / "elsewhere").rename(folder)
+    assert desk.code() == 1
+
+
+def test_a_burn_in_that_began_before_a_failure_in_another_ledger_clears_nothing(tmp_path: Path) -> None:
+    mine, other = Desk(tmp_path / "ledger-a.sqlite"), Desk(tmp_path / "ledger-b.sqlite")
+    with mine.open() as ledger:
+        ledger.begin("begun", simulated=False, level="quick")
+        begin = mine.moment.written
+        other.moment.written = "2026-01-05T01:00:00+00:00"
+        other.burn_in(0)
+        mine.moment.written = "2026-01-05T02:00:00+00:00"
+        report = make_report(machine="m0", created=begin, ended=mine.moment.written)
+        ledger.add(report, begun="begun")
+        ledger.acknowledge([FIRST], "reseated", "A. Person")
+    assert "began before the device differed" in mine.standing().reason
+    mine.burn_in()
+    assert mine.code() == 0
+
+
+def test_a_device_that_failed_is_not_excused(desk: Desk) -> None:
+    """Neither by the UUID of a device that the ledger knows by its serial number, nor once it has left and returned."""
+    uuid = f"uuid {make_report().devices[0].uuid}"
+    desk.burn_in(0, devices=1)
+    desk.moment.uuids = (make_report().devices[0].uuid or "",)
+    with desk.open() as ledger:
+        ledger.acknowledge([uuid], "seen", "A. Person")
+    assert "has not passed since" in desk.standing().reason
+    with desk.open() as ledger:
+        ledger.acknowledge([FIRST], "returned", "A. Person", gone=True)
+        ledger.acknowledge([uuid], "seen", "A. Person")
+    assert (desk.code(), "remove it" in desk.standing().reason) == (3, True)
+    desk.burn_in(devices=1, verdict=Verdict.CLEAN)
+    assert desk.code() == 0
+
+
 def test_a_gpu_that_no_test_can_use_is_acknowledged(desk: Desk) -> None:
     desk.burn_in()
     desk.moment.uuids = ("GPU-display",)
@@ -785,7 +847,8 @@ def test_a_gpu_that_no_test_can_use_is_acknowledged(desk: Desk) -> None:
     with desk.open() as ledger:
         with pytest.raises(LedgerError, match="no device or test"):
             ledger.acknowledge(["uuid GPU-display"], "for the screen", "A. Person", gone=True)  # it is there
-        ledger.acknowledge(["uuid GPU-display"], "for the screen", "A. Person")
+        for _ in range(2):
+            ledger.acknowledge(["uuid GPU-display"], "for the screen", "A. Person")
     assert desk.code() == 0
     desk.moment.host.boot = "b1"
     desk.burn_in()
