@@ -58,9 +58,9 @@ def as_before() -> Iterator[None]:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Returns the number of workers: one for each core, if memory allows."""
+    """Returns the number of workers, if memory allows: one more than cores, because many tests wait for processes."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(len(os.sched_getaffinity(0)), memory // WORKER))
+    return max(1, min(len(os.sched_getaffinity(0)) + 1, memory // WORKER))
 
 
 def pytest_collection_finish() -> None:
