@@ -175,7 +175,7 @@ def test_a_pair_and_a_pool_are_jobs(slurm: Slurm, tmp_path: Path) -> None:
     pair = slurm.submit(
         "--nodelist=n1,n2", DEPLOY / "slurm" / "pair.sbatch", "--devices", 2, "--steps", 1, SDC_SHARED=str(tmp_path)
     )
-    ended = slurm.ended(pair, 240)
+    ended = slurm.ended(pair, 600)
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), slurm.output(pair)
     found = read(tmp_path / f"pair-{pair}-0" / "pair.json")
     assert found["verdict"] == "clean"
@@ -184,7 +184,7 @@ def test_a_pair_and_a_pool_are_jobs(slurm: Slurm, tmp_path: Path) -> None:
         DEPLOY / "slurm" / "pool.sbatch", "--devices", 3, "--steps", 1, "--fault", "bitflip,rate=1e-2",
         SDC_SHARED=str(tmp_path),
     )  # fmt: skip
-    ended = slurm.ended(pool, 300)
+    ended = slurm.ended(pool, 600)
     assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "1:0"), slurm.output(pool)
     found = read(tmp_path / f"pool-{pool}-0" / "pool.json")
     assert found["verdict"] == "corrupt"
