@@ -11,12 +11,8 @@ CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || comman
 $(addsuffix /.installed,$(sort $(VENV) .venv-latest)): setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version)'
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install $(QUICKLY) --quiet --disable-pip-version-check --editable '.[dev]'
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
-
-# Python compiles what these environments use when it first imports it, and keeps that: takes half of pip's time.
-.venv-latest/.installed .venv-targets/.installed: QUICKLY = --no-compile
-unexport PYTHONDONTWRITEBYTECODE
 
 # Two twins, one of them on a simulated corrupting node; the demo succeeds if the corruption is detected (exit code 1).
 demo: $(VENV)/.installed
@@ -92,7 +88,7 @@ test-conformance: $(VENV)/.installed
 # the whole table in ten (targets). The compilers take 700 MB, in a separate environment.
 .venv-targets/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv-targets
-	.venv-targets/bin/python -m pip install $(QUICKLY) --quiet --disable-pip-version-check --editable '.[dev,targets]'
+	.venv-targets/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,targets]'
 	touch $@
 
 targets-quick: .venv-targets/.installed
