@@ -173,12 +173,12 @@ def check_folder(folder: str | PathLike[str], resume: bool, kind: str, *, resuma
         records.read_manifest(folder, kind)
         return
     folder = Path(folder)
-    for limit, parts in ("PC_NAME_MAX", folder.absolute().parts), ("PC_PATH_MAX", [str(folder.absolute())]):
-        longest = os.pathconf("/", limit)
-        for part in parts:
-            if len(os.fsencode(part)) >= longest + (limit == "PC_NAME_MAX"):
-                problem = f"has more than {longest} bytes, the limit of the system; choose another folder"
-                raise SettingError("folder", f"…{part[:20]}…", problem)
+    limits = dict.fromkeys(folder.absolute().parts, os.pathconf("/", "PC_NAME_MAX"))
+    limits[str(folder.absolute())] = os.pathconf("/", "PC_PATH_MAX") - 1  # less the byte that ends it
+    for text, limit in limits.items():
+        if len(os.fsencode(text)) > limit:
+            problem = f"has more than {limit} bytes, the limit of the system; choose another folder"
+            raise SettingError("folder", f"{text[:40]}…", problem)
     records.Record.check_owner(folder)
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not there.is_dir():

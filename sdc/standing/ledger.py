@@ -51,7 +51,7 @@ NAMES = (RESULT, PAIR, POOL)
 BEGUN = "a test has begun"
 UNANNOUNCED = "the ledger does not contain the beginning of this test"
 NO_DEVICE = "it was of devices of another host"
-CLOCKS = "the clock of this host and that of the first host of the test differ by more than five minutes"
+CLOCKS = f"the clocks of this host and of the first host of the test differ by more than {AHEAD / 60:g} minutes"
 COMPARISONS = (Path(PAIR).stem, Path(POOL).stem)  # levels of tests that are no burn-ins
 RESERVE = 128 << 10  # bytes kept for a failure, in case the disk becomes full
 
@@ -529,8 +529,8 @@ class Ledger:
         since: tuple[LedgerEntry | None, str | None], once: bool,
     ) -> None:  # fmt: skip
         """Adds a result to the state of its device, which is recognized by any of its names, and sets `entry.device`;
-        with `once`, only if no failure of the same run counts already. `since` is the entry that announced
-        the test, and when a resumed burn-in began."""
+        with `once`, only if no failure of the same run counts already. `since` is the entry that announced the test and
+        the time when a resumed burn-in began."""
         states = self.devices()
         present = [name for name in states if name in host.devices]
         gone = [name for name in states if name not in host.devices]
@@ -545,9 +545,10 @@ class Ledger:
             return
         state.inherit(others, entry.at.chassis)
         announced, resumed = since
-        earlier = announced is not None and announced.number < state.difference
-        if announced is not None and state.differed is not None and not state.difference:  # by another ledger
-            earlier = announced.at.written < state.differed <= entry.at.written
+        # Only this ledger numbers its entries; a difference that another ledger contains has a time.
+        earlier = announced is not None and (
+            announced.number < state.difference or announced.at.written < (state.differed or "") <= entry.at.written
+        )
         if resumed is not None and state.differed is not None:  # a time from the future proves nothing
             earlier = earlier or not state.differed <= resumed <= entry.at.written
         if entry.verdict is Verdict.CLEAN and not entry.simulated and earlier:

@@ -56,7 +56,7 @@ CASES: dict[str, tuple[str, str]] = {
     "tokenizer missing": ("train --tokenizer {folder}/none.json", "none.json"),
     "run is a file": ("train --run {not.json}", "not.json: is not a folder; choose a new one"),
     "long name": ("burnin --level quick --run " + "z/" * 50 + "z" * 256, "z…: has more than 255 bytes, the limit of"),
-    "long path": ("burnin --level quick --run " + "z/" * 2500, "has more than 4096 bytes, the limit of"),
+    "long path": ("burnin --level quick --run " + "z/" * 2500, "has more than 4095 bytes, the limit of"),
     "run exists": ("train --steps 1 --run {taken}", "exists already; choose another"),
     "resume nothing": ("train --resume --run {folder}/new", "is not a run folder"),
     "resume unnamed": ("train --resume", "give --run DIR"),

@@ -102,8 +102,8 @@ class AcknowledgeCommand:
     Example: sdc fleet acknowledge "uuid GPU-5b1c..." --gone --reason "returned to the vendor" --by "N. Weber"
 
     The host passes if the devices have passed a test of all families since their failures; the command prints its
-    standing. A GPU without a result, because JAX cannot use it, needs none once it is acknowledged. Exit codes: 0
-    recorded, 2 bad usage, or a device is unknown, in which case nothing is recorded.
+    standing. A GPU that JAX cannot use needs no result once it is acknowledged. Exit codes: 0 recorded, 2 bad usage, or
+    a device is unknown, in which case nothing is recorded.
     """
 
     devices: Annotated[tuple[str, ...], tyro.conf.Positional]

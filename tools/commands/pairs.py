@@ -139,7 +139,8 @@ def compare(command: ComparisonCommand, kind: Literal["pair", "pool"], twins: in
             )  # fmt: skip
             account = LedgerAccount(ledger_path()) if processes > 1 else None  # a single process compares no hosts
             file = joint.folder / (PAIR if kind == "pair" else POOL)
-            joint.folder.mkdir(parents=True, exist_ok=True)  # if it is missing later, results in it may be, too
+            with contextlib.suppress(OSError):  # the first record reports it
+                joint.folder.mkdir(parents=True, exist_ok=True)  # if it is missing later, so may be results in it
             for error in account.begin(kind, simulated=bool(faults), file=file) if account else ():
                 print(f"sdc: the ledger of this host will not contain this {kind}: {error}", file=sys.stderr)
             result = SharedResult(opening, file, account)
