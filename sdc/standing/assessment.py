@@ -182,7 +182,7 @@ def standing_here(
             if state.result.number == 0 or state.result.run != results[-1].run:
                 said += f" or, if the device has left this host for good, sdc fleet acknowledge '{name}' --gone"
             return _stated(Verdict.INCONCLUSIVE, said, state.result)
-    tested = [state for name, state in states.items() if name in devices or (state.unused and state.cleared)]
+    tested = [state for name, state in states.items() if name in devices or state.unused]
     for name in sorted(listed - {name for state in tested for name in state.names}):
         if any(name in state.names and not state.cleared for state in states.values()):
             return _unknown(f"{name} of this host has not passed since it failed; run sdc burnin on it, or remove it")

@@ -411,7 +411,7 @@ class Ledger:
                     taken = state.inherit(others, at.chassis)
                     # There is nothing else to acknowledge of a device that is listed and was in no later test.
                     untested = device not in host.devices and bool(listed & {*state.names})
-                    state.unused = state.unused or (untested and state.failed is None and state.cleared)
+                    state.unused = untested and state.failed is None and state.cleared
                     if taken is not None and taken.at.written > state.result.at.written:
                         state.result = msgspec.structs.replace(taken, number=0)  # its number is of another ledger
                     state.failed = None

@@ -833,6 +833,13 @@ def test_a_device_that_failed_is_not_excused(desk: Desk) -> None:
     assert (desk.code(), "remove it" in desk.standing().reason) == (3, True)
     desk.burn_in(devices=1, verdict=Verdict.CLEAN)
     assert desk.code() == 0
+    desk.burn_in(0, devices=1)
+    desk.burn_in(devices=1, verdict=Verdict.CLEAN)
+    desk.moment.host.boot = "b1"
+    desk.burn_in(devices=1, verdict=Verdict.CLEAN, device={"serial": lambda _: "SN-new", "uuid": None})
+    with desk.open() as ledger:
+        ledger.acknowledge([FIRST], "seen", "A. Person")
+    assert f"{uuid} of this host has no result" in desk.standing().reason
 
 
 def test_a_gpu_that_no_test_can_use_is_acknowledged(desk: Desk) -> None:
@@ -847,6 +854,7 @@ def test_a_gpu_that_no_test_can_use_is_acknowledged(desk: Desk) -> None:
             ledger.acknowledge(["uuid GPU-display"], "for the screen", "A. Person")
     assert desk.code() == 0
     desk.moment.host.boot = "b1"
+    assert desk.code() == 0
     desk.burn_in()
     assert desk.code() == 0
     with desk.open() as ledger:
@@ -863,3 +871,26 @@ def test_a_gpu_that_no_test_can_use_is_acknowledged(desk: Desk) -> None:
     desk.moment.host.boot = "b2"
     desk.burn_in()
     assert "GPU-display: its failure was acknowledged, but it has not passed" in desk.standing().reason
+
+
+def test_a_gpu_that_was_tested_after_all_is_acknowledged_no_more(desk: Desk) -> None:
+    display = f"uuid {make_report(devices=3).devices[2].uuid}"
+    desk.burn_in()
+    desk.moment.uuids = (display.split()[1],)
+    with desk.open() as ledger:
+        ledger.acknowledge([display], "for the screen", "A. Person")
+    desk.burn_in(devices=3, verdict=Verdict.INCONCLUSIVE)
+    desk.moment.host.boot = "b1"
+    other = {"serial": lambda index: f"SN-{index}" if index == 2 else f"SN-host-0-{index}", "uuid": None}
+    desk.burn_in(devices=3, device=other)  # in its place; it may have another one
+    assert f"{display} of this host has no result" in desk.standing().reason
+
+
+def test_a_ledger_without_the_row_of_an_acknowledged_gpu_is_damaged(desk: Desk) -> None:
+    desk.burn_in()
+    desk.moment.uuids = ("GPU-display",)
+    with desk.open() as ledger:
+        ledger.acknowledge(["uuid GPU-display"], "for the screen", "A. Person")
+    with contextlib.closing(sqlite3.connect(desk.path)) as base, base:
+        base.execute("DELETE FROM states WHERE key = 'uuid GPU-display'")
+    assert "missing or old" in desk.standing().reason
