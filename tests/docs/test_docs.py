@@ -123,7 +123,7 @@ class Quoted(NamedTuple):
 QUOTED = (
     Quoted("README.md", "in 5 to 15 minutes on two cores", "with the download of packages | 5 min | 4 min 10 s"),
     Quoted("README.md", "in 15 to 60 minutes", "| `make test-all` after it | 25 min | 13 min 44 s"),
-    Quoted("README.md", "in 5 to 15 minutes on two cores", "9 min 59 s (4,239 tests in three processes; in two, 12 min 20 s), and 55 min"),
+    Quoted("README.md", "in 5 to 15 minutes on two cores", "9 min 59 s (4,239 tests in three processes"),
     Quoted("README.md", "about a minute on two cores, installation included",
            "| `make demo`, installation included | 5 min without it | 62 s |"),
     Quoted("README.md", "checking linear layers costs a few percent of a step",
