@@ -64,8 +64,13 @@ def usage_errors() -> Iterator[None]:
     """Turns errors that occur while input is read into usage errors (exit code 2)."""
     try:
         yield
+    except SettingError as error:
+        raise CommandError(flag(error)) from error
+    except PermissionError as error:
+        said = f"{error.filename or 'a path'} cannot be used ({error.strerror})"
+        raise CommandError(f"{said}; make it accessible for this user, or choose another path") from error
     except (ValueError, OSError) as error:
-        raise CommandError(flag(error) if isinstance(error, SettingError) else str(error)) from error
+        raise CommandError(str(error)) from error
 
 
 @contextmanager

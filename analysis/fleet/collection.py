@@ -140,8 +140,14 @@ def find_results(paths: Iterable[AnyPath]) -> ResultFiles:
         refused.append(Refused(os.fspath(error.filename), reason(error)))
 
     for path in map(Path, paths):
-        if not os.path.lexists(path):
-            raise SettingError("FILES", path, "no such file or folder; pass result files or run folders of sdc burnin")
+        try:
+            path.lstat()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            problem = "no such file or folder; pass result files or run folders of sdc burnin"
+            raise SettingError("FILES", path, problem) from error
+        except OSError as error:
+            refuse(error)
+            continue
         if not path.is_dir():
             files.append(path)
             continue

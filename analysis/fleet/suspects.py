@@ -254,17 +254,23 @@ def find_suspects(
     results: Sequence[HostResult], votes: Votes, past: Mapping[str, Mapping[str, Accusation]] | None = None
 ) -> list[SuspectRow]:
     seen: dict[tuple[str, bool], list[Sighting]] = defaultdict(list)
-    where: dict[tuple[str, bool], tuple[HostResult, DeviceResult]] = {}
+    errors: dict[tuple[str, bool], list[str]] = defaultdict(list)
     for result, part, sighting in _sightings(results, votes):
-        place = (part.identity, result.simulated)
-        seen[place].append(sighting)
-        if place not in where or where[place][0].created <= result.created:
-            where[place] = (result, part)
+        seen[part.identity, result.simulated].append(sighting)
+        errors[part.identity, result.simulated] += part.errors
+    # The device may have moved since it differed.
+    where = {
+        (part.identity, result.simulated): (result, part)
+        for result in sorted(results, key=lambda result: result.created)
+        for part in result.parts.values()
+        if (part.identity, result.simulated) in seen
+    }
     wrong = wrong_runs(results, votes)
     found = []
     for place, sightings in seen.items():
         before = {} if place[1] else (past or {}).get(place[0], {})
-        found.append(_suspect(place[1], *where[place], sightings, before, wrong.get(place, {})))
+        told = list(dict.fromkeys(errors[place]))
+        found.append(_suspect(place[1], *where[place], sightings, told, before, wrong.get(place, {})))
     order = {confidence: number for number, confidence in enumerate(CONFIDENCES)}
     return sorted(found, key=lambda each: (each.simulated, order[each.confidence], -each.points, each.identity))
 
@@ -330,6 +336,7 @@ def _suspect(
     result: HostResult,
     part: DeviceResult,
     sightings: list[Sighting],
+    errors: list[str],
     past: Mapping[str, Accusation],
     wrong: Counts,
 ) -> SuspectRow:
@@ -345,7 +352,7 @@ def _suspect(
         confidence = "confirmed" if len(kinds) > 1 or len(accusing) > 1 else "probable"
     grave = max((each.persistence for each in sightings), key=lambda each: SEVERITY[each])
     points = 3 * len(kinds) + min(4, 2 * (len(several) - 1)) + SEVERITY[grave]
-    points += (max(each.hosts for each in sightings) >= 3) + bool(part.errors)
+    points += (max(each.hosts for each in sightings) >= 3) + bool(errors)
     points += len({each.workload.partition("/")[0] for each in sightings}) > 1
     times = sorted([*(each.created for each in sightings), *(each.created for each in past.values())])
     ordered = sorted(sightings, key=lambda each: each.created)
@@ -354,7 +361,7 @@ def _suspect(
         confidence=confidence, points=points if alone else points / 2, kinds=kinds,
         workloads=list(dict.fromkeys(each.workload for each in sightings)),
         wrong_runs=sum(count for count, _ in wrong.values()), runs=sum(count for _, count in wrong.values()),
-        burn_ins=len(several), first=times[0], last=times[-1], persistence=grave, errors=list(part.errors),
+        burn_ins=len(several), first=times[0], last=times[-1], persistence=grave, errors=errors,
         seen=[each.text for each in ordered[:SHOWN]], machine=result.host.machine,
         not_shown=max(0, len(sightings) - SHOWN), next=_next(result.host.name, part, confidence, simulated=simulated),
     )  # fmt: skip

@@ -248,10 +248,11 @@ def itself_alone(register: Register, result: BurninResult) -> str | None:
     }
     if not alone:
         return None
+    were = "was" if len(alone) == 1 else "were"
     return (
-        f"{len(alone)} of the golden digests were recorded only on the tested device itself, or on devices that cannot "
-        "be distinguished from it, so a fault that repeats itself would affect them too; give a register that was "
-        "recorded on other devices, or none"
+        f"{len(alone)} of the golden digests {were} recorded only on the tested device itself, or on devices that "
+        "cannot be distinguished from it, so a fault that repeats itself would affect them too; give a register that "
+        "was recorded on other devices, or none"
     )
 
 

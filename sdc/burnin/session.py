@@ -51,7 +51,7 @@ class NotOnRecord(Exception):
 @dataclasses.dataclass
 class Session:
     # Beginning of a doubt that a resumed burn-in does not share
-    UNLISTED: ClassVar[str] = "the ledger does not contain this burn-in: "
+    UNLISTED: ClassVar[str] = "the ledger could not announce this burn-in, so its runs are no PASS: "
 
     settings: BurninSettings
     folder: Path  # folder of the result, the log and the bundle
@@ -167,8 +167,10 @@ class Session:
 
     def _handle(self, event: Mapping[str, Any]) -> None:
         """Logs an event and saves the result so far, in case the process is killed."""
-        if event["event"] == "run":
+        if event["event"] == "run" and self._result is not None:
             self._ended = None
+            others = (doubt for doubt in self._result.doubts if not doubt.startswith(Session.UNLISTED))
+            self._result.doubts = list(dict.fromkeys((*others, *self.doubts)))  # this session may be announced
         elif event["event"] == "difference":  # its finding follows, and raises if the disk is full
             for write in (functools.partial(self._log, event), self.save):
                 with contextlib.suppress(OSError):
@@ -239,8 +241,9 @@ class Session:
         keys = [tally.key for tally in result.workloads if tally.key is not None]
         if (missing := shortfall(self._register, keys, self._here)) is not None:
             return f"golden digests: {missing}"
-        alone = itself_alone(self._register, result)
-        return None if any(tally.voted for tally in result.workloads) else alone
+        if result.stopped is not None or any(tally.voted for tally in result.workloads):
+            return None
+        return itself_alone(self._register, result)
 
 
 def clock_shift(begun: datetime.datetime, ended: datetime.datetime, seconds: float) -> str | None:
@@ -297,7 +300,7 @@ def go_on(result: BurninResult, earlier: BurninResult) -> None:
     result.id, result.created = earlier.id, earlier.created
     result.seed = result.seed if earlier.seed is None else earlier.seed  # earlier versions had none
     result.notes = list(earlier.notes)
-    result.doubts = [doubt for doubt in earlier.doubts if not doubt.startswith(Session.UNLISTED)]
+    result.doubts = list(earlier.doubts)
     result.findings, result.unfinished = list(earlier.findings), list(earlier.unfinished)
     for device in earlier.devices:
         if device.sensors is not None:

@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ..schema import Header, package_version
-from .storage import AnyPath, RecordError as RecordError, read_bytes, reason, write_bytes
+from .storage import UNREADABLE, AnyPath, RecordError as RecordError, read_bytes, reason, write_bytes
 
 FIELD = "checksum"  # reserved name of the checksum's field, which is the last field of an object
 DEEPEST = 100  # maximum nesting of lists and objects. Records need seven levels.
@@ -139,7 +139,7 @@ def _content(place: str, source: str) -> bytes:
             f"{place} is a folder, not a file; give the path of a file, or replace the folder with the file"
         ) from error
     except OSError as error:
-        raise RecordError(f"{place} cannot be read ({reason(error)}); correct the cause and try again") from error
+        raise RecordError(f"{place} {UNREADABLE.format(reason(error))}") from error
 
 
 def _object(content: bytes, place: str, remedy: str) -> dict[str, Any]:
@@ -205,6 +205,10 @@ class Format(Generic[T]):
         """Reads a file or, in a folder, a file with one of `names`; raises RecordError with a one-line reason."""
         place = os.fspath(path)
         if self.names and os.path.isdir(place):
+            try:
+                os.listdir(place)
+            except OSError as error:
+                raise RecordError(f"{place} {UNREADABLE.format(reason(error))}") from error
             inside = [os.path.join(place, name) for name in self.names]
             found = next(filter(os.path.exists, inside), None if len(inside) > 1 else inside[0])
             if found is None:

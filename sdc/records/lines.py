@@ -12,7 +12,7 @@ from typing import IO, Any
 import msgspec
 
 from .format import DEEPEST, FIELD, ODD, REMEDY, from_json, misfit, parse_json
-from .storage import AnyPath, RecordError, appends, read_bytes, reason, sync_folder, write_bytes
+from .storage import UNREADABLE, AnyPath, RecordError, appends, read_bytes, reason, sync_folder, write_bytes
 
 _LINE = re.compile(rb', "checksum": "([0-9a-f]{8})"\}$')
 REWRITE_SECONDS = 30.0  # minimum seconds between rewrites of an object, which cannot grow; the last rewrite is exempt
@@ -98,9 +98,7 @@ def read_content(path: AnyPath, *, whole: bool) -> bytes:
             raise RecordError(f"{os.fspath(path)} is missing although the run has ended; {REMEDY}") from error
         return b""
     except OSError as error:
-        raise RecordError(
-            f"{os.fspath(path)} cannot be read ({reason(error)}); correct the cause and try again"
-        ) from error
+        raise RecordError(f"{os.fspath(path)} {UNREADABLE.format(reason(error))}") from error
     if whole and not content.endswith(b"\n") and content:
         lines = content.count(b"\n")
         raise RecordError(f"{os.fspath(path)} is cut off after line {lines}; {REMEDY}")

@@ -24,7 +24,7 @@ from .format import FIELD, REMEDY, Format, encode, to_json, to_text, write_seale
 from .layout import DISCARDED, MANIFEST, SUMMARY, Kind, LineFile, kind_of
 from .lines import Lines, Pace, Rows, end_of, read_content, read_rows, start
 from .lock import LOCK, Lock
-from .storage import AnyPath, RecordError, appends, check_owner, names, reason, remove, temporary_of
+from .storage import UNREADABLE, AnyPath, RecordError, appends, check_owner, names, reason, remove, temporary_of
 
 # Files that show that a folder is not a record, and the commands that read them.
 OTHERS = {
@@ -198,7 +198,7 @@ def read_manifest(path: AnyPath, *kinds: str) -> dict[str, Any]:
     except NotADirectoryError:
         inside = []
     except OSError as error:
-        raise RecordError(f"{place} cannot be read ({reason(error)}); correct the cause and try again") from error
+        raise RecordError(f"{place} {UNREADABLE.format(reason(error))}") from error
     if MANIFEST not in inside:
         other = next((said for name, said in OTHERS.items() if name in inside), "").format(path=place)
         raise RecordError(f"{place} is not a run folder (it has no {MANIFEST}{other}); give the folder of a run")

@@ -228,6 +228,9 @@ def remove(path: AnyPath) -> None:
         _fresh(path).unlink(missing_ok=True)
 
 
+UNREADABLE = "cannot be read ({}); correct the cause and try again"
+
+
 def reason(error: OSError) -> str:
     return error.strerror or str(error).partition("\n")[0] or type(error).__name__
 

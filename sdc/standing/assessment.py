@@ -44,11 +44,12 @@ def standing_of(
     or dated in the future, a result of other hosts (unless `any_host`), and a PASS of a rehearsal are INCONCLUSIVE.
     """
     try:
-        places = [path / name for name in NAMES if os.path.lexists(path / name)] if path.is_dir() else [path]
+        inside = os.listdir(path) if path.is_dir() else None
     except OSError as error:
-        return _unknown(f"{path} cannot be read ({error.strerror})")
+        return _unknown(f"{path} cannot be read ({error.strerror}); make it readable for this user")
+    places = [path] if inside is None else [path / name for name in NAMES if name in inside]
     if not places or not os.path.lexists(places[0]):
-        recorded = (path / "manifest.json").exists()
+        recorded = inside is not None and "manifest.json" in inside
         kind = "a run record (view it with sdc report), but no result," if recorded else "no result"
         return _unknown(f"there is {kind} in {path}; run sdc burnin, or give the folder of one burn-in, pair or pool")
     if len(places) > 1:
@@ -228,8 +229,8 @@ def _unended(path: Path, host: HostState, here: Origin) -> Standing:
     else:
         said = f"left no result; {remedy}"
         if is_unreadable(newest):
-            said = f"was killed, and its result {newest.file} cannot be read; make it readable or, once you know that "
-            said += f"it contains no FAIL, sdc fleet acknowledge '{name_of_test(run)}'"
+            said = f"left no result that can be read in {newest.file}; continue it with --resume, make the file "
+            said += f"readable or, once you know that it contains no FAIL, sdc fleet acknowledge '{name_of_test(run)}'"
     test = newest.level if newest.level in COMPARISONS else "burn-in"
     return _stated(Verdict.INCONCLUSIVE, f"the {test} that began at {newest.at.written} {said}", newest)
 

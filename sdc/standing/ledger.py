@@ -36,7 +36,7 @@ from sdc.burnin import (
     candidates,
     compare_names,
 )  # fmt: skip
-from sdc.records import AnyPath, Record, RecordError, identify, read_json
+from sdc.records import AnyPath, Record, RecordError, identify, read_json, reason
 from sdc.schema import Fields, Header, Host, about, now
 from sdc.verdict import Verdict
 
@@ -243,7 +243,9 @@ class Ledger:
             Record.check_owner(self.path)
             present = self.path.exists()
         if present and not self.path.is_file():
-            raise LedgerError(f"{self.path} is no file; give the file of a ledger")
+            raise LedgerError(
+                f"{self.path} is no file, expected a ledger; move it away, or choose another with --ledger"
+            )
         if not self._create and not present:
             raise LedgerError(f"there is no ledger {self.path}; run sdc burnin, which begins one")
         # Whoever may write also reads with write access, because SQLite undoes what a killed writer left.
@@ -261,7 +263,7 @@ class Ledger:
             if version != VERSION:
                 raise LedgerError(
                     f"{self.path} has tables of version {version}, not {VERSION}; if it is a ledger, use the jax-sdc "
-                    f"that wrote it; {BEGIN} move it to another folder and run sdc burnin"
+                    f"that wrote it; {REMEDY}"
                 )
         except BaseException:
             self._base.close()
@@ -306,7 +308,7 @@ class Ledger:
         (`ended` is false), only the names of its devices and their differences are added, because these count however
         it ends.
 
-        A burn-in that was resumed and ran nothing adds no PASS, and a PASS does not count if the burn-in began before
+        A burn-in that was resumed and ran nothing adds no PASS; a PASS does not count if the burn-in began before
         the device differed, or if the ledger does not contain its beginning. A burn-in that found no device stays in
         the list of those that left no result, and so does one that was killed, until a later one has results of all
         devices that it tested or, if these are unknown, of all known devices and of those that it requested.
@@ -317,6 +319,8 @@ class Ledger:
             begun: the identifier with which the test was announced.
             ended: whether it has ended.
             process: the process of a pair or pool whose devices belong to this host.
+
+        Raises LedgerError if the ledger cannot be written, or if nothing ran and it does not contain the earlier PASS.
         """
         if not ended and result.simulated:
             return
@@ -343,8 +347,11 @@ class Ledger:
                 if entry.verdict is Verdict.CLEAN and announced is None and not result.simulated:
                     entry.verdict, entry.sentence = Verdict.INCONCLUSIVE, UNANNOUNCED
                 if stale and entry.verdict is Verdict.CLEAN:
-                    if own:
+                    if own and self._contains(entry):
                         continue
+                    if own:
+                        said = f"nothing has run since {result.ended}; run sdc burnin in a new folder"
+                        raise LedgerError(f"{self.path} does not contain what ran earlier, and {said}")
                     entry.verdict, entry.sentence = Verdict.INCONCLUSIVE, CLOCKS
                 self._add(host, entry, others, since=since, once=not ended)
                 tested.append(entry)
@@ -481,6 +488,15 @@ class Ledger:
                 "SELECT number, content, seal FROM entries ORDER BY number"
             ):
                 yield self._decoded(str(number), content, seal, LedgerEntry)
+
+    def _contains(self, entry: LedgerEntry) -> bool:
+        """Returns whether the ledger contains the same PASS."""
+        rows = self._base.execute(
+            "SELECT number, content, seal FROM entries WHERE kind = 'result' AND verdict = 'clean' AND run = ?",
+            (entry.run,),
+        )
+        passes = (self._decoded(str(number), content, seal, LedgerEntry) for number, content, seal in rows)
+        return any(each.ended == entry.ended and _same(each.names, entry.names) for each in passes)
 
     def _announced(self, begun: str) -> LedgerEntry | None:
         """Returns the entry that announced a test, also if results of another test have replaced it."""
@@ -651,18 +667,21 @@ class Ledger:
         except (sqlite3.Error, OSError, UnicodeError) as error:
             code = getattr(error, "sqlite_errorcode", None)
             remedy = ERRORS.get(getattr(error, "errno", None)) if code is None else REMEDIES.get(code & 0xFF)
-            raise LedgerError(f"{self.path} cannot be used as a ledger ({error}); {remedy or REMEDY}") from error
+            why = reason(error) if isinstance(error, OSError) else error
+            raise LedgerError(f"{self.path} cannot be used as a ledger ({why}); {remedy or REMEDY}") from error
 
 
 # A new ledger knows none of the failures of an old one.
-BEGIN = "keep the host drained if sdc fleet ledger lists a FAIL in it; otherwise"
-REMEDY = f"{BEGIN} keep a copy, delete it and run sdc burnin, which begins a new one"
-FOREIGN = f"is the ledger of another machine; {BEGIN} move it to another folder and run sdc burnin"
+REMEDY = (
+    "keep the host drained if it may contain a FAIL (sdc fleet ledger --ledger FILE lists what can be read); otherwise "
+    "move it to another folder and run sdc burnin"
+)
+FOREIGN = f"is the ledger of another machine; {REMEDY}"
 ROOM, RIGHTS = "free some space", "make it readable and writable for this user"
 REMEDIES = {
     sqlite3.SQLITE_BUSY: "another process is using it; try again", sqlite3.SQLITE_FULL: ROOM,
     sqlite3.SQLITE_IOERR: "examine the disk", sqlite3.SQLITE_READONLY: RIGHTS, sqlite3.SQLITE_PERM: RIGHTS,
-    sqlite3.SQLITE_CANTOPEN: "make its folder writable for this user, and free some space",
+    sqlite3.SQLITE_CANTOPEN: f"{RIGHTS}, and its folder too, and {ROOM}",
 }  # fmt: skip
 ERRORS: dict[int | None, str] = {
     errno.ENOSPC: ROOM,
@@ -844,6 +863,8 @@ def _tested(result: BurninResult, *, ended: bool) -> Iterator[tuple[CheckedDevic
     for device in result.devices:
         if ended or device.index in guilty:
             sentence = next((each.sentence for each in result.findings if device.index in each.devices), "")
+            if not sentence and device.index in guilty:  # the first sentence of the result is about another device
+                sentence = "its results differed, which has not been examined yet"
             yield (device, *_verdict_on(device.index in guilty, result.verdict, sentence, "device", "burn-in"))
 
 

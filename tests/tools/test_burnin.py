@@ -140,7 +140,7 @@ def test_the_ledger_decides_until_a_failure_is_acknowledged(
     assert said("fleet", "acknowledge", "serial 7", "--reason", "none", "--by", "me")[0] == 2
     code, line = said("fleet", "acknowledge", f"{name}, {name}", "--reason", "reseated", "--by", "me")
     assert (code, line.startswith("recorded; this host is now INCONCLUSIVE: ")) == (0, True)
-    assert "is no file; give the file of a ledger" in said("verdict", "--ledger", str(tmp_path))[1]
+    assert "is no file, expected a ledger" in said("verdict", "--ledger", str(tmp_path))[1]
     assert "in all families, only in transfers" in said("verdict")[1]
     code, text = said("fleet", "ledger", "--json")
     entries = json.loads(text)["entries"]
@@ -160,8 +160,10 @@ def test_the_ledger_decides_until_a_failure_is_acknowledged(
     (tmp_path / "ledger.sqlite").write_bytes(b"x" * 9000)
     assert said("fleet", "ledger")[0] == said("verdict")[0] == 3
     assert cli.run([*words, str(tmp_path / "fifth")]) == 3
-    assert "the ledger does not contain this burn-in" in capsys.readouterr().out
+    assert "the ledger could not announce this burn-in" in capsys.readouterr().out
     (tmp_path / "ledger.sqlite").unlink()
+    assert cli.run([*words, str(tmp_path / "fifth"), "--resume"]) == 3  # nothing is left to run
+    assert said("verdict")[0] == said("verdict", str(tmp_path / "fifth"))[0] == 3
     assert cli.run([*words, str(tmp_path / "sixth")]) == 0
     assert said("verdict")[0] == 0
 

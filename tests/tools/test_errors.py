@@ -16,6 +16,7 @@ from sdc.tools import cli, parse
 from sdc.tools.runtime import FLAGS, CommandError, run_errors, usage_errors
 from sdc.verdict import Exit
 from tests.analysis.records import manifest, steps, write_run
+from tests.reports import make_report, put_report
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -158,6 +159,33 @@ def check(code: int, out: str, err: str, message: str) -> None:
     assert line.startswith("sdc: error: ")
     assert message in line
     assert "Traceback" not in err
+
+
+UNREADABLE = {
+    "verdict {place}": 3, "verdict {place}/x": 3, "verdict --ledger {place}/ledger.sqlite": 3, "report {place}": 2,
+    "golden verify {place}/g --no-run": 2, "burnin --golden {place}/g": 2, "burnin --resume --run {place}": 2,
+    "burnin --prometheus {place}/x.prom": 2, "fleet summarize {place}": 3, "fleet summarize {place}/result.json": 3,
+    "fleet summarize {there} --output {place}/x": 2, "pair --resolve {place} {place}": 2,
+}  # fmt: skip
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    place, there = tmp_path / "place", tmp_path / "there"
+    for folder in (place, there):
+        put_report(folder, make_report(), "one")
+    place.chmod(0)
+    program = "import sys; from sdc.tools import cli; print(cli.run(sys.argv[1:]), file=sys.stderr)"
+    # Root reads everything, unless it gives up the right to.
+    user = [] if os.geteuid() else ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    for line, code in UNREADABLE.items():
+        given = line.format(place=place, there=there).split()
+        found = subprocess.run([*user, sys.executable, "-c", program, *given], capture_output=True, text=True)
+        said = found.stdout + found.stderr
+        assert said.split()[-1] == str(code), said
+        assert "Traceback" not in said
+        assert "[Errno" not in said
+        assert str(place) in said
+        assert "Permission denied" in said, said
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -1,5 +1,6 @@
 """`sdc fleet`: results of many hosts, and schedules of pairs. Nothing here needs JAX."""
 
+import contextlib
 import dataclasses
 import gc
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -272,12 +273,20 @@ def _ledger(options: LedgerCommand) -> int:
     try:
         with Ledger(options.ledger or ledger_path()) as ledger:
             entries = list(ledger.entries())
+            with contextlib.suppress(RecordError):  # a damaged ledger lists what it can
+                entries += [entry for _, entry in ledger.unlisted()]
     except RecordError as error:
         raise CommandError(str(error), Exit.INCONCLUSIVE) from error
 
     def line(entry: LedgerEntry) -> Text:
         what = entry.kind if entry.verdict is None else entry.verdict.acceptance
-        words = ["SIMULATION" if entry.simulated else "", what, entry.device or "", entry.sentence, entry.by or ""]
+        words = [
+            "SIMULATION" if entry.simulated else "",
+            what,
+            entry.device or next(iter(entry.names), ""),
+            entry.sentence,
+            entry.by or "",
+        ]
         return Text(printable(f"{entry.at.written}  {'  '.join(filter(None, words))}"))
 
     show({"entries": msgspec.to_builtins(entries)}, map(line, entries), as_json=options.json)

@@ -198,11 +198,12 @@ def _merged(files: Sequence[Path], expected: str) -> Register:
 
 def _read(files: Sequence[Path]) -> list[Register]:
     """Reads registers: a missing file is a usage error; a damaged one is inconclusive."""
-    for file in files:
-        if not file.exists():
-            raise CommandError(f"{file}: there is no such file; sdc golden record {file} writes one")
-        if file.is_dir():
-            raise CommandError(f"{file} {burnin.A_FOLDER}")
+    with usage_errors():
+        for file in files:
+            if not file.exists():
+                raise CommandError(f"{file}: there is no such file; sdc golden record {file} writes one")
+            if file.is_dir():
+                raise CommandError(f"{file} {burnin.A_FOLDER}")
     try:
         for file in files:
             Record.check_owner(file)

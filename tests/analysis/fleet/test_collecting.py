@@ -128,13 +128,16 @@ def test_who_a_device_is(tmp_path: Path) -> None:
 def test_a_number_that_two_hosts_claim_at_once_is_no_identity(tmp_path: Path) -> None:
     for host in ("a", "b"):
         put_report(tmp_path, make_report(host, device={"serial": lambda i: f"CLONE{i}"}))
-    put_report(tmp_path, make_report("c", device={"serial": lambda i: f"MOVED{i}"}))
+    found = [make_finding(host="c", devices=(0,))]
+    put_report(tmp_path, make_report("c", device={"serial": lambda i: f"MOVED{i}"}, findings=found))
     put_report(tmp_path, make_report("d", device={"serial": lambda i: f"MOVED{i}", "uuid": None}, created=NEXT_DAY))
-    summary = summarize_results(found := collect(find_results([tmp_path])))
+    summary = summarize_results(results := collect(find_results([tmp_path])))
     assert summary.doubtful_identities == ["serial CLONE0", "serial CLONE1"]
     assert summary.moved == [Moved(identity=f"serial MOVED{i}", hosts=["c", "d"]) for i in range(2)]
+    (suspect,) = summary.suspects  # where it is now
+    assert (suspect.identity, suspect.host, suspect.next[0]) == ("serial MOVED0", "d", "take d out of service")
     assert summary.devices == 6
-    assert found.results[0].parts[0].identity.startswith("uuid ")
+    assert results.results[0].parts[0].identity.startswith("uuid ")
 
 
 def test_what_is_no_suspect_and_not_clean_is_told(tmp_path: Path) -> None:

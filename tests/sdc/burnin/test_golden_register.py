@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
+from sdc.burnin import BurninSettings, Session
 from sdc.burnin.golden_register import (
     GOLDEN,
     Register,
@@ -245,7 +246,7 @@ def test_of_several_recordings_the_nearest_explains() -> None:
     ]
 
 
-def test_a_device_that_is_its_own_witness_is_told() -> None:
+def test_a_device_that_is_its_own_witness_is_told(tmp_path: Path) -> None:
     known = register("a")
     known.entries[0] = msgspec.structs.replace(
         known.entries[0], seen=(msgspec.structs.replace(known.entries[0].seen[0], devices=(1,)),)
@@ -257,7 +258,11 @@ def test_a_device_that_is_its_own_witness_is_told() -> None:
 
     told = itself_alone(known, tested())
     assert told is not None
-    assert told.startswith("1 of the golden digests were recorded only on the tested device itself")
+    assert told.startswith("1 of the golden digests was recorded only on the tested device itself")
+    session = Session(BurninSettings(), tmp_path)
+    session._register, session._here = known, ENVIRONMENT
+    stopped = msgspec.structs.replace(tested(), stopped="SIGTERM")  # perhaps before the digests of other devices
+    assert [session._doubt(result, final=True) for result in (tested(), stopped)] == [told, None]
     assert itself_alone(known, tested(uuid="GPU-a0")) is None
     assert itself_alone(register("a"), tested()) is None  # the other device had it too
     assert itself_alone(known, tested(key=subject("new").key)) is None

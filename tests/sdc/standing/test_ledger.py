@@ -16,6 +16,7 @@ from sdc.burnin import PAIR_FORMAT, BurninResult, BurninSettings, DeviceRequest,
 from sdc.schema import Host
 from sdc.standing.assessment import standing_here
 from sdc.standing.ledger import Announcement, Ledger, LedgerError, Origin, read_uuids, time_of
+from sdc.tools import cli
 from sdc.tools.commands.burnin import LedgerAccount
 from sdc.verdict import Verdict
 from tests.reports import make_finding, make_pair, make_report, put_report
@@ -155,13 +156,23 @@ def test_a_resumed_burn_in_that_runs_nothing_is_no_new_pass(desk: Desk) -> None:
     assert desk.code() == 0
 
 
+def test_a_pass_that_the_ledger_never_contained_is_none(desk: Desk) -> None:
+    """Its disk was full when the burn-in ended, which was then resumed and ran nothing."""
+    times = {"created": desk.moment.written, "ended": desk.moment.written}
+    desk.moment.written = "2026-01-05T02:00:00+00:00"
+    with pytest.raises(LedgerError, match="nothing has run since"):
+        desk.burn_in(**times)
+    assert desk.code() == 3
+
+
 def test_a_result_from_the_future_is_no_new_pass(desk: Desk) -> None:
     """The clock was ahead; a burn-in of that time was resumed, and ran nothing."""
     future = {"created": "2026-02-05T00:00:00+00:00", "ended": "2026-02-05T00:05:00+00:00"}
     desk.burn_in(0)
     with desk.open() as ledger:
         ledger.acknowledge([FIRST], "reseated", "me")
-    desk.burn_in(**future)
+    with pytest.raises(LedgerError, match="nothing has run since"):
+        desk.burn_in(**future)
     assert desk.code() == 3
     desk.burn_in(created=future["created"])  # and ran its last round
     assert desk.code() == 3
@@ -284,7 +295,9 @@ def test_a_killed_burn_in_is_replaced_by_one_that_ran_the_same(desk: Desk) -> No
     assert desk.code() == 0
 
 
-def test_a_result_of_a_killed_burn_in_that_cannot_be_read_is_not_forgotten(desk: Desk, tmp_path: Path) -> None:
+def test_a_result_of_a_killed_burn_in_that_cannot_be_read_is_not_forgotten(
+    desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its disk is not mounted: a later burn-in does not replace it."""
     path = put_report(tmp_path, make_report(machine="m0", findings=[make_finding(devices=(0,))]), "killed")
     with desk.open() as ledger:
@@ -292,12 +305,14 @@ def test_a_result_of_a_killed_burn_in_that_cannot_be_read_is_not_forgotten(desk:
         ledger.add(make_report(machine="m0"), path, begun="killed", ended=False)
     away = path.parent.rename(tmp_path / "away")
     desk.burn_in()
-    assert f"its result {path} cannot be read" in desk.standing().reason
+    assert f"can be read in {path}" in desk.standing().reason
     away.rename(path.parent)
     assert desk.standing().reason.startswith(f"{FIRST}: ")
+    assert cli.run(["fleet", "ledger", "--ledger", str(desk.path)]) == 0
+    assert f"FAIL  {FIRST}" in capsys.readouterr().out.splitlines()[-1]
     path.write_text("x")
     desk.burn_in()
-    assert "cannot be read" in desk.standing().reason
+    assert "no result that can be read" in desk.standing().reason
     with desk.open() as ledger:
         ledger.acknowledge(["test killed"], "the disk is lost", "me")
     assert desk.code() == 0
@@ -789,7 +804,7 @@ def test_what_one_process_of_a_killed_pair_has_written_counts(
         monkeypatch.setattr("sdc.standing.ledger.os.listdir", refuse)
     for _ in range(2):
         found = desk.standing()
-        assert (found.verdict.code, "cannot be read" in found.reason) == (
+        assert (found.verdict.code, "no result that can be read" in found.reason) == (
             (1, False) if lost == "nothing" else (3, True)
         )
         desk.burn_in()
