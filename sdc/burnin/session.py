@@ -51,7 +51,7 @@ class NotOnRecord(Exception):
 @dataclasses.dataclass
 class Session:
     # Beginning of a doubt that a resumed burn-in does not share
-    UNLISTED: ClassVar[str] = "the ledger could not announce this burn-in, so its runs are no PASS: "
+    UNLISTED: ClassVar[str] = "the ledger could not announce this burn-in, so it does not pass: "
 
     settings: BurninSettings
     folder: Path  # folder of the result, the log and the bundle
