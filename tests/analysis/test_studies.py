@@ -11,6 +11,7 @@ from sdc.analysis import write_report
 from sdc.analysis.report import Chart, Findings, LeftOut, Line, line_figure
 from sdc.analysis.studies import findings_of, write_study
 from sdc.analysis.studies._paft import printed_divergence
+from sdc.analysis.studies.dropcompute import RATIOS
 from sdc.analysis.studies.lossy import printed_pair_drift
 from sdc.records import stamp
 from sdc.records.format import RecordError
@@ -23,8 +24,10 @@ from sdc.train.studies.measurements import (
     DropComputeMeasured,
     DroppedRun,
     DroppedTraining,
+    LocalSpeedup,
     LossyMeasured,
     LossyTraining,
+    NoisySpeedup,
     NoisyTraining,
     PaftMeasured,
     PredictedSpeedup,
@@ -154,38 +157,61 @@ def test_lossy() -> None:
 
 def test_dropcompute() -> None:
     def dropped(
-        rate: float, *, extra: int = 0, correction: str = "none", loss: float = 1.0, end: float = 8.0, spread: float = 0
-    ) -> Any:
-        losses = np.stack([np.array([np.nan, *[loss + more] * 19]) for more in (-spread, 0.0, spread)])
-        ends = np.stack([np.linspace(0.4, end, 20)] * 3)
-        return DroppedRun(rate, extra, correction, rate, seeds(0.9)[0], losses, ends, np.full(3, 10.0))
+        rate: float, *, extra: int = 0, way: str = "none", correction: str = "none", loss: float = 1.0,
+        end: float = 8.0, spread: float = 0,
+    ) -> Any:  # fmt: skip
+        steps = DropComputeStudy(**SCALE).steps + extra
+        losses = np.stack([np.array([np.nan, *[loss + more] * (steps - 1)]) for more in (-spread, 0.0, spread)])
+        ends = np.stack([np.linspace(0.4, end, steps)] * 3)
+        way = "extra steps" if extra else way
+        return DroppedRun(rate, way, correction, rate, seeds(0.9)[0], losses, ends)
 
-    def measured(loss: float, gain: float = 1.15, spread: float = 0.0) -> DropComputeMeasured:
+    def local(server: bool, gain: float, stopped: float) -> LocalSpeedup:
+        return LocalSpeedup(4, server, *seeds(0.06, gain, stopped, spread=0.01))
+
+    def measured(
+        loss: float = 1.0, gain: float = 1.15, spread: float = 0.0, *, off: float = 0.0, kept: float = 0.9
+    ) -> DropComputeMeasured:
         runs = (
             dropped(0.0, end=10.0),
             dropped(0.1),
             dropped(0.1, extra=3, loss=loss, end=9.0, spread=spread),
+            dropped(0.1, way="repetition"),
             dropped(0.1, correction="rate"),
         )
+        noisy = tuple(
+            NoisySpeedup(
+                name, (512, 1024), *(seeds(value, value) for value in (ratio + off, 0.1, ratio * (1 - 2 * off)))
+            )
+            for name, ratio in RATIOS.items()
+        )
+        shares = {"none": {0.0: seeds(0.9)[0], 0.1: seeds(kept)[0]}, "count": {0.1: seeds(0.91)[0]}}
         return DropComputeMeasured(
-            study=DropComputeStudy(**SCALE), sources=SOURCES,
+            study=DropComputeStudy(**SCALE, drops=(0.1,)), sources=SOURCES,
             predicted=tuple(PredictedSpeedup(n, 9.0, 8.0, 0.1, 1 + n / 100, (0.0, 0.1), (1.0, 1.1)) for n in (8, 32)),
+            noisy=noisy,
+            local=(local(False, 1.5 - off, 2.0 - off), local(True, 1.2, 1.9 - off)),
             clocked=(ClockedSpeedup(2, 4, 1.0, 0.8, gain, 1.15),),
-            trainings=(DroppedTraining("text", "perplexity", runs),),
+            trainings=(DroppedTraining("text", "accuracy", runs, shares),),
         )  # fmt: skip
 
-    found = findings_of(measured(1.0))
+    found = findings_of(measured())
     rows = cells(found, "training with dropped")
-    assert list(rows) == [
-        "no threshold", "10% dropped", "10% dropped, 3 extra steps", "10% dropped, correction by rate",
-    ]  # fmt: skip
-    assert rows["10% dropped"] == (0.1, "0.9 ± 0", "1 ± 0", "8 ± 0", "1.25 ± 0", 91.19)
+    assert rows["10% dropped"] == (0.1, "0.9 ± 0", "1 ± 0", "8 ± 0", "1.25 ± 0", "91.19 ± 0.02")
+    assert rows["10% dropped, 3 extra steps"][-1] == "91.40 ± 0.08"
+    assert rows["10% dropped, repetition"][-1] == "91.19 ± 0.11"
     assert rows["10% dropped, correction by rate"][-1] is None
-    assert list(held(found).values()) == [True, True, True]
-    assert list(held(findings_of(measured(1.1, gain=1.0))).values()) == [True, False, False]
-    assert list(held(findings_of(measured(1.0, spread=0.02))).values()) == [True, True, False]
+    assert cells(found, "probability")["0.1"] == ("0.9 ± 0", "0.91 ± 0")
+    assert cells(found, "figures 13 and 14")["13b"][1:4] == ("1.302 ± 0", "1.302 ± 0", 1.302)
+    assert list(held(found).values()) == [True] * 8
+    assert (
+        "its loss is reached after -90 % [-90, -90] more steps; as many samples take 15.0% more" in found.checks[6].seen
+    )
+    assert list(held(findings_of(measured(1.1, gain=1.0))).values()) == [True] * 5 + [False, False, True]
+    assert list(held(findings_of(measured(spread=0.02))).values()) == [True] * 6 + [False, True]
+    assert list(held(findings_of(measured(off=0.8, kept=0.87))).values()) == [True] + [False] * 4 + [True, True, False]
     # Corrected runs are in the table and not in the figures.
-    assert [len(chart.lines) for chart in found.charts] == [2, 2, 3, 3]
+    assert [len(chart.lines) for chart in found.charts] == [2, 2, 10, 4, 4, 4, 2]
 
 
 def test_shadow() -> None:

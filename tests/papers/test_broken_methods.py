@@ -12,8 +12,9 @@ import pytest
 from jax import lax
 
 from sdc.aggregation import combine, lossy_zero2, select_threshold, shadow
+from sdc.aggregation.delays import Exponential
 from sdc.analysis.studies import findings_of
-from sdc.train.studies import DropComputeStudy, LossyStudy, PaftStudy, ShadowStudy, Study, Task, linear, study
+from sdc.train.studies import NOISES, DropComputeStudy, LossyStudy, PaftStudy, ShadowStudy, Study, Task, linear, study
 from sdc.train.studies.settings import KINDS
 
 POINTS = linear(features=64)
@@ -36,7 +37,8 @@ SETTINGS: Mapping[str, tuple[Study[Any], Task]] = {
     ),
     "dropcompute": (
         DropComputeStudy(
-            steps=400, seeds=3, workers=2, fleets=(4, 64), threads=(2,), iterations=20, drops=(), unit=0.002
+            steps=400, seeds=3, workers=2, fleets=(4, 64), threads=(2,), iterations=20, drops=(0.1,), unit=0.002,
+            local_periods=(1, 4),
         ),
         linear(noise=0.1),
     ),
@@ -82,6 +84,16 @@ def lost_if_dropped(total: Any, axis: str, completed: Any, micro_batches: int, *
     return found._replace(gradient=jax.tree.map(lambda leaf: jnp.where(whole, leaf, 0), found.gradient))
 
 
+def reversed_if_dropped(total: Any, axis: str, completed: Any, micro_batches: int, **settings: Any) -> Any:
+    found = combine(total, axis, completed, micro_batches, **settings)
+    sign = jnp.where(lax.pmin(completed, axis) == micro_batches, 1, -10)
+    return found._replace(gradient=jax.tree.map(lambda leaf: sign * leaf, found.gradient))
+
+
+def never_stopped(latencies: Any, rate: float) -> float:
+    return math.inf
+
+
 def blind(*given: Any, **settings: Any) -> Callable[..., Any]:
     watched = shadow(*given, **settings)
 
@@ -92,7 +104,8 @@ def blind(*given: Any, **settings: Any) -> Callable[..., Any]:
     return run
 
 
-BROKEN: Mapping[str, tuple[str, Mapping[str, Callable[..., Any]], int]] = {
+QUIET = {name: (base, Exponential(0.02) if base else NOISES["13a, 14a"][1]) for name, (base, _) in NOISES.items()}
+BROKEN: Mapping[str, tuple[str, Mapping[str, Any], int]] = {
     "PAFT never averages": ("paft", {"_paft.paft": never_averaged, "_paft.paft_sync": never_averaged}, 2),
     "no packet is lost": ("lossy", {"lossy.lossy_zero2": no_packet_lost}, 2),
     "wrong normalization": ("lossy", {"lossy.lossy_zero2": badly_normalized}, 1),
@@ -101,6 +114,9 @@ BROKEN: Mapping[str, tuple[str, Mapping[str, Callable[..., Any]], int]] = {
         {"dropcompute.select_threshold": no_threshold, "dropcompute.combine": lost_if_dropped},
         3,
     ),
+    "a dropped share reverses the step": ("dropcompute", {"dropcompute.combine": reversed_if_dropped}, 2),
+    "no threshold stops local SGD": ("dropcompute", {"dropcompute.threshold_at": never_stopped}, 2),
+    "delays are a tenth, except normal ones": ("dropcompute", {"dropcompute.NOISES": QUIET}, 1),
     "the shadow is blind": ("shadow", {"_shadow.shadow": blind}, 1),
 }
 
@@ -110,14 +126,13 @@ def claims(name: str) -> dict[str, str]:
     chosen, task = SETTINGS[name]
     found = findings_of(study(chosen, [task])).checks
     assert found
-    return {check.claim: check.seen for check in found if not check.holds}
+    disturbed = "the measured speedup agrees with the predicted one"  # by other programs
+    return {check.claim: check.seen for check in found if not check.holds and check.claim != disturbed}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_all_claims_hold_for_the_method(name: str) -> None:
-    failed = claims(name)
-    failed.pop("the measured speedup agrees with the predicted one", None)  # other programs disturb the clock
-    assert not failed
+    assert not claims(name)
 
 
 @pytest.mark.parametrize("how", BROKEN)

@@ -11,6 +11,7 @@ from sdc.train.data import ByteTokenizer, Corpus, make_dataset
 from sdc.train.iterative.images import Images
 from sdc.train.programs.config import get_config
 from sdc.train.studies import (
+    NOISES,
     Calibration,
     DropComputeStudy,
     LossyStudy,
@@ -76,8 +77,9 @@ def test_a_run_depends_on_its_seed_alone() -> None:
 
 def test_dropcompute() -> None:
     chosen = DropComputeStudy(
-        steps=STEPS, seeds=3, workers=2, fleets=(4, 64), threads=(2,), iterations=4, drops=(0.1, 0.3), unit=0.001
-    )
+        steps=STEPS, seeds=3, workers=2, fleets=(4, 64), threads=(2,), iterations=4, drops=(0.1, 0.3), unit=0.001,
+        noisy_fleets=(4, 16), local_periods=(1, 8),
+    )  # fmt: skip
     found = run(chosen, [linear()])
     assert isinstance(found, DropComputeMeasured)
     small, large = found.predicted
@@ -87,14 +89,26 @@ def test_dropcompute() -> None:
     (clocked,) = found.clocked
     assert clocked.stopped_seconds < clocked.seconds
     runs = found.trainings[0].runs
-    assert [(one.rate, one.correction) for one in runs] == [
-        (0.0, "none"), (0.1, "none"), (0.3, "none"), (0.1, "none"), (0.1, "rate"), (0.1, "count"),
+    assert [(one.rate, one.compensation, one.correction) for one in runs] == [
+        (0.0, "none", "none"), (0.1, "none", "none"), (0.3, "none", "none"), (0.1, "extra steps", "none"),
+        (0.1, "larger batch", "none"), (0.1, "repetition", "none"), (0.1, "none", "rate"), (0.1, "none", "count"),
     ]  # fmt: skip
-    assert [one.extra > 0 for one in runs] == [False, False, False, True, False, False]
-    assert runs[3].losses.shape == (3, STEPS + runs[3].extra)
+    assert runs[3].losses.shape[1] > STEPS
+    assert runs[4].drop_rate == pytest.approx(1 - 12 / 14, abs=0.05)
+    np.testing.assert_array_equal(runs[5].ends, runs[1].ends)
+    assert (runs[5].losses != runs[1].losses).any()
+    shares = found.trainings[0].shares
+    assert {name: [*scores] for name, scores in shares.items()} == {
+        "none": [0.0, 0.1, 0.3], "rate": [0.1, 0.3], "count": [0.1, 0.3],
+    }  # fmt: skip
+    assert [one.figure for one in found.noisy] == [*NOISES]
+    for noisy in found.noisy:
+        assert (noisy.ratios[0] > 1).all()
+        assert (noisy.ratios[0] < noisy.ratios[1]).all()
+    assert [(one.server, one.period) for one in found.local] == [(False, 1), (False, 8), (True, 1), (True, 8)]
+    np.testing.assert_array_equal(found.local[0].local, 1)
     assert runs[0].drop_rate == 0 < runs[1].drop_rate < runs[2].drop_rate < 0.45
     ends = [one.ends[:, -1] for one in runs]
-    np.testing.assert_array_equal(ends[0], runs[0].unstopped)
     assert (ends[0] > ends[1]).all()
     assert (ends[1] > ends[2]).all()
     assert len({*ends[0]}) == 3, "seeds differ"

@@ -1,9 +1,11 @@
 """The study of DropCompute: gain and cost of a compute threshold."""
 
+import dataclasses
 import functools
+import itertools
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Array, Float32, Int32
 
 from sdc.aggregation import (
     Correction,
@@ -27,24 +30,45 @@ from sdc.aggregation import (
     select_threshold,
     skip_empty,
 )
+from sdc.aggregation.speedup import larger_batch
 
 from ..programs import DATA
-from .measurements import ClockedSpeedup, DropComputeMeasured, DroppedRun, DroppedTraining, PredictedSpeedup
+from .measurements import (
+    ClockedSpeedup,
+    DropComputeMeasured,
+    DroppedRun,
+    DroppedTraining,
+    LocalSpeedup,
+    NoisySpeedup,
+    PredictedSpeedup,
+)
 from .parts import RecordedParts
-from .settings import DropComputeStudy
+from .settings import NOISES, DropComputeStudy
 from .workloads import Method, Task, Trainer
 
 RATES = np.linspace(0.0, 0.3, 25)  # drop rates at which a speedup is predicted
+# Local SGD in figure 12 of the paper: number of workers, share of the local steps that are delayed by a second, and
+# share that is dropped. The paper states neither the duration of a local step nor the size of a server.
+FLEET, STRAGGLERS, DROPPED, LOCAL_STEP, SERVER = 32, 0.04, 0.062, 0.45, 8
+ROUNDS = 400  # averages of a simulated run of local SGD
 
 
 def experiment(
     study: DropComputeStudy, workloads: Sequence[Task], kept: RecordedParts
 ) -> Generator[str, None, DropComputeMeasured]:
     """Predicts the speedup of a threshold, measures the speedup on real clocks, and trains with a threshold."""
-    predicted, clocked, trainings = [], [], []
+    predicted, noisy, local, clocked, trainings = [], [], [], [], []
     for workers in study.fleets:
         title = f"prediction for {workers:,} workers"
         predicted.append(kept(title, PredictedSpeedup, functools.partial(_predict, study, workers)))
+        yield title
+    for figure in NOISES if study.noisy_fleets else ():
+        title = f"delays of figure {figure}"
+        noisy.append(kept(title, NoisySpeedup, functools.partial(_delayed, study, figure)))
+        yield title
+    for server, period in itertools.product((False, True), study.local_periods):
+        title = f"local SGD, {period} steps, {'one server' if server else 'all workers'}"
+        local.append(kept(title, LocalSpeedup, functools.partial(_local, study, period, server)))
         yield title
     for workers in study.threads:
         title = f"{workers} workers on a real clock"
@@ -55,13 +79,18 @@ def experiment(
     return DropComputeMeasured(
         **study.about(workloads),
         predicted=tuple(predicted),
+        noisy=tuple(noisy),
+        local=tuple(local),
         clocked=tuple(clocked),
         trainings=tuple(trainings),
     )
 
 
-def _sampled(study: DropComputeStudy, workers: int, seed: int, iterations: int = 100) -> np.ndarray:
-    return np.asarray(study.latency.sample(jax.random.key(seed), (iterations, workers, study.micro_batches)))
+def _sampled(
+    study: DropComputeStudy, workers: int, seed: int, iterations: int = 100, micro_batches: int | None = None
+) -> np.ndarray:
+    shape = (iterations, workers, micro_batches or study.micro_batches)
+    return np.asarray(study.latency.sample(jax.random.key(seed), shape))
 
 
 def threshold_at(latencies: np.ndarray, rate: float) -> float:
@@ -79,6 +108,37 @@ def _predict(study: DropComputeStudy, workers: int) -> PredictedSpeedup:
     return PredictedSpeedup(
         workers, longest, choice.threshold, choice.drop_rate, choice.speedup, tuple(RATES.tolist()), gains
     )
+
+
+def _delayed(study: DropComputeStudy, figure: str) -> NoisySpeedup:
+    base, delay = NOISES[figure]
+    found = np.zeros((3, len(study.noisy_fleets), study.seeds))
+    shape = (study.iterations, max(study.noisy_fleets), study.micro_batches)
+    for run, seed in enumerate(study.runs):
+        largest = base + np.asarray(delay.sample(jax.random.key(seed), shape), np.float64)
+        for place, workers in enumerate(study.noisy_fleets):
+            latencies = largest[:, :workers]
+            times = latencies.sum(axis=-1)
+            choice = select_threshold(latencies, study.serial)
+            found[:, place, run] = times.max(axis=1).mean() / times.mean(), choice.drop_rate, choice.speedup
+    return NoisySpeedup(figure, study.noisy_fleets, *found)
+
+
+def _local(study: DropComputeStudy, period: int, server: bool) -> LocalSpeedup:
+    """Simulates local steps, some of which are delayed; stragglers are anywhere, or as often in a single server."""
+    found = np.zeros((3, study.seeds))
+    for run, seed in enumerate(study.runs):
+        rng = np.random.default_rng([seed, period, server])
+        shares = np.where(np.arange(FLEET) < SERVER, STRAGGLERS * FLEET / SERVER, 0.0) if server else STRAGGLERS
+        slow = rng.random((ROUNDS, FLEET, period)) < np.broadcast_to(shares, FLEET)[None, :, None]
+        latencies = LOCAL_STEP + slow.astype(np.float64)
+        together = latencies.max(axis=1).sum(axis=1)  # of as many steps, each of which ends when the slowest one does
+        longest = latencies.sum(axis=-1).max(axis=1)
+        threshold = threshold_at(latencies, DROPPED)
+        dropped = drop_rate(latencies, threshold)
+        stopped = np.minimum(longest, threshold).sum()
+        found[:, run] = dropped, together.sum() / longest.sum(), (1 - dropped) * together.sum() / stopped
+    return LocalSpeedup(period, server, *found)
 
 
 def _clock(study: DropComputeStudy, workers: int) -> ClockedSpeedup:
@@ -111,32 +171,45 @@ def _clock(study: DropComputeStudy, workers: int) -> ClockedSpeedup:
 
 
 def _train(study: DropComputeStudy, workload: Task, kept: RecordedParts) -> Generator[str, None, DroppedTraining]:
+    micro = study.micro_batches
     sampled = _sampled(study, study.workers, study.seed + 1)
     mended = threshold_at(sampled, study.mended)
-    extra = extra_steps(study.steps, mean_completed(sampled, mended), study.micro_batches)
+    completed = mean_completed(sampled, mended)
+    extra = extra_steps(study.steps, completed, micro)
+    # As many samples are completed as without a threshold.
+    larger = larger_batch(micro, completed, micro)
+    later = threshold_at(_sampled(study, study.workers, study.seed + 1, micro_batches=larger), 1 - micro / larger)
 
     def run(
-        trainer: Trainer, threshold: float, rate: float, extra: int = 0, correction: Correction = "none"
+        trainer: Trainer,
+        threshold: float,
+        rate: float,
+        compensation: str = "none",
+        correction: Correction = "none",
+        steps: int = study.steps,
     ) -> DroppedRun:
-        found = trainer(jnp.float32(threshold), steps=study.steps + extra, seeds=study.runs)
+        found = trainer(jnp.float32(threshold), steps=steps, seeds=study.runs)
         latencies = np.stack([each.reports["latencies"] for each in found])
         dropped = 0.0 if rate == 0 else float(np.mean([drop_rate(each, threshold) for each in latencies]))
         longest = latencies.sum(axis=-1).max(axis=2)
-        ends, unstopped = (
-            np.cumsum(np.minimum(longest, limit) + study.serial, axis=1) for limit in (threshold, math.inf)
-        )
+        ends = np.cumsum(np.minimum(longest, threshold) + study.serial, axis=1)
         losses = np.stack([each.reports["loss"][:, 0] for each in found])
         scores = np.asarray([each.score for each in found])
-        return DroppedRun(rate, extra, correction, dropped, scores, losses, ends, unstopped[:, -1])
+        return DroppedRun(rate, compensation, correction, dropped, scores, losses, ends)
 
     trainer = _trainer(study, workload)
     parts = {"no threshold": functools.partial(run, trainer, math.inf, 0.0)}
     for rate in study.drops:
         parts[f"{rate:.0%} dropped"] = functools.partial(run, trainer, threshold_at(sampled, rate), rate)
-    parts["extra steps"] = functools.partial(run, _trainer(study, workload, extra), mended, study.mended, extra)
+    for name, other, threshold, steps in (
+        ("extra steps", _trainer(study, workload, steps=study.steps + extra), mended, study.steps + extra),
+        ("larger batch", _trainer(study, workload, micro=larger), later, study.steps),
+        ("repetition", _trainer(study, _repeating(study, workload, mended)), mended, study.steps),
+    ):
+        parts[name] = functools.partial(run, other, threshold, study.mended, name, steps=steps)
     corrections: tuple[Correction, ...] = ("rate", "count")
     for correction in corrections:
-        other = _trainer(study, workload, 0, correction)
+        other = _trainer(study, workload, correction=correction)
         parts[f"correction by {correction}"] = functools.partial(
             run, other, mended, study.mended, correction=correction
         )
@@ -145,20 +218,50 @@ def _train(study: DropComputeStudy, workload: Task, kept: RecordedParts) -> Gene
         title = f"{workload.name}, {name}"
         runs.append(kept(title, DroppedRun, part))
         yield title
-    return DroppedTraining(workload.name, workload.metric, tuple(runs))
+    shares = (yield from _drop_shares(study, workload, kept)) if workload.metric == "accuracy" else {}
+    return DroppedTraining(workload.name, workload.metric, tuple(runs), shares)
 
 
-def _trainer(study: DropComputeStudy, workload: Task, extra: int = 0, correction: Correction = "none") -> Trainer:
+def _drop_shares(
+    study: DropComputeStudy, workload: Task, kept: RecordedParts
+) -> Generator[str, None, Mapping[str, Mapping[float, np.ndarray]]]:
+    """Drops each worker's share of a batch with a given probability, as for figures 10 and 11 of the paper."""
+    found: dict[str, dict[float, np.ndarray]] = {}
+    corrections: tuple[Correction, ...] = ("none", "rate", "count")
+    for correction in corrections:
+        trainer = _trainer_of_shares(study, workload, correction)
+        found[correction] = {}
+        for rate in (0.0, *study.drops) if correction == "none" else study.drops:
+            title = f"{workload.name}, shares dropped with probability {rate}, correction by {correction}"
+            part = functools.partial(trainer, jnp.float32(rate), steps=study.steps, seeds=study.runs)
+            scores = kept(title, np.ndarray, lambda part=part: np.asarray([each.score for each in part()]))
+            found[correction][rate] = scores
+            yield title
+    return found
+
+
+def _latencies(study: DropComputeStudy, micro: int, seed: Any, number: Any, worker: Any) -> Float32[Array, " micro"]:
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), number), worker)
+    return study.latency.sample(key, (micro,))
+
+
+def _trainer(
+    study: DropComputeStudy,
+    workload: Task,
+    *,
+    steps: int | None = None,
+    micro: int | None = None,
+    correction: Correction = "none",
+) -> Trainer:
     """Returns a trainer with simulated latencies; its setting is the threshold."""
-    optimizer = skip_empty(workload.optimizer(study.steps + extra))
-    micro, rate = study.micro_batches, 0.0 if correction == "none" else study.mended
+    optimizer = skip_empty(workload.optimizer(steps or study.steps))
+    count, rate = micro or study.micro_batches, 0.0 if correction == "none" else study.mended
 
     def step(params: Any, state: Any, batch: Any, number: Any, setting: Any, seed: Any) -> Any:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), number), jax.lax.axis_index(DATA))
-        latencies = study.latency.sample(key, (micro,))
+        latencies = _latencies(study, count, seed, number, jax.lax.axis_index(DATA))
         completed = completed_before(latencies, setting)
         total = masked(accumulate(workload.loss), gradient_sum(params), batch, completed, params)
-        found = combine(total, DATA, completed, micro, correction=correction, drop_rate=rate)
+        found = combine(total, DATA, completed, count, correction=correction, drop_rate=rate)
         updates, state = optimizer.update(found.gradient, state, params, empty=found.empty)
         return optax.apply_updates(params, updates), state, {"latencies": latencies, "loss": found.loss}
 
@@ -166,6 +269,54 @@ def _trainer(study: DropComputeStudy, workload: Task, extra: int = 0, correction
         workload,
         Method(lambda params, setting: optimizer.init(params), step),
         workers=study.workers,
-        rows=study.workers * micro,
-        cut=lambda batch: jax.tree.map(lambda leaf: leaf.reshape(micro, -1, *leaf.shape[1:]), batch),
+        rows=study.workers * count,
+        cut=lambda batch: jax.tree.map(lambda leaf: leaf.reshape(count, -1, *leaf.shape[1:]), batch),
     )
+
+
+def _trainer_of_shares(study: DropComputeStudy, workload: Task, correction: Correction) -> Trainer:
+    """Returns a trainer without micro-batches; its setting is the probability that a worker drops its share."""
+    optimizer = skip_empty(workload.optimizer(study.steps))
+
+    def step(params: Any, state: Any, batch: Any, number: Any, setting: Any, seed: Any) -> Any:
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), number), jax.lax.axis_index(DATA))
+        completed = (jax.random.uniform(key) >= setting).astype(jnp.int32)
+        total = masked(accumulate(workload.loss), gradient_sum(params), batch, completed, params)
+        found = combine(total, DATA, completed, 1, correction="none" if correction == "rate" else correction)
+        # `combine` takes a rate that is not traced.
+        gradient = jax.tree.map(lambda leaf: (1 - setting) * leaf if correction == "rate" else leaf, found.gradient)
+        updates, state = optimizer.update(gradient, state, params, empty=found.empty)
+        return optax.apply_updates(params, updates), state, {}
+
+    return Trainer(
+        workload,
+        Method(lambda params, setting: optimizer.init(params), step),
+        workers=study.workers,
+        rows=study.workers * study.micro_batches,
+        cut=lambda batch: jax.tree.map(lambda leaf: leaf[None], batch),
+    )
+
+
+def _repeating(study: DropComputeStudy, workload: Task, threshold: float) -> Task:
+    """Returns the task with other data: as soon as the dropped samples fill a batch, they are the next one."""
+
+    def completed(seed: Any, number: Any) -> Int32[Array, " workers"]:
+        one = functools.partial(_latencies, study, study.micro_batches, seed, number)
+        return jax.vmap(lambda worker: completed_before(one(worker), jnp.float32(threshold)))(jnp.arange(study.workers))
+
+    counts = jax.jit(completed)
+
+    def data(rows: int, seed: int) -> Iterator[Any]:
+        order = np.arange(rows).reshape(study.workers, study.micro_batches, -1)
+        source = workload.data(rows, seed)
+        waiting: list[Any] = []  # dropped rows
+        for number in itertools.count():
+            if len(waiting) < rows:
+                batch = next(source)
+            else:
+                batch, waiting = jax.tree.map(lambda *leaves: np.stack(leaves), *waiting[:rows]), waiting[rows:]
+            yield batch
+            for samples, done in zip(order, np.asarray(counts(np.uint32(seed), number)), strict=True):
+                waiting += [jax.tree.map(lambda leaf, at=at: leaf[at], batch) for at in samples[done:].ravel()]
+
+    return dataclasses.replace(workload, data=data)

@@ -101,24 +101,47 @@ class ClockedSpeedup:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class NoisySpeedup:
+    """Predicted gain of a threshold for one distribution of delays."""
+
+    figure: str  # figure of the paper
+    workers: tuple[int, ...]  # sizes of the fleets
+    ratios: Float[np.ndarray, "fleets seeds"]  # E[T] / E[T_n], the slowest worker's time relative to a worker's
+    drop_rates: Float[np.ndarray, "fleets seeds"]  # share of the micro-batches that the best threshold drops
+    speedups: Float[np.ndarray, "fleets seeds"]  # speedup with the best threshold
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LocalSpeedup:
+    """Predicted gain of local SGD, with and without a threshold, over training that averages after each step."""
+
+    period: int  # local steps between two averages
+    server: bool  # whether all stragglers are in one server
+    drop_rates: Float[np.ndarray, "seeds"]  # share of the local steps that the threshold drops
+    local: Float[np.ndarray, "seeds"]  # speedup of local SGD
+    dropped: Float[np.ndarray, "seeds"]  # its effective speedup with a threshold: dropped steps count as lost time
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class DroppedRun:
     """Training runs with a compute threshold."""
 
     rate: float  # requested drop rate; 0 for no threshold
-    extra: int  # steps beyond those of the study
+    compensation: str  # how dropped samples are made up for: `none`, `extra steps`, `larger batch` or `repetition`
     correction: str  # see `sdc.aggregation.combine`
     drop_rate: float  # measured drop rate, averaged over the seeds
     scores: Float[np.ndarray, "seeds"]  # score at the end
     losses: Float[np.ndarray, "seeds steps"]  # loss of each step; NaN if nothing was completed
     ends: Float[np.ndarray, "seeds steps"]  # simulated seconds at the end of each step
-    unstopped: Float[np.ndarray, "seeds"]  # simulated seconds of all steps without a threshold
 
 
 @dataclasses.dataclass(frozen=True)
 class DroppedTraining(OfWorkload):
-    """Training runs of a workload: the first has no threshold, one has extra steps, and some have corrections."""
+    """Training runs of a workload: the first has no threshold, some have compensations or corrections."""
 
     runs: tuple[DroppedRun, ...]
+    # By correction and drop rate: scores if each worker drops its whole share of a batch with this probability.
+    shares: Mapping[str, Mapping[float, Float[np.ndarray, "seeds"]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,6 +150,8 @@ class DropComputeMeasured(Measured):
 
     study: DropComputeStudy
     predicted: tuple[PredictedSpeedup, ...]  # by number of workers
+    noisy: tuple[NoisySpeedup, ...]  # by distribution of delays
+    local: tuple[LocalSpeedup, ...]  # by period and place of stragglers
     clocked: tuple[ClockedSpeedup, ...]  # by number of threads
     trainings: tuple[DroppedTraining, ...]  # one for each workload
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, overload
 
 from sdc.aggregation import BoundedLogNormal
+from sdc.aggregation.delays import Bernoulli, Exponential, Gamma, Latency, LogNormal, Normal
 from sdc.nodes import NODES
 from sdc.program import as_selector
 from sdc.settings import LARGEST_SEED, Flag, SettingError, Within, check_fields
@@ -162,6 +163,22 @@ class PaftStudy(Study["PaftMeasured"]):
         return len(workloads) * runs + 1 + len(self.periods[:2])
 
 
+# By figure of the paper on DropCompute (figures 13 and 14): the time of a micro-batch without delay, and the
+# distribution of its delay, in seconds; normal delays may be negative.
+NOISES: Mapping[str, tuple[float, Latency]] = {
+    "13a, 14a": (0.45, LogNormal(0.225, 0.05**0.5)),
+    "13b": (0.0, Normal(0.675, 0.05**0.5)),
+    "13c": (0.45, Bernoulli(0.0, 0.45, 0.5)),
+    "13d": (0.45, Exponential(1 / 4.47)),
+    "13e": (0.45, Gamma(0.225, 1.0)),
+    "14b": (0.45, LogNormal(0.225, 0.1**0.5)),
+    "14c": (0.45, LogNormal(0.225, 0.15**0.5)),
+    "14d": (0.45, LogNormal(0.225, 0.2**0.5)),
+    "14e": (0.45, LogNormal(0.225, 0.25**0.5)),
+    "14f": (0.45, LogNormal(0.225, 0.3**0.5)),
+}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DropComputeStudy(Study["DropComputeMeasured"]):
     """The study of the speedup by drop rate and number of workers (predicted, and measured on a real clock), and of the
@@ -175,8 +192,10 @@ class DropComputeStudy(Study["DropComputeMeasured"]):
         threads: number of workers whose speedup is measured; each is a thread with its own clock.
         unit: base of the threads' delays, in seconds.
         iterations: number of iterations of a measurement.
+        noisy_fleets: numbers of workers of the paper's figures 13 and 14; the paper does not state them.
+        local_periods: numbers of local steps between two averages of local SGD.
         drops: drop rates of the training runs.
-        mended: the drop rate at which extra steps and corrections are tested.
+        mended: the drop rate at which compensations and corrections are tested.
     """
 
     name: ClassVar[str] = "dropcompute"
@@ -189,11 +208,16 @@ class DropComputeStudy(Study["DropComputeMeasured"]):
     threads: tuple[int, ...] = (2, 4, 8)
     unit: float = 0.004
     iterations: int = 25
+    noisy_fleets: tuple[int, ...] = (16, 64, 256, 512, 1024)
+    local_periods: tuple[int, ...] = (1, 2, 4, 8, 16)
     drops: tuple[float, ...] = (0.03, 0.06, 0.1, 0.2)
     mended: float = 0.1
 
     def count(self, workloads: Sequence[Task]) -> int:
-        return len(self.fleets) + len(self.threads) + len(workloads) * (1 + len(self.drops) + 3)
+        images = sum(workload.metric == "accuracy" for workload in workloads)
+        simulated = len(NOISES) * bool(self.noisy_fleets) + 2 * len(self.local_periods)
+        trained = len(workloads) * (1 + len(self.drops) + 5) + images * (1 + 3 * len(self.drops))
+        return len(self.fleets) + simulated + len(self.threads) + trained
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
