@@ -370,6 +370,7 @@ class LossyState(NamedTuple):
     inner: optax.OptState  # state of the optimizer, on this worker's shards
     step: Int32[Array, ""]  # number of steps done
     previous: Tree  # this worker's shards of the last aggregated gradient
+    delivered: Any  # with `stale`: mask of the packets that ever arrived, and their last contents; otherwise ()
     channels: tuple[Any, Any]  # states of this worker's links, for gradients and for parameters
     strongest: Float32[Array, ""]  # largest norm of an aggregated gradient so far
     report: LossyReport  # losses of the last step
@@ -387,6 +388,7 @@ def lossy_zero2(
     reliable: float = 0.0,
     parity: int | None = None,
     tighten: float = 0.0,
+    stale: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Shards an optimizer as ZeRO-2 does, with collectives that lose packets.
 
@@ -413,11 +415,13 @@ def lossy_zero2(
         tighten: exponent with which links improve as training converges: loss rates are multiplied by (||ghat|| / the
             largest ||ghat|| so far)^tighten, where ghat is the aggregated gradient of the previous step; they are
             unchanged if ghat is not finite. 0 for constant rates.
+        stale: whether the last packet that arrived stands in for a lost packet of gradients (algorithm 1 of the paper),
+            which takes the memory of one gradient; otherwise the mean is of the packets that arrive (section 3).
 
     Returns:
         An optimizer with `LossyState`, whose `update` takes `weight`, the weight of this worker's gradient in the mean,
-        such as its number of completed micro-batches (default: 1). The updates of this optimizer are assignments:
-        nothing may be chained after it.
+        such as its number of completed micro-batches (default: 1; not with `stale`). The updates of this optimizer are
+        assignments: nothing may be chained after it.
 
     Raises:
         ValueError: a probability, the packet size or `parity` is out of range; in `init` and `update`: the axis is not
@@ -435,6 +439,8 @@ def lossy_zero2(
     if not 0 <= tighten < math.inf:
         raise ValueError(f"tighten={tighten}: expected an exponent of at least 0")
     check_some("packet", packet, "elements")
+    if not isinstance(stale, bool):
+        raise ValueError(f"stale={stale!r}: expected True or False")
     for name, rate in (("p_grad", p_grad), ("p_param", p_param)):
         if not isinstance(rate, Channel):
             check_probability(name, rate, ", or a Channel")
@@ -479,6 +485,9 @@ def lossy_zero2(
             inner.init(jax.tree.unflatten(structure, shards)),
             jnp.zeros((), jnp.int32),
             jax.tree.unflatten(structure, [jnp.zeros_like(shard) for shard in shards]),
+            (jnp.zeros((workers, layout.packets), bool), [jnp.zeros_like(leaf) for leaf in layout.cut(params)])
+            if stale
+            else (),
             (channels[0].init(workers), channels[1].init(workers)),
             zero,
             LossyReport(zero, zero, jnp.zeros((), jnp.uint32), zero, zero, zero, zero),
@@ -503,6 +512,10 @@ def lossy_zero2(
                 f"{layout.shards} for {workers} workers with {layout.packets} packets; "
                 "create the state with init, for this model, number of workers and packet size"
             )
+        if stale != bool(state.delivered):
+            raise ValueError(f"stale={stale}, but the state is of stale={not stale}; create the state with init")
+        if stale and weight is not None:
+            raise ValueError("weight has no meaning with stale, whose packets may be of earlier steps; leave it out")
         check_floats(params)
         check_gradient(gradient, params, axis_name)
         structure = jax.tree.structure(params)
@@ -526,16 +539,23 @@ def lossy_zero2(
         gradients = layout.cut(gradient)
         sent_gradient, gradient_channel = delivered(0, gradients)
         previous = jax.tree.leaves(state.previous)
-        means, received = reduce_scatter(gradients, layout, axis_name, sent_gradient, previous, weight)
+        counted, latest = sent_gradient, ()
+        if stale:
+            ever, contents = state.delivered
+            counted = sent_gradient | ever
+            masks = layout.spread(sent_gradient)
+            gradients = [jnp.where(*each) for each in zip(masks, gradients, contents, strict=True)]
+            latest = (counted, gradients)
+        means, received = reduce_scatter(gradients, layout, axis_name, counted, previous, weight)
 
-        stale = layout.cut(params)
-        before = own(stale)
+        old = layout.cut(params)
+        before = own(old)
         mean, owned = jax.tree.unflatten(structure, means), jax.tree.unflatten(structure, before)
         new, inner_state = stepped(inner, mean, state.inner, owned, **extra)
         new = jax.tree.leaves(new)
         moved = [(b - a)[None] for a, b in zip(before, new, strict=True)]
         sent_parameter, parameter_channel = delivered(1, moved)
-        copies, owners, _ = all_gather(new, layout, axis_name, sent_parameter, stale)
+        copies, owners, _ = all_gather(new, layout, axis_name, sent_parameter, old)
 
         norm = jnp.zeros((), jnp.float32)
         if tighten:
@@ -546,6 +566,7 @@ def lossy_zero2(
             inner_state,
             state.step + 1,
             mean,
+            latest,
             (gradient_channel, parameter_channel),
             jnp.where(jnp.isfinite(norm), jnp.maximum(state.strongest, norm), state.strongest),
             report._replace(norm=norm),

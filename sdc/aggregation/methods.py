@@ -132,6 +132,7 @@ class Lossy(_Method):
     sender: int | None = None  # only links from this worker lose packets
     receiver: int | None = None  # only links to this worker lose packets
     reliable: float = 0.0  # share of packets sent reliably
+    stale: bool = False  # whether the last packet that arrived stands in for a lost one
     parity: int | None = None  # number of data packets per parity packet
     tighten: float = 0.0  # exponent with which rates follow the gradient's norm
     replay: str | None = None  # run folder whose losses are replayed
@@ -209,6 +210,8 @@ class Aggregation:
                 "reliable, tighten and replay act on the data of one model rank, and would make replicated arrays "
                 "differ between model ranks; give one model rank"
             )
+        if self.lossy and self.lossy.stale and settings:
+            raise wrong("stale has no weights for steps of which dropcompute drops a part; leave one of them out")
         share, cut = batch_size // data * microsteps, self.micro_batches(microsteps)
         if cut < 1 or share % cut:
             raise wrong(

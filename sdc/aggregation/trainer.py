@@ -410,6 +410,6 @@ def around(
         gradient, parameter = channels or method.channels()
         return lossy_zero2(
             inner, axis_name, gradient, parameter, packet=method.packet, seed=seed, reliable=method.reliable,
-            parity=method.parity, tighten=tighten,
+            parity=method.parity, tighten=tighten, stale=method.stale,
         )  # fmt: skip
     return inner

@@ -67,7 +67,8 @@ def lossy(
         "in bursts": dict(zip((0.0, 0.2), seeds(10.0, 10.25), strict=True)),
     }
     scores["per shard"][0.2] += spread * np.asarray([-1, 0, 1])
-    training = LossyTraining("text", "perplexity", 20, scores, {0.0: 0.0, 0.2: 0.5, 0.4: 1.2})
+    losses = dict(zip(rates, seeds(1.0, 1.0, 1.1), strict=True))
+    training = LossyTraining("text", "perplexity", 20, scores, losses, {0.0: 0.0, 0.2: 0.5, 0.4: 1.2})
     return LossyMeasured(study=LossyStudy(**SCALE, rates=rates), sources=SOURCES, trainings=(training,), walks=walks)
 
 
@@ -146,7 +147,9 @@ def test_lossy() -> None:
     rows = cells(found, "text: perplexity")
     assert rows["per shard"] == ("10 ± 0", "10.2 ± 0", "10.5 ± 0", "2 ± 0", "5 ± 0")
     assert rows["in bursts"] == ("10 ± 0", "10.25 ± 0", None, "2.5 ± 0", None)
-    assert rows["published"][:3] == (10.653, 10.934, 11.362)
+    assert rows["published, validation"][:3] == (10.653, 10.934, 11.362)
+    assert rows["published, training"][:3] == (5.183, 5.325, 5.531)
+    assert rows["training perplexity, per shard"] == ("2.718 ± 0", "2.718 ± 0", "3.004 ± 0", "0 ± 0", "10.52 ± 0")
     assert held(found) == {
         "perplexity at a loss rate of 20 % is less than 3 % higher than without losses": True,
         "perplexity rises with the loss rate": True,

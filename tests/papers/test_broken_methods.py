@@ -30,8 +30,8 @@ SETTINGS: Mapping[str, tuple[Study[Any], Task]] = {
     "paft": (PaftStudy(steps=60, seeds=5, variances=(0.01, 0.3), periods=(4,), bursts=()), POINTS),
     "lossy": (
         LossyStudy(
-            steps=60, seeds=5, rates=(0.0, 0.2, 0.4), walk_rates=(0.4,), packet_rates=(), burst_rates=(),
-            mended_rates=(),
+            steps=60, seeds=5, rates=(0.0, 0.2, 0.4), walk_rates=(0.4,), stale_rates=(), packet_rates=(),
+            burst_rates=(), mended_rates=(),
         ),
         TEXT,
     ),

@@ -119,6 +119,7 @@ def test_lossy() -> None:
         steps=2 * STEPS,
         seeds=3,
         rates=(0.0, 0.3),
+        stale_rates=(0.3,),
         packet_rates=(0.3,),
         burst_rates=(),
         mended_rates=(),
@@ -130,8 +131,10 @@ def test_lossy() -> None:
     assert training.steps == STEPS
     assert all(values.shape == (3,) for scores in training.scores.values() for values in scores.values())
     assert {name: list(scores) for name, scores in training.scores.items()} == {
-        "per shard": [0.0, 0.3], "per packet": [0.0, 0.3],
+        "per shard": [0.0, 0.3], "per shard, stale (algorithm 1)": [0.0, 0.3], "per packet": [0.0, 0.3],
     }  # fmt: skip
+    assert (training.losses[0.0] > 0).all()
+    assert (training.losses[0.0] != training.losses[0.3]).all()
     assert training.drifts[0.0] == 0 < training.drifts[0.3]
     assert found.walks[0.3] == pytest.approx(pair_drift(0.3), rel=0.05)
 

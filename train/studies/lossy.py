@@ -26,6 +26,7 @@ class LossyRuns:
     """Training runs at one loss rate."""
 
     scores: Float[np.ndarray, "seeds"]
+    losses: Float[np.ndarray, "seeds"]  # training loss, averaged over the workers and the last tenth of the steps
     drift: float  # mean squared drift between two copies divided by that of the owners' updates
 
 
@@ -55,6 +56,10 @@ def _losses(study: LossyStudy) -> Mapping[str, tuple[tuple[float, ...], Callable
         return {"p_grad": channel, "p_param": channel, "packet": study.packet, **more}
 
     return {
+        "per shard, stale (algorithm 1)": (
+            study.stale_rates,
+            lambda rate: {"p_grad": rate, "p_param": rate, "stale": True},
+        ),
         "per packet": (study.packet_rates, packets),
         "in bursts": (study.burst_rates, lambda rate: packets(GilbertElliott(rate, study.burst))),
         "per packet, parity 1 in 4": (study.mended_rates, lambda rate: packets(Independent(rate), parity=4)),
@@ -69,11 +74,12 @@ def _by_rate(study: LossyStudy, workload: Task, kept: RecordedParts) -> Generato
     # Images need fewer steps than text.
     steps = study.steps if workload.metric == "perplexity" else study.steps // 2
     scores: dict[str, dict[float, np.ndarray]] = {"per shard": {}}
+    losses: dict[float, np.ndarray] = {}
     drifts: dict[float, float] = {}
     for rate in study.rates:
         title = f"{workload.name}, {rate:.0%} of the shards lost"
         found = kept(title, LossyRuns, functools.partial(_scored, study, workload, steps, p_grad=rate, p_param=rate))
-        scores["per shard"][rate], drifts[rate] = found.scores, found.drift
+        scores["per shard"][rate], losses[rate], drifts[rate] = found.scores, found.losses, found.drift
         yield title
     for name, (rates, settings) in _losses(study).items():
         for rate in rates:
@@ -81,7 +87,7 @@ def _by_rate(study: LossyStudy, workload: Task, kept: RecordedParts) -> Generato
             found = kept(title, LossyRuns, functools.partial(_scored, study, workload, steps, **settings(rate)))
             scores.setdefault(name, {0.0: scores["per shard"][study.rates[0]]})[rate] = found.scores
             yield title
-    return LossyTraining(workload.name, workload.metric, steps, scores, drifts)
+    return LossyTraining(workload.name, workload.metric, steps, scores, losses, drifts)
 
 
 def _scored(study: LossyStudy, workload: Task, steps: int, **settings: Any) -> LossyRuns:
@@ -91,15 +97,16 @@ def _scored(study: LossyStudy, workload: Task, steps: int, **settings: Any) -> L
         return lossy_zero2(workload.optimizer(steps), DATA, seed=seed, **settings)
 
     def step(params: Any, state: Any, batch: Any, number: Any, setting: Any, seed: Any) -> Any:
-        gradient = jax.grad(workload.loss)(params, batch)
+        loss, gradient = jax.value_and_grad(workload.loss)(params, batch)
         updates, state = optimizer(seed).update(gradient, state, params)
-        report = {name: getattr(state.report, name) for name in ("move", "pair_drift")}
+        report = {"loss": loss, "move": state.report.move, "pair_drift": state.report.pair_drift}
         return optax.apply_updates(params, updates), state, report
 
     trainer = Trainer(workload, Method(lambda params, setting: optimizer(0).init(params), step), workers=study.workers)
     found, middle = trainer(steps=steps, seeds=study.runs), slice(steps // 4, steps // 2)
     drift, move = (np.mean([one.reports[name][middle, 0] for one in found]) for name in ("pair_drift", "move"))
-    return LossyRuns(np.asarray([one.score for one in found]), float(drift / move))
+    losses = np.asarray([one.reports["loss"][-max(1, steps // 10) :].mean() for one in found])
+    return LossyRuns(np.asarray([one.score for one in found]), losses, float(drift / move))
 
 
 def _walk(study: LossyStudy, rate: float) -> float:

@@ -162,6 +162,8 @@ class LossyTraining(OfWorkload):
 
     steps: int  # number of optimizer steps of each run
     scores: Mapping[str, Mapping[float, Float[np.ndarray, "seeds"]]]  # by loss model and loss rate
+    # By loss rate of shards: training loss, averaged over the workers and the last tenth of the steps.
+    losses: Mapping[float, Float[np.ndarray, "seeds"]]
     # By loss rate, the mean squared drift between two copies divided by that of the owners' updates.
     drifts: Mapping[float, float]
 

@@ -227,6 +227,7 @@ class LossyStudy(Study["LossyMeasured"]):
 
     Attributes:
         rates: fractions of gradient and parameter shards that are lost; the first is 0.
+        stale_rates: loss rates if the last piece that arrived stands in for a lost piece of a gradient.
         packet_rates, burst_rates, mended_rates: loss rates for packets lost singly, for packets lost in bursts, and for
             losses repaired by parity or reliable packets.
         packet: elements per packet.
@@ -239,6 +240,7 @@ class LossyStudy(Study["LossyMeasured"]):
     workers: int = 8
     steps: int = 600
     rates: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4)
+    stale_rates: tuple[float, ...] = (0.2, 0.4)
     packet_rates: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4)
     burst_rates: tuple[float, ...] = (0.1, 0.2)
     mended_rates: tuple[float, ...] = (0.2,)
@@ -249,7 +251,8 @@ class LossyStudy(Study["LossyMeasured"]):
     settled: int = 40
 
     def count(self, workloads: Sequence[Task]) -> int:
-        runs = len(self.rates) + len(self.packet_rates) + len(self.burst_rates) + 2 * len(self.mended_rates)
+        several = (self.rates, self.stale_rates, self.packet_rates, self.burst_rates, self.mended_rates)
+        runs = sum(map(len, (*several, self.mended_rates)))
         return len(workloads) * runs + len(self.walk_rates)
 
 

@@ -130,9 +130,38 @@ def test_xor_parity_gives_back_the_bits() -> None:
         np.testing.assert_array_equal(np.bitwise_xor.reduce(np.delete(words, lost, axis=0)) ^ parity, words[lost])
 
 
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_stale_packets_stand_in_for_lost_ones(placement: str) -> None:
+    """Algorithm 1 of the paper, for packets; a packet that never arrived is left out of the mean."""
+    generator, steps = np.random.default_rng(2), 5
+    gradients = generator.normal(size=(steps, WORKERS, WORKERS, 3)).astype(
+        np.float32
+    )  # [step, sender, receiver, shard]
+    arrived = generator.random((steps, WORKERS, WORKERS, 2)) < 0.4
+    optimizer = lossy_zero2(optax.sgd(0.1), AXIS, Recorded(arrived), 0.0, packet=2, stale=True)
+    theta = jnp.zeros((WORKERS, 3 * WORKERS))
+    state, update = place(optimizer.init, placement, WORKERS)(theta), place(optimizer.update, placement, WORKERS)
+    last: dict[tuple[int, int, int], float] = {}
+    for step in range(steps):
+        _, state = update(gradients[step].reshape(WORKERS, -1), state, theta)
+        for sender, receiver, element in np.ndindex(WORKERS, WORKERS, 3):
+            if sender == receiver or arrived[step, sender, receiver, element // 2]:
+                last[sender, receiver, element] = gradients[step, sender, receiver, element]
+        expected = [
+            [np.mean([last[s, r, e] for s in range(WORKERS) if (s, r, e) in last]) for e in range(3)]
+            for r in range(WORKERS)
+        ]
+        np.testing.assert_allclose(state.previous, expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="create the state with init"):
+        place(lossy_zero2(optax.sgd(0.1), AXIS).update, "vmap", WORKERS)(theta, state, theta)
+    with pytest.raises(ValueError, match="weight has no meaning with stale"):
+        place(lambda *given: optimizer.update(*given, weight=1.0), "vmap", WORKERS)(theta, state, theta)
+
+
 REPLAYED = {
     "independent": {"p_grad": 0.3, "p_param": 0.2, "packet": 3},
     "per shard": {"p_grad": 0.3, "p_param": 0.2},
+    "stale": {"p_grad": 0.3, "p_param": 0.2, "packet": 3, "stale": True},
     "everything": {
         "p_grad": GilbertElliott(0.2, 4.0), "p_param": BadLink(0.7, receiver=2), "packet": 2, "parity": 3,
         "reliable": 0.1, "tighten": 0.5,
@@ -167,7 +196,8 @@ def test_a_run_replays_from_its_log_bit_for_bit(name: str) -> None:
     assert not equal_replicas(theta)
     one = jax.tree.map(lambda leaf: leaf[0], theta)
     gradients, parameters = recorded(logs, one, packet=packet)
-    replay = lossy_zero2(optax.sgd(0.1, momentum=0.9), AXIS, gradients, parameters, packet=packet, seed=99)
+    more = {"packet": packet, "seed": 99, "stale": name == "stale"}
+    replay = lossy_zero2(optax.sgd(0.1, momentum=0.9), AXIS, gradients, parameters, **more)
     again, same = train(replay, "shard_map")
     jax.tree.map(np.testing.assert_array_equal, again, theta)
     jax.tree.map(np.testing.assert_array_equal, same, logs)
@@ -260,6 +290,7 @@ def scattered(data: tuple[int, int], packets: tuple[int, int]) -> Any:
         (lambda: lossy_zero2(optax.sgd(1.0), AXIS, parity=0), "parity=0"),
         (lambda: lossy_zero2(optax.sgd(1.0), AXIS, packet=0), "packet=0"),
         (lambda: lossy_zero2(optax.sgd(1.0), AXIS, tighten=-1.0), "tighten=-1.0"),
+        (lambda: lossy_zero2(optax.sgd(1.0), AXIS, stale=0.5), "stale=0.5: expected True or False"),
         (lambda: lossy_zero2(optax.sgd(1.0), AXIS).init(jnp.ones(2)), "not bound"),
         (lambda: bound(lambda: lossy_zero2(optax.sgd(1.0), AXIS).init(jnp.ones(2)), 1), "has size 1"),
         (lambda: other_state(size=6), "the state has shards"),

@@ -1,5 +1,7 @@
 """Units of rounding, and the weights of sums."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import given, strategies as st
@@ -37,3 +39,21 @@ def test_weights_are_exact_in_bfloat16_and_tell_neighbours_apart() -> None:
     assert float(jnp.abs(w).max()) < 1
     assert float(jnp.mean(w[1:] != w[:-1])) > 0.98
     assert abs(float(jnp.mean(jnp.sign(w)))) < 0.1
+
+
+def test_entrywise_norms_explain_the_false_alarms_of_equation_6() -> None:
+    """Of correct products of 1,024 terms (Ma et al., arXiv:2502.12340, appendix D.4), whose sums are rounded too."""
+    rng, u = np.random.default_rng(0), 2.0**-23
+    given = rng.standard_normal((256, 1024)), rng.standard_normal((1024, 1024))
+    for dtype, flags in ((jnp.float32, False), (jnp.bfloat16, True)):
+
+        def rounded(x: np.ndarray, dtype: Any = dtype) -> np.ndarray:
+            return x.astype(dtype).astype(np.float32)
+
+        a, b = (rounded(x) for x in given)
+        ones = np.ones(1024, np.float32)
+        left = np.abs(rounded(rounded(a @ b) @ ones) - rounded(a @ rounded(b @ ones))).max()
+        entrywise = 1024 * u * np.abs(a).max() * np.abs(b).max()
+        induced = 1024 * u * np.abs(a).sum(axis=1).max() * np.abs(b).sum(axis=1).max()
+        assert (left > entrywise, left > induced) == (flags, False)
+        assert abs(entrywise - 0.0029) < 1e-4
