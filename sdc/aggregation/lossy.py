@@ -539,7 +539,7 @@ def lossy_zero2(
         gradients = layout.cut(gradient)
         sent_gradient, gradient_channel = delivered(0, gradients)
         previous = jax.tree.leaves(state.previous)
-        counted, latest = sent_gradient, ()
+        counted, latest = sent_gradient, state.delivered
         if stale:
             ever, contents = state.delivered
             counted = sent_gradient | ever

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Float, Float32, Int32
 
 from sdc.aggregation import (
     Correction,
@@ -233,11 +233,14 @@ def _drop_shares(
         found[correction] = {}
         for rate in (0.0, *study.drops) if correction == "none" else study.drops:
             title = f"{workload.name}, shares dropped with probability {rate}, correction by {correction}"
-            part = functools.partial(trainer, jnp.float32(rate), steps=study.steps, seeds=study.runs)
-            scores = kept(title, np.ndarray, lambda part=part: np.asarray([each.score for each in part()]))
-            found[correction][rate] = scores
+            found[correction][rate] = kept(title, np.ndarray, functools.partial(_scores, study, trainer, rate))
             yield title
     return found
+
+
+def _scores(study: DropComputeStudy, trainer: Trainer, rate: float) -> Float[np.ndarray, "seeds"]:
+    found = trainer(jnp.float32(rate), steps=study.steps, seeds=study.runs)
+    return np.asarray([each.score for each in found])
 
 
 def _latencies(study: DropComputeStudy, micro: int, seed: Any, number: Any, worker: Any) -> Float32[Array, " micro"]:
