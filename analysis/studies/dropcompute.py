@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from scipy import stats
 
-from sdc.train.studies import NOISES, DropComputeMeasured, DroppedRun, DroppedTraining, expected_speedup
+from sdc.train.studies import DropComputeMeasured, DroppedRun, DroppedTraining, expected_speedup
 
 from ..report import Chart, Check, Finding, Line, Table
 from .intervals import line_of, mean_interval
@@ -92,14 +92,11 @@ def _noisy(measured: DropComputeMeasured) -> Iterator[Finding]:
     few, many = measured.noisy[0].workers[-2:]
     rows, inside = [], []
     for one in measured.noisy:
-        base, delay = NOISES[one.figure]
         below, above = (mean_interval(ratios) for ratios in one.ratios[-2:])
         inside.append(below.low <= RATIOS[one.figure] <= above.high)
         gain = mean_interval(one.speedups[-1]), mean_interval(one.drop_rates[-1])
         ratios = below.short(), above.short(), RATIOS[one.figure]
-        rows.append(
-            (one.figure, f"{base:g} + {delay!r}" if base else repr(delay), *ratios, *(each.short() for each in gain))
-        )
+        rows.append((one.figure, one.latency, *ratios, *(each.short() for each in gain)))
     runs = f"± half of the 95 % interval (Student's t over {measured.study.seeds} seeds)"
     yield Table(
         f"Delays of figures 13 and 14: {measured.study.micro_batches} micro-batches, and {measured.study.serial} s for "

@@ -74,14 +74,13 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:  # for the other packages of this project
     from .trainer import around as around
-    from .delays import BoundedLogNormal as BoundedLogNormal
+    from .delays import BoundedLogNormal as BoundedLogNormal, parse_latency as parse_latency
     from .dropcompute import Correction as Correction
     from .methods import Aggregation as Aggregation, Rule as Rule, parse_aggregation as parse_aggregation
     from .speedup import (
         drop_rate as drop_rate,
         effective_speedup as effective_speedup,
         extra_steps as extra_steps,
-        mean_completed as mean_completed,
         select_threshold as select_threshold,
     )
 

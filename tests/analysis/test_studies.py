@@ -184,7 +184,10 @@ def test_dropcompute() -> None:
         )
         noisy = tuple(
             NoisySpeedup(
-                name, (512, 1024), *(seeds(value, value) for value in (ratio + off, 0.1, ratio * (1 - 2 * off)))
+                name,
+                "normal(mu=1, sigma=1)",
+                (512, 1024),
+                *(seeds(value, value) for value in (ratio + off, 0.1, ratio * (1 - 2 * off))),
             )
             for name, ratio in RATIOS.items()
         )

@@ -12,10 +12,9 @@ import pytest
 from jax import lax
 
 from sdc.aggregation import combine, lossy_zero2, select_threshold, shadow
-from sdc.aggregation.delays import Exponential
 from sdc.analysis.studies import findings_of
-from sdc.train.studies import NOISES, DropComputeStudy, LossyStudy, PaftStudy, ShadowStudy, Study, Task, linear, study
-from sdc.train.studies.settings import KINDS
+from sdc.train.studies import DropComputeStudy, LossyStudy, PaftStudy, ShadowStudy, Study, Task, linear, study
+from sdc.train.studies.settings import KINDS, NOISES
 
 POINTS = linear(features=64)
 HELD_OUT = next(POINTS.data(1024, 9))
@@ -104,7 +103,9 @@ def blind(*given: Any, **settings: Any) -> Callable[..., Any]:
     return run
 
 
-QUIET = {name: (base, Exponential(0.02) if base else NOISES["13a, 14a"][1]) for name, (base, _) in NOISES.items()}
+QUIET = {
+    name: (base, "exponential(mean=0.02)" if base else NOISES["13a, 14a"][1]) for name, (base, _) in NOISES.items()
+}
 BROKEN: Mapping[str, tuple[str, Mapping[str, Any], int]] = {
     "PAFT never averages": ("paft", {"_paft.paft": never_averaged, "_paft.paft_sync": never_averaged}, 2),
     "no packet is lost": ("lossy", {"lossy.lossy_zero2": no_packet_lost}, 2),

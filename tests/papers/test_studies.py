@@ -11,7 +11,6 @@ from sdc.train.data import ByteTokenizer, Corpus, make_dataset
 from sdc.train.iterative.images import Images
 from sdc.train.programs.config import get_config
 from sdc.train.studies import (
-    NOISES,
     Calibration,
     DropComputeStudy,
     LossyStudy,
@@ -27,7 +26,7 @@ from sdc.train.studies import (
     transformer,
 )
 from sdc.train.studies.measurements import DropComputeMeasured, LossyMeasured, Measured, PaftMeasured, ShadowMeasured
-from sdc.train.studies.settings import KINDS
+from sdc.train.studies.settings import KINDS, NOISES
 from sdc.train.studies.theory import pair_drift
 
 STEPS = 12

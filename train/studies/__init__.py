@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .theory import pair_drift as pair_drift
     from ._nodes import find_node as find_node
     from .parts import RecordedParts as RecordedParts
-    from .settings import NOISES as NOISES, check_measurement as check_measurement
+    from .settings import check_measurement as check_measurement
     from .workloads import chosen_tasks as chosen_tasks
 
 __getattr__, __dir__, __all__ = facade(__name__)

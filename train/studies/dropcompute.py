@@ -26,11 +26,10 @@ from sdc.aggregation import (
     extra_steps,
     gradient_sum,
     masked,
-    mean_completed,
+    parse_latency,
     select_threshold,
     skip_empty,
 )
-from sdc.aggregation.speedup import larger_batch
 
 from ..programs import DATA
 from .measurements import (
@@ -111,7 +110,8 @@ def _predict(study: DropComputeStudy, workers: int) -> PredictedSpeedup:
 
 
 def _delayed(study: DropComputeStudy, figure: str) -> NoisySpeedup:
-    base, delay = NOISES[figure]
+    base, text = NOISES[figure]
+    delay = parse_latency(text)
     found = np.zeros((3, len(study.noisy_fleets), study.seeds))
     shape = (study.iterations, max(study.noisy_fleets), study.micro_batches)
     for run, seed in enumerate(study.runs):
@@ -121,7 +121,7 @@ def _delayed(study: DropComputeStudy, figure: str) -> NoisySpeedup:
             times = latencies.sum(axis=-1)
             choice = select_threshold(latencies, study.serial)
             found[:, place, run] = times.max(axis=1).mean() / times.mean(), choice.drop_rate, choice.speedup
-    return NoisySpeedup(figure, study.noisy_fleets, *found)
+    return NoisySpeedup(figure, f"{base:g} + {text}" if base else text, study.noisy_fleets, *found)
 
 
 def _local(study: DropComputeStudy, period: int, server: bool) -> LocalSpeedup:
@@ -174,10 +174,9 @@ def _train(study: DropComputeStudy, workload: Task, kept: RecordedParts) -> Gene
     micro = study.micro_batches
     sampled = _sampled(study, study.workers, study.seed + 1)
     mended = threshold_at(sampled, study.mended)
-    completed = mean_completed(sampled, mended)
+    completed = micro * (1 - drop_rate(sampled, mended))
     extra = extra_steps(study.steps, completed, micro)
-    # As many samples are completed as without a threshold.
-    larger = larger_batch(micro, completed, micro)
+    larger = micro + extra_steps(micro, completed, micro)  # as many samples are completed as without a threshold
     later = threshold_at(_sampled(study, study.workers, study.seed + 1, micro_batches=larger), 1 - micro / larger)
 
     def run(

@@ -105,6 +105,7 @@ class NoisySpeedup:
     """Predicted gain of a threshold for one distribution of delays."""
 
     figure: str  # figure of the paper
+    latency: str  # time of a micro-batch in seconds, as a sum
     workers: tuple[int, ...]  # sizes of the fleets
     ratios: Float[np.ndarray, "fleets seeds"]  # E[T] / E[T_n], the slowest worker's time relative to a worker's
     drop_rates: Float[np.ndarray, "fleets seeds"]  # share of the micro-batches that the best threshold drops

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, overload
 
 from sdc.aggregation import BoundedLogNormal
-from sdc.aggregation.delays import Bernoulli, Exponential, Gamma, Latency, LogNormal, Normal
 from sdc.nodes import NODES
 from sdc.program import as_selector
 from sdc.settings import LARGEST_SEED, Flag, SettingError, Within, check_fields
@@ -164,18 +163,18 @@ class PaftStudy(Study["PaftMeasured"]):
 
 
 # By figure of the paper on DropCompute (figures 13 and 14): the time of a micro-batch without delay, and the
-# distribution of its delay, in seconds; normal delays may be negative.
-NOISES: Mapping[str, tuple[float, Latency]] = {
-    "13a, 14a": (0.45, LogNormal(0.225, 0.05**0.5)),
-    "13b": (0.0, Normal(0.675, 0.05**0.5)),
-    "13c": (0.45, Bernoulli(0.0, 0.45, 0.5)),
-    "13d": (0.45, Exponential(1 / 4.47)),
-    "13e": (0.45, Gamma(0.225, 1.0)),
-    "14b": (0.45, LogNormal(0.225, 0.1**0.5)),
-    "14c": (0.45, LogNormal(0.225, 0.15**0.5)),
-    "14d": (0.45, LogNormal(0.225, 0.2**0.5)),
-    "14e": (0.45, LogNormal(0.225, 0.25**0.5)),
-    "14f": (0.45, LogNormal(0.225, 0.3**0.5)),
+# distribution of its delay (`sdc.aggregation.delays`), in seconds; normal delays may be negative.
+NOISES: Mapping[str, tuple[float, str]] = {
+    "13a, 14a": (0.45, "lognormal(mean=0.225, std=0.2236)"),
+    "13b": (0.0, "normal(mu=0.675, sigma=0.2236)"),
+    "13c": (0.45, "bernoulli(base=0, extra=0.45, probability=0.5)"),
+    "13d": (0.45, "exponential(mean=0.2237)"),
+    "13e": (0.45, "gamma(mean=0.225, shape=1)"),
+    "14b": (0.45, "lognormal(mean=0.225, std=0.3162)"),
+    "14c": (0.45, "lognormal(mean=0.225, std=0.3873)"),
+    "14d": (0.45, "lognormal(mean=0.225, std=0.4472)"),
+    "14e": (0.45, "lognormal(mean=0.225, std=0.5)"),
+    "14f": (0.45, "lognormal(mean=0.225, std=0.5477)"),
 }
 
 
