@@ -246,7 +246,7 @@ def study_page(record: Contents, findings: StudyFindings) -> Report:
     tables = [marked(table, SIMULATED) for table in findings.grids]
     charts = [line_figure(chart) for chart in findings.charts]
     rows = tuple((check.claim, "yes" if check.holds else "NO", check.seen) for check in checks)
-    seen = f"{len(checks) - len(missing)} of the paper's {len(checks)} claims were reproduced at this scale"
+    seen = f"{len(checks) - len(missing)} of {len(checks)} claims hold at this scale"
     # A study with parts may have been interrupted.
     seconds = round(sum(part.seconds or 0 for part in record.parts)) or manifest.seconds
     settings = {key: record.manifest.get(key) for key in ("workers", "steps", "seed", "settings", "workloads")}

@@ -92,6 +92,15 @@ def _training(measured: PaftMeasured, training: NoisyTraining) -> Iterator[Findi
     sign = 1 if higher else -1
     gains = [_difference(scores["paft"][row], scores["noisy"][row], sign, confidence) for row in range(len(variances))]
     losses = [_difference(scores["clean"][row], scores["paft"][row], sign, confidence) for row in range(len(variances))]
+    places = {
+        "above 0": [gain.low > 0 for gain in gains],
+        "below 0": [gain.high < 0 for gain in gains],
+        "PAFT above clean": [loss.high < 0 for loss in losses],
+    }
+    certain = "; ".join(
+        f"{what}: {', '.join(f'{v:g}' for v, each in zip(variances, there, strict=True) if each) or 'nowhere'}"
+        for what, there in places.items()
+    )
     yield Check(
         f"{name}: noisy < PAFT ≤ clean",
         all(gain.high >= 0 for gain in gains)
@@ -99,7 +108,7 @@ def _training(measured: PaftMeasured, training: NoisyTraining) -> Iterator[Findi
         and all(loss.high >= 0 for loss in losses),
         f"gain of PAFT in {training.metric}, by σ²: "
         + "; ".join(f"{variance:g}: {gain.text()}" for variance, gain in zip(variances, gains, strict=True))
-        + f" ({confidence:.4g} confidence). It is nowhere below 0, somewhere above 0, and PAFT is nowhere above clean.",
+        + f" ({confidence:.4g} confidence). With certainty {certain}.",
     )
 
 

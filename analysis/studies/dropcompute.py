@@ -231,12 +231,12 @@ def _needed(training: DroppedTraining, whole: DroppedRun, extra: DroppedRun) -> 
     steps = whole.losses.shape[1]
     found = []
     for losses, target in zip(extra.losses, (_smooth(losses)[-1] for losses in whole.losses), strict=True):
-        reached = np.flatnonzero(_smooth(losses) <= target)
-        found.append((reached[0] + 1) / steps - 1 if reached.size else math.nan)
-    missing = int(np.isnan(found).sum())
-    more = f"; {missing} of {len(found)} seeds do not reach it" if missing else ""
+        below = np.flatnonzero(_smooth(losses) <= target)
+        found.append((below[0] + 1) / steps - 1 if below.size else math.nan)
+    reached = np.asarray(found)[np.isfinite(found)]
+    more = f"; {len(found) - len(reached)} of {len(found)} seeds do not reach it" if len(reached) < len(found) else ""
     return (
-        f"its loss is reached after {mean_interval(np.asarray(found)).text(percent=True)} more steps{more}; as many "
+        f"its loss is reached after {mean_interval(reached).text(percent=True)} more steps{more}; as many "
         f"samples take {extra.losses.shape[1] / steps - 1:.1%} more"
     )
 

@@ -17,16 +17,17 @@ class Interval(NamedTuple):
     value: float
     low: float
     high: float
+    note: str = ""  # which runs are left out
 
     def text(self, percent: bool = False) -> str:
         """Formats the estimate and its interval for a table."""
         scale, unit = (100, " %") if percent else (1, "")
-        return f"{scale * self.value:.3g}{unit} [{scale * self.low:.3g}, {scale * self.high:.3g}]"
+        return f"{scale * self.value:.3g}{unit} [{scale * self.low:.3g}, {scale * self.high:.3g}]{self.note}"
 
     def short(self, scale: float = 1.0) -> str:
         """Formats the estimate and half the width of its interval for a table, as far as known."""
         reach = scale * (self.high - self.value)
-        return f"{scale * self.value:.4g} ± {reach:.2g}" if math.isfinite(reach) else f"{scale * self.value:.4g}"
+        return f"{scale * self.value:.4g}{f' ± {reach:.2g}' if math.isfinite(reach) else ''}{self.note}"
 
 
 UNKNOWN = Interval(math.nan, math.nan, math.nan)
@@ -34,10 +35,15 @@ UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
 def mean_interval(values: Float[np.ndarray, "starts *trials"], confidence: float = 0.95) -> Interval:
     """Returns the mean over the starts (or seeds) and its confidence interval from Student's t. The trials of each
-    start are averaged first; values that are not finite are omitted."""
+    start are averaged first, without those that are not finite. If there is one value for each seed and one is not
+    finite, its run has diverged: the mean is of the others, and the interval is unbounded."""
+    lost = int((~np.isfinite(values)).sum()) if values.ndim == 1 else 0
+    note = f" ({lost} of {len(values)} not finite)" if lost else ""
     means = np.asarray([row[np.isfinite(row)].mean() for row in values if np.isfinite(row).any()])
     if len(means) < 2:
-        return UNKNOWN
+        return UNKNOWN._replace(note=note)
+    if lost:
+        return Interval(float(means.mean()), -math.inf, math.inf, note)
     reach = float(stats.t.ppf((1 + confidence) / 2, len(means) - 1)) * means.std(ddof=1) / np.sqrt(len(means))
     return Interval(float(means.mean()), float(means.mean() - reach), float(means.mean() + reach))
 
@@ -58,4 +64,5 @@ def ratio_interval(top: Float[np.ndarray, "starts trials"], bottom: Float[np.nda
 def line_of(label: str, x: Sequence[float], rows: Iterable[Float[np.ndarray, "seeds"]]) -> Line:
     """Returns a line of the means over the seeds, with their 95 % intervals."""
     means = [mean_interval(row) for row in rows]
-    return Line(label, list(x), [mean.value for mean in means], error=[mean.high - mean.value for mean in means])
+    reach = [mean.high - mean.value if math.isfinite(mean.high) else math.nan for mean in means]
+    return Line(label, list(x), [mean.value for mean in means], error=reach)

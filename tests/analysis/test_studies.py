@@ -136,6 +136,8 @@ def test_paft() -> None:
         {"noisy": 0.85}, {"spread": 0.1}, {"mended": (0.85, 0.8)}, {"mended": (0.95, 0.8)}, {"mended": (0.9, np.nan)},
     ):  # fmt: skip
         assert not held(findings_of(paft(EXACT, **wrong)))[claim], wrong
+    said = next(check.seen for check in findings_of(paft(EXACT, mended=(0.95, 0.7))).checks if check.claim == claim)
+    assert said.endswith("With certainty above 0: 0.001; below 0: 0.5; PAFT above clean: 0.001.")
     assert held(findings_of(paft(EXACT, noisy=np.nan)))[claim], "the noisy runs diverged"
     assert [chart.title for chart in found.charts] == [
         "images: accuracy against noise", "images: occasional large noise", "images: model divergence over time",
@@ -156,6 +158,11 @@ def test_lossy() -> None:
     }
     assert set(held(findings_of(lossy({}, (10.0, 10.4, 9.9)))).values()) == {False}
     assert list(held(findings_of(lossy({}, spread=0.1))).values()) == [False, True]  # 2 % ± 2.5 %
+    diverged = lossy({})
+    diverged.trainings[0].scores["per shard"][0.2][1] = np.inf  # one of three
+    found = findings_of(diverged)
+    assert cells(found, "text: perplexity")["per shard"][1] == "10.2 (1 of 3 not finite)"
+    assert set(held(found).values()) == {False}
 
 
 def test_dropcompute() -> None:
@@ -251,7 +258,7 @@ def test_the_record_and_the_report_hold_what_was_found(tmp_path: Path) -> None:
     told = json.loads(json.dumps({key: value for key, value in summary.items() if key not in added}))
     assert run.summary == {**stamp("jax-sdc record summary", lasting=True), **told}
     page, text = Path(summary["report"]).read_text(), (tmp_path / "run" / "report.md").read_text()
-    assert "1 of the paper's 3 claims" in text
+    assert "1 of 3 claims hold" in text
     assert "0.9524" in text
     assert "simulated errors, delays and losses" in page
     assert page.count("<svg") == 2
