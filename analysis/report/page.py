@@ -266,7 +266,7 @@ def study_page(record: Contents, findings: StudyFindings) -> Report:
             *((name, getattr(manifest, name)) for name in ("workers", "steps", "seed", "parts", "created")),
             ("seconds", seconds),
         ],
-        measured=[Table("Claims of the paper", ("claim", "reproduced here", "figures"), rows), *tables],
+        measured=[Table("Claims", ("claim", "holds here", "figures"), rows), *tables],
         drawn=[chart if isinstance(chart, LeftOut) else marked(chart, SIMULATED) for chart in charts],
         settings=[("Environment", record.manifest.get("environment")), ("Study", settings)],
         definitions=(),
