@@ -269,8 +269,8 @@ def find_suspects(
     found = []
     for place, sightings in seen.items():
         before = {} if place[1] else (past or {}).get(place[0], {})
-        told = list(dict.fromkeys(errors[place]))
-        found.append(_suspect(place[1], *where[place], sightings, told, before, wrong.get(place, {})))
+        own = list(dict.fromkeys(errors[place]))
+        found.append(_suspect(place[1], *where[place], sightings, own, before, wrong.get(place, {})))
     order = {confidence: number for number, confidence in enumerate(CONFIDENCES)}
     return sorted(found, key=lambda each: (each.simulated, order[each.confidence], -each.points, each.identity))
 
