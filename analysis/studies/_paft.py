@@ -108,7 +108,7 @@ def _training(measured: PaftMeasured, training: NoisyTraining) -> Iterator[Findi
         and all(loss.high >= 0 for loss in losses),
         f"gain of PAFT in {training.metric}, by σ²: "
         + "; ".join(f"{variance:g}: {gain.text()}" for variance, gain in zip(variances, gains, strict=True))
-        + f" ({confidence:.4g} confidence). With certainty {certain}.",
+        + f" ({confidence:.4g} confidence). Significantly {certain}.",
     )
 
 

@@ -210,8 +210,6 @@ class Aggregation:
                 "reliable, tighten and replay act on the data of one model rank, and would make replicated arrays "
                 "differ between model ranks; give one model rank"
             )
-        if self.lossy and self.lossy.stale and settings:
-            raise wrong("stale has no weights for steps of which dropcompute drops a part; leave one of them out")
         share, cut = batch_size // data * microsteps, self.micro_batches(microsteps)
         if cut < 1 or share % cut:
             raise wrong(
@@ -284,5 +282,10 @@ def parse_aggregation(text: str) -> Aggregation:
         raise wrong(
             "lossy takes the workers' own gradients, so there is no all-reduce to which noise could be added; combine "
             "noise with paft or paft_sync"
+        )
+    if aggregation.lossy is not None and aggregation.lossy.stale and aggregation.dropcompute is not None:
+        raise wrong(
+            "dropcompute gives weights to the workers' gradients, and stale packets have none; leave out dropcompute or "
+            "stale"
         )
     return aggregation

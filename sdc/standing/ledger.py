@@ -347,12 +347,13 @@ class Ledger:
                 if entry.verdict is Verdict.CLEAN and announced is None and not result.simulated:
                     entry.verdict, entry.sentence = Verdict.INCONCLUSIVE, UNANNOUNCED
                 if stale and entry.verdict is Verdict.CLEAN:
-                    if own and self._contains(entry):
+                    if not own:
+                        entry.verdict, entry.sentence = Verdict.INCONCLUSIVE, CLOCKS
+                    elif self._contains(entry):
                         continue
-                    if own:
+                    else:
                         said = f"nothing has run since {result.ended}; run sdc burnin in a new folder"
                         raise LedgerError(f"{self.path} does not contain what ran earlier, and {said}")
-                    entry.verdict, entry.sentence = Verdict.INCONCLUSIVE, CLOCKS
                 self._add(host, entry, others, since=since, once=not ended)
                 tested.append(entry)
             if begun in host.begun and dark:

@@ -137,7 +137,7 @@ def test_paft() -> None:
     ):  # fmt: skip
         assert not held(findings_of(paft(EXACT, **wrong)))[claim], wrong
     said = next(check.seen for check in findings_of(paft(EXACT, mended=(0.95, 0.7))).checks if check.claim == claim)
-    assert said.endswith("With certainty above 0: 0.001; below 0: 0.5; PAFT above clean: 0.001.")
+    assert said.endswith("Significantly above 0: 0.001; below 0: 0.5; PAFT above clean: 0.001.")
     assert held(findings_of(paft(EXACT, noisy=np.nan)))[claim], "the noisy runs diverged"
     assert [chart.title for chart in found.charts] == [
         "images: accuracy against noise", "images: occasional large noise", "images: model divergence over time",

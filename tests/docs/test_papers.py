@@ -1,4 +1,4 @@
-"""The page of the papers has one row for each of their tables and figures, and names only commands that exist."""
+"""The page of the papers has one row for each of their tables and figures."""
 
 import re
 from pathlib import Path

@@ -1,5 +1,8 @@
 """The experiments of the studies, shrunk and on a linear model: what they measure is what the library computes."""
 
+import dataclasses
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -20,6 +23,7 @@ from sdc.train.studies import (
     Study,
     Task,
     convnet,
+    dropcompute,
     finish,
     linear,
     study,
@@ -111,6 +115,25 @@ def test_dropcompute() -> None:
     assert (ends[0] > ends[1]).all()
     assert (ends[1] > ends[2]).all()
     assert len({*ends[0]}) == 3, "seeds differ"
+
+
+def test_dropped_samples_return_until_they_are_used() -> None:
+    """Of rows with numbers: none is used twice, and only those that wait for a batch are missing."""
+    chosen = DropComputeStudy(workers=2, micro_batches=3)
+
+    def numbered(rows: int, seed: int) -> Iterator[tuple[np.ndarray]]:
+        return ((np.arange(start, start + rows),) for start in itertools.count(0, rows))
+
+    task = dropcompute._repeating(chosen, dataclasses.replace(linear(), data=numbered), 2.0)
+    batches = task.data(12, 5)
+    used = []
+    for number in range(40):
+        (rows,) = next(batches)
+        for worker, share in enumerate(rows.reshape(2, 3, 2)):
+            ends = np.cumsum(dropcompute._latencies(chosen, 3, np.uint32(5), number, worker))
+            used += share[ends < 2.0].ravel().tolist()
+    assert len(used) == len({*used}) < 40 * 12
+    assert len({*range(max(used))} - {*used}) < 24
 
 
 def test_lossy() -> None:

@@ -38,6 +38,7 @@ def test_specifications() -> None:
         ("noise,sigma=1,sigma=2", "given twice"),
         ("paft+lossy", "lossy cannot be combined with paft"),
         ("noise+lossy", "lossy takes the workers' own gradients"),
+        ("dropcompute+lossy,stale=true", "stale packets have none"),
         ("shadow+noise", "use it alone"),
     ],
 )

@@ -246,7 +246,7 @@ def test_of_several_recordings_the_nearest_explains() -> None:
     ]
 
 
-def test_a_device_that_is_its_own_witness_is_told(tmp_path: Path) -> None:
+def test_a_device_that_is_its_own_witness_is_reported(tmp_path: Path) -> None:
     known = register("a")
     known.entries[0] = msgspec.structs.replace(
         known.entries[0], seen=(msgspec.structs.replace(known.entries[0].seen[0], devices=(1,)),)
@@ -256,13 +256,13 @@ def test_a_device_that_is_its_own_witness_is_told(tmp_path: Path) -> None:
         device = CheckedDevice(index=0, machine="a", kind="H100", uuid=uuid, id=3)
         return BurninResult(devices=[device], workloads=[Tally(workload="w", device=0, family="", work=1.0, key=key)])
 
-    told = itself_alone(known, tested())
-    assert told is not None
-    assert told.startswith("1 of the golden digests was recorded only on the tested device itself")
+    doubt = itself_alone(known, tested())
+    assert doubt is not None
+    assert doubt.startswith("1 of the golden digests was recorded only on the tested device itself")
     session = Session(BurninSettings(), tmp_path)
     session._register, session._here = known, ENVIRONMENT
     stopped = msgspec.structs.replace(tested(), stopped="SIGTERM")  # perhaps before the digests of other devices
-    assert [session._doubt(result, final=True) for result in (tested(), stopped)] == [told, None]
+    assert [session._doubt(result, final=True) for result in (tested(), stopped)] == [doubt, None]
     assert itself_alone(known, tested(uuid="GPU-a0")) is None
     assert itself_alone(register("a"), tested()) is None  # the other device had it too
     assert itself_alone(known, tested(key=subject("new").key)) is None
