@@ -285,7 +285,6 @@ def parse_aggregation(text: str) -> Aggregation:
         )
     if aggregation.lossy is not None and aggregation.lossy.stale and aggregation.dropcompute is not None:
         raise wrong(
-            "dropcompute gives weights to the workers' gradients, and stale packets have none; leave out dropcompute or "
-            "stale"
+            "dropcompute gives weights to the workers' gradients, and stale packets have none; leave out one of the two"
         )
     return aggregation
