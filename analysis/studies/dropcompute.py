@@ -207,7 +207,8 @@ def _training(measured: DropComputeMeasured, training: DroppedTraining) -> Itera
         f"Values are means over {measured.study.seeds} seeds, ± half of the 95 % interval (Student's t over the "
         "seeds). The published F1 is that of BERT-Large on SQuAD, pretrained with the same drop rate (tables 1a and "
         "1b; ± the standard deviation of three fine-tunings). The last loss is the mean over the last ten steps. "
-        "Repetition: as soon as the dropped samples fill a batch, they are the next one.",
+        "Larger batch: as many samples are completed as without a threshold. Repetition: as soon as the dropped "
+        "samples fill a batch, they are the next one.",
     )
     for what, lines in (("step", by_step), ("simulated time, s", by_time)):
         title = f"{name}: loss against {what}"
@@ -219,26 +220,23 @@ def _training(measured: DropComputeMeasured, training: DroppedTraining) -> Itera
         f"{name}: extra steps lead to the same loss in less time",
         excess.high <= 0 and sooner.high < 1,
         f"loss {last[whole].mean():.4g} without a threshold, {last[extra].mean():.4g} with extra steps in "
-        f"{sooner.text()} of the time; excess over the tolerance: {excess.text()}; {_needed(training, whole, extra)}",
+        f"{sooner.text()} of the time; excess over the tolerance: {excess.text()}; {_needed(whole, extra)}",
     )
     if training.shares:
         yield from _shares(measured, training)
 
 
-def _needed(training: DroppedTraining, whole: DroppedRun, extra: DroppedRun) -> str:
-    """Returns how many more steps reach the loss of the run without a threshold. As many samples need more steps than
-    that, if dropped samples are not needed for the same loss."""
-    steps = whole.losses.shape[1]
-    found = []
-    for losses, target in zip(extra.losses, (_smooth(losses)[-1] for losses in whole.losses), strict=True):
-        below = np.flatnonzero(_smooth(losses) <= target)
-        found.append((below[0] + 1) / steps - 1 if below.size else math.nan)
-    reached = np.asarray(found)[np.isfinite(found)]
-    more = f"; {len(found) - len(reached)} of {len(found)} seeds do not reach it" if len(reached) < len(found) else ""
-    return (
-        f"its loss is reached after {mean_interval(reached).text(percent=True)} more steps{more}; as many "
-        f"samples take {extra.losses.shape[1] / steps - 1:.1%} more"
-    )
+def _needed(whole: DroppedRun, extra: DroppedRun) -> str:
+    """Returns how many more steps it takes until the loss stays below the last one of the run without a threshold."""
+    steps, found = whole.losses.shape[1], []
+    for losses, target in zip(extra.losses, (_smooth(each)[-1] for each in whole.losses), strict=True):
+        above = np.flatnonzero(_smooth(losses) > target)
+        found.append(int(above[-1]) + 2 if above.size else 1)  # steps count from 1
+    reached = np.asarray([step / steps - 1 for step in found if step <= extra.losses.shape[1]])
+    said = f"in only {len(reached)} of {len(found)} seeds"
+    if len(reached) > 1:
+        said = f"after {mean_interval(reached).text(percent=True)} more steps, in {len(reached)} of {len(found)} seeds"
+    return f"its loss stays below that {said} (as many samples take {extra.losses.shape[1] / steps - 1:.1%} more)"
 
 
 def _shares(measured: DropComputeMeasured, training: DroppedTraining) -> Iterator[Finding]:
