@@ -152,13 +152,26 @@ class Check:
 
     Attributes:
         claim: the claim, in one sentence.
-        holds: whether the claim was reproduced.
+        holds: whether the claim was reproduced; None if the intervals of the figures leave it undecided.
         seen: the measured figures.
     """
 
     claim: str
-    holds: bool
+    holds: bool | None
     seen: str
+
+
+class _Answer(NamedTuple):
+    label: str
+    lead: str
+    tone: str
+
+
+ANSWERS = {
+    True: _Answer("yes", "seen", "clean"),
+    False: _Answer("NO", "not seen", "inconclusive"),
+    None: _Answer("undecided", "undecided", "inconclusive"),
+}
 
 
 Finding: TypeAlias = Table | Chart | Check
@@ -242,16 +255,19 @@ def summarize_findings(study: str, findings: Findings) -> StudyFindings:
 def study_page(record: Contents, findings: StudyFindings) -> Report:
     """Makes the page of a study, even if the study is incomplete."""
     study, manifest, checks = str(findings.study), record.study, findings.checks
-    missing = [check.claim for check in checks if not check.holds]
+    missing = [check.claim for check in checks if check.holds is False]
+    undecided = [f"{check.claim} (undecided)" for check in checks if check.holds is None]
     tables = [marked(table, SIMULATED) for table in findings.grids]
     charts = [line_figure(chart) for chart in findings.charts]
-    rows = tuple((check.claim, "yes" if check.holds else "NO", check.seen) for check in checks)
-    seen = f"{len(checks) - len(missing)} of {len(checks)} claims hold at this scale"
+    rows = tuple((check.claim, ANSWERS[check.holds].label, check.seen) for check in checks)
+    seen = f"{len(checks) - len(missing) - len(undecided)} of {len(checks)} claims hold at this scale"
+    if undecided:
+        seen += f", {len(undecided)} undecided"
     # A study with parts may have been interrupted.
     seconds = round(sum(part.seconds or 0 for part in record.parts)) or manifest.seconds
     settings = {key: record.manifest.get(key) for key in ("workers", "steps", "seed", "settings", "workloads")}
     claims = (
-        Text(f"{check.claim}: {check.seen}", "", *(("seen", "clean") if check.holds else ("not seen", "inconclusive")))
+        Text(f"{check.claim}: {check.seen}", "", ANSWERS[check.holds].lead, ANSWERS[check.holds].tone)
         for check in checks
     )
     return record_page(
@@ -260,7 +276,9 @@ def study_page(record: Contents, findings: StudyFindings) -> Report:
         title=record.path.resolve().name,
         verdict=None,
         label=f"STUDY: {study.upper()} ({SIMULATED})",
-        headline=headline_of_study(seen if findings.study else "the study is incomplete", "; ".join(missing)),
+        headline=headline_of_study(
+            seen if findings.study else "the study is incomplete", "; ".join((*missing, *undecided))
+        ),
         simulated="gradients, delays, losses or faults were simulated on healthy hardware",
         facts=[
             *((name, getattr(manifest, name)) for name in ("workers", "steps", "seed", "parts", "created")),

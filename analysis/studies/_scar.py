@@ -10,7 +10,7 @@ from sdc.records import Contents
 from sdc.schema import Criterion, Failures, Overhead, PartRow, Perturbed
 
 from ..report import Chart, Check, Finding, Findings, Line, StudyFindings, Table, summarize_findings
-from .intervals import Interval, mean_interval, ratio_interval
+from .intervals import Interval, every, exceeds, mean_interval, ratio_interval
 
 STUDY = "scar study"
 # Ranges of the published reductions of the iteration cost by partial recovery (figure 7), by fraction lost.
@@ -116,7 +116,7 @@ def _workload(name: str, rows: Sequence[PartRow]) -> Workload | None:
 def reduction(workload: Workload, key: tuple[str, float, float, str]) -> Interval:
     """Returns the fraction by which a case costs less than a full restore."""
     ratio = ratio_interval(workload.cases[key].costs, workload.full)
-    return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
+    return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low, ratio.note)
 
 
 def _converged(workloads: Sequence[Workload]) -> Table:
@@ -148,7 +148,8 @@ def _partial(workloads: Sequence[Workload]) -> Iterator[Finding]:
     squares_off = []
     for one in workloads:
         full = mean_interval(one.full)
-        good, seen = True, []
+        good: list[bool | None] = []
+        seen = []
         lines: dict[str, list[Interval]] = {}
         for (policy, fraction, lost, how), case in one.cases.items():
             if fraction != 1.0 or policy != "priority":
@@ -164,14 +165,14 @@ def _partial(workloads: Sequence[Workload]) -> Iterator[Finding]:
             )  # fmt: skip
             lines.setdefault(how, []).append(cost)
             if how == "random":
-                good &= less.value >= low and not case.failed
+                good.append(exceeds(less, low) and not case.failed)
                 seen.append(f"{lost:g}: {less.text(percent=True)}")
                 if not (abs(squares.value / lost - 1) < 0.15 or squares.low <= lost <= squares.high):
                     squares_off.append(f"{one.name} differs with {lost:g} lost")
         yield Check(
             f"{one.name}: on average, partial recovery costs at least 12, 31 and 59 % less than a full restore if 3/4, "
             "1/2 and 1/4 of the blocks are lost, respectively",
-            good, "; ".join(reversed(seen)),
+            every(good), "; ".join(reversed(seen)),
         )  # fmt: skip
         yield Chart(
             f"Figure 7: {one.name}", "Cost of a failure in iterations, with a full checkpoint every 8 iterations.",
@@ -222,12 +223,12 @@ def _saving(workloads: Sequence[Workload]) -> Iterator[Finding]:
         yield Check(
             f"{one.name}: with 1/8 checkpoints by priority, losing half of the blocks costs on average at least 78 % "
             "less than a full restore",
-            less.value >= 0.78 and not best.failed,
+            exceeds(less, 0.78) and not best.failed,
             less.text(percent=True),
         )
         gain = mean_interval(chance.costs - best.costs)
         claim = f"{one.name}: failures cost less with 1/8 checkpoints by priority than with random 1/8 checkpoints"
-        yield Check(claim, gain.low > 0, f"by {gain.text()} iterations")
+        yield Check(claim, exceeds(gain), f"by {gain.text()} iterations")
         yield Chart(
             f"Figure 8: {one.name}",
             "Half of the blocks, chosen at random, are lost. The number of bytes written does not depend on the "

@@ -10,7 +10,7 @@ from scipy import stats
 from sdc.train.studies import DropComputeMeasured, DroppedRun, DroppedTraining, expected_speedup
 
 from ..report import Chart, Check, Finding, Line, Table
-from .intervals import line_of, mean_interval
+from .intervals import every, exceeds, line_of, mean_interval, stays_below
 
 # F1 on SQuAD of BERT-Large pretrained with dropped micro-batches, mean and standard deviation of three fine-tunings, by
 # drop rate (table 1a of the paper) and, for 10 %, by compensation (table 1b).
@@ -151,14 +151,14 @@ def _local(measured: DropComputeMeasured) -> Iterator[Finding]:
     gains = [mean_interval(one.dropped - one.local) for one in measured.local]
     yield Check(
         "a threshold makes local SGD with stragglers faster",
-        all(gain.low > 0 for gain in gains),
+        every(map(exceeds, gains)),
         ", ".join(f"{gain.short()}" for gain in gains),
     )
     pairs = zip(*([one for one in measured.local if one.server is server] for server in places), strict=True)
     lost = [mean_interval(spread.local - server.local) for spread, server in pairs if spread.period > 1]
     yield Check(
         "local SGD gains less if all stragglers are in one server",
-        all(gain.low > 0 for gain in lost),
+        every(map(exceeds, lost)),
         ", ".join(f"{gain.short()}" for gain in lost),
     )
 
@@ -218,7 +218,7 @@ def _training(measured: DropComputeMeasured, training: DroppedTraining) -> Itera
     sooner = mean_interval(extra.ends[:, -1] / whole.ends[:, -1])
     yield Check(
         f"{name}: extra steps lead to the same loss in less time",
-        excess.high <= 0 and sooner.high < 1,
+        every((bool(np.isfinite(last[extra]).all()), stays_below(excess, 0.0), stays_below(sooner, 1.0))),
         f"loss {last[whole].mean():.4g} without a threshold, {last[extra].mean():.4g} with extra steps in "
         f"{sooner.text()} of the time; excess over the tolerance: {excess.text()}; {_needed(whole, extra)}",
     )
@@ -261,7 +261,7 @@ def _shares(measured: DropComputeMeasured, training: DroppedTraining) -> Iterato
     losses = {rate: mean_interval(whole - shares["none"][rate]) for rate in low}
     yield Check(
         f"{training.workload}: up to 10 % of dropped shares cost at most {NEGLIGIBLE:.0%} of {training.metric}",
-        all(loss.high <= NEGLIGIBLE for loss in losses.values()),
+        every(stays_below(loss, NEGLIGIBLE) for loss in losses.values()),
         "; ".join(f"{rate:.0%}: {loss.text()}" for rate, loss in losses.items()),
     )
 

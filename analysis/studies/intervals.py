@@ -17,7 +17,7 @@ class Interval(NamedTuple):
     value: float
     low: float
     high: float
-    note: str = ""  # which runs are left out
+    note: str = ""  # which runs are left out, or what makes the interval doubtful
 
     def text(self, percent: bool = False) -> str:
         """Formats the estimate and its interval for a table."""
@@ -30,6 +30,7 @@ class Interval(NamedTuple):
         return f"{scale * self.value:.4g}{f' ± {reach:.2g}' if math.isfinite(reach) else ''}{self.note}"
 
 
+OUTLIER = 0.01  # significance level of the test for an outlier
 UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
 
@@ -45,20 +46,53 @@ def mean_interval(values: Float[np.ndarray, "starts *trials"], confidence: float
     if lost:
         return Interval(float(means.mean()), -math.inf, math.inf, note)
     reach = float(stats.t.ppf((1 + confidence) / 2, len(means) - 1)) * means.std(ddof=1) / np.sqrt(len(means))
-    return Interval(float(means.mean()), float(means.mean() - reach), float(means.mean() + reach))
+    return Interval(float(means.mean()), float(means.mean() - reach), float(means.mean() + reach), _outlier(means))
 
 
 def ratio_interval(top: Float[np.ndarray, "starts trials"], bottom: Float[np.ndarray, "starts trials"]) -> Interval:
-    """Returns the ratio of two means over the same starts, and its 95 % confidence interval from a bootstrap over the
-    starts. NaN is omitted."""
+    """Returns the ratio of two means over the same starts, and its 95 % confidence interval by Fieller's theorem
+    (Fieller, J. R. Stat. Soc. B 16, 1954): the ratios r for which Student's t does not distinguish the mean of
+    ``top - r * bottom`` from zero. It is unbounded if `bottom` may be zero. NaN is omitted."""
     pairs = np.asarray([(np.nanmean(a), np.nanmean(b)) for a, b in zip(top, bottom, strict=True)])
     pairs = pairs[np.isfinite(pairs).all(axis=1)]
     if len(pairs) < 2:
         return UNKNOWN
-    drawn = np.random.default_rng(0).integers(len(pairs), size=(4000, len(pairs)))
-    sums = pairs[drawn].sum(axis=1)
-    low, high = np.quantile(sums[:, 0] / sums[:, 1], (0.025, 0.975))
-    return Interval(float(pairs[:, 0].sum() / pairs[:, 1].sum()), float(low), float(high))
+    above, below = pairs.mean(axis=0)
+    squared = float(stats.t.ppf(0.975, len(pairs) - 1)) ** 2 / len(pairs)
+    (of_above, both), (_, of_below) = squared * np.cov(pairs.T)
+    value, note = above / below, _outlier(pairs[:, 0] - above / below * pairs[:, 1])
+    if (scale := below**2 - of_below) <= 0:
+        return Interval(float(value), -math.inf, math.inf, note)
+    middle = above * below - both
+    reach = math.sqrt(max(middle**2 - scale * (above**2 - of_above), 0.0))
+    return Interval(float(value), float((middle - reach) / scale), float((middle + reach) / scale), note)
+
+
+def _outlier(values: Float[np.ndarray, "starts"]) -> str:
+    """Returns the note of an interval one of whose starts is an outlier by Grubbs's test (Technometrics 11, 1969) at
+    the level 0.01. Student's t assumes normally distributed starts, and such an interval may be too narrow."""
+    count, scatter = len(values), values.std(ddof=1)
+    if count < 3 or not scatter > 0:
+        return ""
+    squared = float(stats.t.isf(OUTLIER / (2 * count), count - 2)) ** 2
+    limit = (count - 1) * math.sqrt(squared / (count * (count - 2 + squared)))
+    return " (an outlier)" if np.abs(values - values.mean()).max() / scatter > limit else ""
+
+
+def exceeds(found: Interval, limit: float = 0.0) -> bool | None:
+    """Returns whether an interval lies above the limit: None if it contains the limit, or is unknown."""
+    return True if found.low > limit else False if found.high < limit else None
+
+
+def stays_below(found: Interval, limit: float) -> bool | None:
+    """Returns whether an interval lies below the limit: None if it contains the limit, or is unknown."""
+    return True if found.high < limit else False if found.low > limit else None
+
+
+def every(answers: Iterable[bool | None]) -> bool | None:
+    """Returns whether all answers are yes: None if some are undecided (None) and no answer is no."""
+    known = set(answers)
+    return False if False in known else None if None in known else True
 
 
 def line_of(label: str, x: Sequence[float], rows: Iterable[Float[np.ndarray, "seeds"]]) -> Line:

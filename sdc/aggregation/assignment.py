@@ -83,22 +83,56 @@ def assigns(updates: Tree) -> bool:
     return any(isinstance(leaf, Assignment) for leaf in leaves)
 
 
+def checked_optimizer(optimizer: Any) -> optax.GradientTransformationExtraArgs:
+    """Returns an optax optimizer whose `update` takes extra arguments.
+
+    Raises:
+        ValueError: it has no `init` and `update`.
+    """
+    if isinstance(optimizer, type) or not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
+        raise ValueError(
+            f"optimizer={optimizer!r}: expected an optax optimizer, with init(params) and update(gradient, state, "
+            "params), such as optax.adam(1e-3)"
+        )
+    return optax.with_extra_args_support(optimizer)
+
+
 def stepped(
     optimizer: optax.GradientTransformationExtraArgs, gradient: Tree, state: optax.OptState, params: Tree, **extra: Any
 ) -> tuple[Tree, optax.OptState]:
     """Returns the parameters and the optimizer state after one step; boolean parameters and random keys are
-    unchanged."""
+    unchanged.
 
-    def apply(parameter: Any, update: Any) -> Any:
+    Raises:
+        ValueError: the optimizer does not return an update for each parameter, and its state.
+    """
+
+    def apply(path: Any, parameter: Any, update: Any) -> Any:
         if parameter is None:
             return None
+        place, shape = jax.tree_util.keystr(path), jnp.shape(parameter)
+        if update is None:
+            raise ValueError(f"the optimizer returned no update for params{place}; {remedy}")
+        if not isinstance(update, Assignment) and jnp.shape(update) not in (shape, ()):
+            raise ValueError(
+                f"the optimizer returned an update of shape {jnp.shape(update)} for params{place} of shape {shape}; "
+                f"{remedy}"
+            )
         dtype = jnp.result_type(parameter)
         fixed = dtype == np.bool_ or jnp.issubdtype(dtype, jax.dtypes.extended)
         nothing = getattr(update, "dtype", None) == jax.dtypes.float0
         return parameter if fixed or nothing else optax.apply_updates(parameter, update)
 
-    updates, state = optimizer.update(gradient, state, params, **extra)
-    return jax.tree.map(apply, params, updates, is_leaf=lambda x: x is None), state
+    remedy = "update(gradient, state, params) must return (updates, state), with an update of each parameter's shape"
+    found: Any = optimizer.update(gradient, state, params, **extra)
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise ValueError(f"the optimizer returned {type(found).__name__}; {remedy}")
+    whole: Any = jax.tree.structure(params, is_leaf=lambda x: x is None)
+    try:
+        whole.flatten_up_to(found[0])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the optimizer returned updates for other parameters; {remedy}") from error
+    return jax.tree.map_with_path(apply, params, found[0], is_leaf=lambda x: x is None), found[1]
 
 
 def check_update(state: Any, kind: type, params: Tree) -> None:

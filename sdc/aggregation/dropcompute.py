@@ -31,7 +31,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from jaxtyping import Array, Bool, Float32, Int, Int32, UInt32
 
 from ..program import varying
-from .assignment import Tree, assigns
+from .assignment import Tree, assigns, checked_optimizer
 from .workers import at_least_float32, check_count, check_probability, count_workers
 
 # `(carry, micro_batch, context) -> carry`: adds one micro-batch to the worker's carry, given a context such as the
@@ -220,7 +220,7 @@ def skip_empty(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
         zero and the optimizer's state is unchanged. `update` raises ValueError if the updates of the optimizer are
         assignments.
     """
-    inner = optax.with_extra_args_support(optimizer)
+    inner = checked_optimizer(optimizer)
 
     def init(params: Tree) -> SkipEmptyState:
         return SkipEmptyState(inner.init(params), jnp.zeros((), jnp.uint32))

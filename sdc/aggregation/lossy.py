@@ -29,7 +29,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Int32, UInt8, UInt32
 
-from .assignment import Tree, assign, check_update, stepped
+from .assignment import Tree, assign, check_update, checked_optimizer, stepped
 from .channels import Channel, Independent, Recorded, Sent
 from .workers import at_least_float32, check_axis, check_probability, check_some, count_workers, sums_by_itself
 
@@ -444,7 +444,7 @@ def lossy_zero2(
     for name, rate in (("p_grad", p_grad), ("p_param", p_param)):
         if not isinstance(rate, Channel):
             check_probability(name, rate, ", or a Channel")
-    inner = optax.with_extra_args_support(optimizer)
+    inner = checked_optimizer(optimizer)
     channels = [rate if isinstance(rate, Channel) else Independent(rate) for rate in (p_grad, p_param)]
 
     def deliver(channel: Channel, key: Array, state: Any, sent: Sent, squares: Any) -> tuple[Any, Any]:

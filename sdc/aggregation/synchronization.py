@@ -23,7 +23,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, Num
 
 from ..program import axis_size, bound_axes, compiled_for, varying
-from .assignment import Tree, assign, check_update, stepped
+from .assignment import Tree, assign, check_update, checked_optimizer, stepped
 from .methods import Paft, Rule
 from .workers import at_least_float32, check_axis, check_some, count_workers
 
@@ -98,7 +98,7 @@ def paft_sync(
     """
     _check_settings(axis_name, replica_axes, period=period)
     check_some("period", period, "steps")
-    inner = optax.with_extra_args_support(optimizer)
+    inner = checked_optimizer(optimizer)
 
     def init(params: Tree) -> PaftSyncState:
         zero = jnp.zeros((), jnp.int32)
@@ -156,7 +156,7 @@ def paft(
     Independent errors move replicas apart as sqrt(H), and errors that momentum repeats as H^(3/2) at most: p = 2
     returns to the target at once in the first case, and p = 2/3 does not overshoot in the second case. The H + 1 steps
     from one average to the next separate replicas by at most H + 1 rms updates, so a target of 2 or more can be reached
-    whatever the noise.
+    whatever the noise. If the update of the step is zero or not finite, it measures nothing, and H remains.
 
     The gradient g~_{t+1} belongs to theta_{t+1}^m: the average is independent of the forward and backward passes of
     step t + 1, so both can run at the same time. If the optimizer's update contains the branch (`lax.cond`), XLA
@@ -186,17 +186,24 @@ def paft(
 
     Raises:
         ValueError: the periods violate 1 <= min <= initial <= max, the rule is unknown, or the target is not positive;
-            in `update`: as in `paft_sync`, or `own_gradient` is needed and missing, or not of the gradient's structure.
+            in `init`: the optimizer accumulates gradients, so that the rule `update` cannot measure its updates; in
+            `update`: as in `paft_sync`, or `own_gradient` is needed and missing, or not of the gradient's structure.
     """
     periods = {"initial_period": initial_period, "min_period": min_period, "max_period": max_period}
     _check_settings(axis_name, replica_axes, **periods)
     Paft(initial_period, min_period, max_period, sync_state, rule, target)
-    inner = optax.with_extra_args_support(optimizer)
+    inner = checked_optimizer(optimizer)
 
     def init(params: Tree) -> PaftState:
         zero, first = jnp.zeros((), jnp.int32), jnp.int32(initial_period)
         divergence = Divergence(jnp.zeros((), jnp.float32), zero, zero)
-        return PaftState(inner.init(params), zero, divergence, first - 1, first, zero)
+        history = inner.init(params)
+        if rule == "update" and _accumulates(history):
+            raise ValueError(
+                "rule='update' compares replicas with the optimizer's update of a single step, but this optimizer "
+                "accumulates gradients and skips most steps; accumulate gradients in the step, or use paft_sync"
+            )
+        return PaftState(history, zero, divergence, first - 1, first, zero)
 
     def update(
         gradient: Tree,
@@ -232,9 +239,10 @@ def paft(
             else:
                 moved = _norm(jax.tree.map(lambda a, b: a - b if has_mean(a) else a, new, base), replica_axes)
                 square, apart = lax.pmean((jnp.square(moved), jnp.square(measured)), axis_name)
-                ratio = target * jnp.sqrt(square / apart)  # NaN if nothing moved, infinite if replicas are equal
+                ratio = target * jnp.sqrt(square / apart)  # infinite if replicas are equal
                 ratio = jnp.where(apart > 0, ratio, jnp.inf)
                 wanted = gap.astype(jnp.float32) * jnp.where(ratio < 1, jnp.square(ratio), jnp.cbrt(jnp.square(ratio)))
+                wanted = jnp.where((square > 0) & jnp.isfinite(square), wanted, state.period.astype(jnp.float32))
             wanted = jnp.where(jnp.isnan(wanted), min_period, jnp.round(wanted))
             period = jnp.clip(wanted, min_period, max_period).astype(jnp.int32)
             # The condition of a branch that contains a collective must be the same on all ranks, even if a reduction
@@ -251,6 +259,12 @@ def paft(
         return assign(new), state._replace(inner=inner_state, step=state.step + 1)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _accumulates(history: Tree) -> bool:
+    """Returns whether an optimizer's state is that of one whose updates are zero in most steps."""
+    kinds = optax.MultiStepsState, optax.ApplyEvery
+    return any(isinstance(x, kinds) for x in jax.tree.leaves(history, is_leaf=lambda x: isinstance(x, kinds)))
 
 
 def _ratio(norm: Float32[Array, ""], measured: Float32[Array, ""], axis_name: str) -> Float32[Array, ""]:

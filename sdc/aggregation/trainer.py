@@ -22,7 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 from jaxtyping import Array, Float, Float32, Int32
 
 from ..program import is_array, manual_in_part
-from .assignment import Tree
+from .assignment import Tree, checked_optimizer
 from .channels import Recorded
 from .dropcompute import Correction, Sum, combine, gradient_sum, masked, skip_empty, summing
 from .lossy import LossyState, lossy_zero2
@@ -249,7 +249,7 @@ def data_parallel(
     combining = Mean() if combining is None else combining
     if isinstance(combining, type) or not callable(getattr(combining, "combine", None)):
         raise ValueError(f"combining={combining!r}: expected an object such as Mean() or Dropped(4)")
-    whole = optax.with_extra_args_support(optimizer)
+    whole = checked_optimizer(optimizer)
 
     def one_worker(params: Tree, batch: Tree) -> Any:
         found: Any = alone(gradient, axis_name)(params, batch)
@@ -399,7 +399,7 @@ def around(
     channels: tuple[Recorded, Recorded] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer as a specification requires; `channels`, if given, replay the losses of a run."""
-    inner = optax.with_extra_args_support(optimizer) if aggregation.dropcompute is None else skip_empty(optimizer)
+    inner = checked_optimizer(optimizer) if aggregation.dropcompute is None else skip_empty(optimizer)
     method = aggregation.method
     if isinstance(method, PaftSync):
         return paft_sync(inner, axis_name, **vars(method), replica_axes=replica_axes)

@@ -49,7 +49,7 @@ def cells(findings: Findings, caption: str) -> dict[str, tuple[Any, ...]]:
     return {row[0]: row[1:] for row in grid.rows}
 
 
-def held(findings: Findings) -> dict[str, bool]:
+def held(findings: Findings) -> dict[str, bool | None]:
     return {check.claim: check.holds for check in findings.checks}
 
 
@@ -129,13 +129,12 @@ def test_paft() -> None:
     assert rows["paft, algorithm 2, published"] == (93.4, None)
     assert "paft, published" not in rows
     assert rows["paft: synchronizations"] == ("2 ± 2.5", "7 ± 2.5")  # Student's t of two degrees of freedom, 4.303
-    claim = "images: noisy < PAFT ≤ clean"
+    (claim,) = (name for name in held(found) if "PAFT" in name)
     assert held(found)[claim]
     assert held(findings_of(paft(EXACT, spread=0.01)))[claim]
-    for wrong in (
-        {"noisy": 0.85}, {"spread": 0.1}, {"mended": (0.85, 0.8)}, {"mended": (0.95, 0.8)}, {"mended": (0.9, np.nan)},
-    ):  # fmt: skip
-        assert not held(findings_of(paft(EXACT, **wrong)))[claim], wrong
+    for wrong in ({"noisy": 0.85}, {"mended": (0.85, 0.8)}, {"mended": (0.95, 0.8)}, {"mended": (0.9, np.nan)}):
+        assert held(findings_of(paft(EXACT, **wrong)))[claim] is False, wrong
+    assert held(findings_of(paft(EXACT, spread=0.1)))[claim] is None, "the seeds scatter too much"
     said = next(check.seen for check in findings_of(paft(EXACT, mended=(0.95, 0.7))).checks if check.claim == claim)
     assert said.endswith("Significantly above 0: 0.001; below 0: 0.5; PAFT above clean: 0.001.")
     assert held(findings_of(paft(EXACT, noisy=np.nan)))[claim], "the noisy runs diverged"
@@ -157,12 +156,12 @@ def test_lossy() -> None:
         "perplexity rises with the loss rate": True,
     }
     assert set(held(findings_of(lossy({}, (10.0, 10.4, 9.9)))).values()) == {False}
-    assert list(held(findings_of(lossy({}, spread=0.1))).values()) == [False, True]  # 2 % ± 2.5 %
+    assert list(held(findings_of(lossy({}, spread=0.1))).values()) == [None, True]  # 2 % ± 2.5 %
     diverged = lossy({})
     diverged.trainings[0].scores["per shard"][0.2][1] = np.inf  # one of three
     found = findings_of(diverged)
     assert cells(found, "text: perplexity")["per shard"][1] == "10.2 (1 of 3 not finite)"
-    assert set(held(found).values()) == {False}
+    assert list(held(found).values()) == [False, None]
 
 
 def test_dropcompute() -> None:
@@ -222,7 +221,7 @@ def test_dropcompute() -> None:
         in found.checks[6].seen
     )
     assert list(held(findings_of(measured(1.1, gain=1.0))).values()) == [True] * 5 + [False, False, True]
-    assert list(held(findings_of(measured(spread=0.02))).values()) == [True] * 6 + [False, True]
+    assert list(held(findings_of(measured(spread=0.02))).values()) == [True] * 6 + [None, True]
     assert list(held(findings_of(measured(off=0.8, kept=0.87))).values()) == [True] + [False] * 4 + [True, True, False]
     # Corrected runs are in the table and not in the figures.
     assert [len(chart.lines) for chart in found.charts] == [2, 2, 10, 4, 4, 4, 2]

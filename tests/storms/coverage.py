@@ -25,7 +25,7 @@ from sdc.analysis.statistics import (
     mean_interval_limits,
     proportion_interval,
 )
-from sdc.analysis.studies.intervals import mean_interval
+from sdc.analysis.studies.intervals import mean_interval, ratio_interval
 from sdc.train.studies import _nodes as fits
 from tests.train.test_node_fits import burst_tables, drawn_tails, simulated_tables
 
@@ -133,6 +133,16 @@ def of_seeds(seeds: int, runs: int, draw: Draw) -> Held:
     return np.asarray([each.low <= 3.0 <= each.high for each in found])
 
 
+def of_ratio(starts: int, runs: int, draw: Draw) -> Held:
+    """Returns whether the interval of a ratio of correlated means contains it."""
+    held = []
+    for _ in range(runs):
+        bottom = draw.normal(8.0, 2.0, starts)
+        found = ratio_interval((0.4 * bottom + draw.normal(0.8, 1.0, starts))[:, None], bottom[:, None])
+        held.append(found.low <= 0.5 <= found.high)
+    return np.asarray(held)
+
+
 def of_tails(few: float, runs: int, draw: Draw) -> Held:
     """Returns whether the interval of each tail in simulated tables of all nodes contains it."""
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
@@ -183,6 +193,8 @@ def intervals() -> dict[str, Callable[[int, Draw], Held]]:
     found["excluded interval"] = of_excluded
     for seeds in (3, 5, 20):
         found[f"mean over {seeds} seeds"] = lambda runs, draw, seeds=seeds: of_seeds(seeds, runs, draw)
+    for starts in (5, 20):
+        found[f"ratio over {starts} starts"] = lambda runs, draw, starts=starts: of_ratio(starts, runs, draw)
     for few in (1.25, 2.0):  # the ends of what the documentation states for `few` are 1.25 and 2.25; 2 is used
         found[f"fitted: tails of nodes, few = {few:g}"] = lambda runs, draw, few=few: of_tails(few, runs, draw)
     for bursts in (2, 6, 100):

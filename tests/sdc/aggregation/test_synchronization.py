@@ -494,3 +494,37 @@ def bound_update(optimizer: Any, state: Any, params: Any = None, workers: int = 
 def test_bad_input(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def made(update: Any) -> optax.GradientTransformation:
+    return optax.GradientTransformation(lambda params: (), update)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        (optax.sgd, "expected an optax optimizer"),
+        (None, "expected an optax optimizer"),
+        (optax.chain(optax.clip(1.0), optax.MultiSteps(optax.sgd(0.1), 4)), "accumulates gradients and skips"),
+        (optax.apply_every(4), "accumulates gradients and skips"),
+        (made(lambda g, s, p: g), "returned dict"),
+        (made(lambda g, s, p: (None, s)), "for other parameters"),
+        (made(lambda g, s, p: ({"w": None}, s)), r"no update for params\['w'\]"),
+        (made(lambda g, s, p: ({"w": jnp.ones(4)}, s)), r"shape \(4,\) for params\['w'\] of shape \(3,\)"),
+    ],
+)
+def test_an_optimizer_without_measurable_updates_is_refused(optimizer: Any, said: str) -> None:
+    def step(theta: Any) -> Any:
+        chosen = paft(optimizer, AXIS)
+        return chosen.update(theta, chosen.init(theta), theta)[0]
+
+    with pytest.raises(ValueError, match=said):
+        jax.vmap(step, axis_name=AXIS)({"w": jnp.ones((2, 3))})
+
+
+@pytest.mark.parametrize("size", [0.0, math.nan])
+def test_an_update_that_measures_nothing_keeps_the_period(size: float) -> None:
+    theta = jnp.asarray([[1.0], [0.0], [1.0], [2.0]])
+    _, state = launched(theta, jnp.full(1, size), paft(optax.sgd(1.0), AXIS, 7, 2, 9), steps=8)
+    assert state.synchronizations.tolist() == [1] * WORKERS
+    assert state.period.tolist() == [7] * WORKERS
