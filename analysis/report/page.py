@@ -254,7 +254,8 @@ def summarize_findings(study: str, findings: Findings) -> StudyFindings:
 
 def study_page(record: Contents, findings: StudyFindings) -> Report:
     """Makes the page of a study, even if the study is incomplete."""
-    study, manifest, checks = str(findings.study), record.study, findings.checks
+    manifest, checks = record.study, findings.checks
+    study = str(findings.study or manifest.study)  # an incomplete study has no findings yet
     missing = [check.claim for check in checks if check.holds is False]
     undecided = [f"{check.claim} (undecided)" for check in checks if check.holds is None]
     tables = [marked(table, SIMULATED) for table in findings.grids]
@@ -305,8 +306,8 @@ def headline_of_study(sentence: str, missing: str = "") -> Headline:
         actions.insert(
             0,
             Action(
-                "Look at the claims that were not reproduced",
-                f"Reproducing these claims may require more steps, workers or trials: {missing}.",
+                "Look at the claims that were not reproduced or remain undecided",
+                f"Reproducing these claims may require more steps, seeds, workers or trials: {missing}.",
             ),
         )
     return Headline(sentence, none, none, "not measured", "all errors, delays and losses are simulated", tuple(actions))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sdc.nodes import NODES, published_layers
+from sdc.nodes import NODES, FittedValue, published_layers
 from sdc.train.studies import Compared, NodesMeasured
 
 from ..report import Chart, Check, Finding, Line, Table
@@ -116,8 +116,7 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
         "About 5 % of the published values are expected to be outside their intervals.",
     )
     rows = [
-        (name, measured.used[name].value if name in measured.used else None, found.value,
-         f"{found.low:.3g} to {found.high:.3g}")
+        (name, measured.used[name].value if name in measured.used else None, *_fitted(found))
         for name, found in measured.estimates.items()
     ]  # fmt: skip
     yield Table(
@@ -126,8 +125,8 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
         tuple(rows),
         "tail: inverse index of the tail of the severities of a node in a direction. few: share of elements in severe "
         "steps; of its probable values, the nodes use one with which the losses of small models coincide. bursts: "
-        "number of steps, out of 4,500, in which a rarely corrupted node is corrupted. response, rounding, scatter: "
-        "parameters of the noise model, which the simulated nodes do not need.",
+        "number of steps, out of 4,500, in which a rarely corrupted node is corrupted, at least one. response, "
+        "rounding, scatter: parameters of the noise model, which the simulated nodes do not need.",
     )
     rounding, sites = measured.estimates["rounding"], sorted(measured.responses[0].linear)
     rows = [(found.model, found.rounding, *(found.linear[site] for site in sites)) for found in measured.responses]
@@ -141,6 +140,13 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
         "response of a submodule is the squared noise-to-signal ratio divided by the mean square of the relative "
         "errors. Neither depends on the number of elements, so the values of a small model apply to a large one.",
     )
+
+
+def _fitted(found: FittedValue) -> tuple[float | None, str]:
+    """Returns the cells of a fitted value and its interval."""
+    if found.low == 0 and math.isinf(found.high):
+        return None, "not determined"
+    return found.value, f"{found.low:.3g} to {found.high:.3g}"
 
 
 def _rival(measured: NodesMeasured) -> str:

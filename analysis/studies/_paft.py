@@ -59,7 +59,8 @@ def _training(measured: PaftMeasured, training: NoisyTraining) -> Iterator[Findi
         tuple(rows),
         f"Values are means over {study.seeds} seeds, the replicas and the last three evaluations, ± half of the 95 % "
         "interval (Student's t over the seeds). The published values are those of ResNet-18 on CIFAR-10 after 120 "
-        "epochs (table 1), so the network and the data differ.",
+        "epochs (table 1), so the network and the data differ. PAFT begins with H = 10 and averages at most every "
+        f"second step, {max(0, study.steps - 9) // 2} times here.",
     )
     yield Chart(
         f"{name}: {training.metric} against noise",

@@ -9,7 +9,6 @@ import numpy as np
 from sdc.train.studies import ShadowMeasured, Watched
 
 from ..report import Chart, Check, Finding, Line, Table
-from .intervals import mean_interval
 
 
 def findings(measured: ShadowMeasured) -> Iterator[Finding]:
@@ -25,7 +24,7 @@ def findings(measured: ShadowMeasured) -> Iterator[Finding]:
             "Each step compares a working rank with the spare; the roles rotate. Steps are summed over the runs, which "
             "have different seeds. A corrupted step counts as compared if the faulty rank was among the compared "
             "ranks, of which there are two with one spare, and three with two spares. `detected after` is the number "
-            "of steps from the first corrupted to the first detected step, with the 95 % interval of the mean. With "
+            "of steps from the first corrupted to the first detected step: the median and the range of the runs. With "
             "one spare, a fault that strikes only once is never attributed to a single rank.",
         )
         lines = (
@@ -65,12 +64,12 @@ def _row(runs: Sequence[Watched]) -> tuple[Any, ...]:
     delays = [np.argmax(run.differed) - np.argmax(run.corrupted) for run in runs if run.differed.any()]
     verdicts = Counter(run.verdict for run in runs)
     named = Counter(
-        ", ".join(map(str, run.suspects)) or (" or ".join(map(str, run.undecided[0])) if run.undecided else "none")
+        ", ".join([*map(str, run.suspects), *(" or ".join(map(str, ranks)) for ranks in run.undecided)]) or "none"
         for run in runs
     )
     return (
         runs[0].hardware, len(runs), int(sum(run.corrupted.sum() for run in runs)),
         int(sum(_seen(run).sum() for run in runs)), int(sum(run.differed.sum() for run in runs)),
-        mean_interval(np.asarray(delays, float)).short() if delays else None,
+        f"{np.median(delays):g} ({min(delays)} to {max(delays)})" if delays else None,
         *("; ".join(f"{what} ({times})" for what, times in counts.items()) for counts in (verdicts, named)),
     )  # fmt: skip

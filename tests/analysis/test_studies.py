@@ -243,7 +243,7 @@ def test_shadow() -> None:
 
     found = findings_of(measured((2,)))
     assert cells(found, "watches")["healthy"] == (1, 0, 0, 0, None, "clean (1)", "none (1)")
-    assert cells(found, "watches")["wrong"] == (2, 6, 4, 4, "1 ± 0", "corrupt (2)", "2 (2)")
+    assert cells(found, "watches")["wrong"] == (2, 6, 4, 4, "1 (1 to 1)", "corrupt (2)", "2, 1 or 2 (1); 2 (1)")
     assert list(held(found).values()) == [True]
     assert cells(findings_of(measured(())), "watches")["wrong"][-1] == "1 or 2 (1); 2 (1)"
     assert list(held(findings_of(measured((1,)))).values()) == [False]

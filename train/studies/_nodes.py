@@ -315,7 +315,8 @@ class NoiseModel:
         return Predicted(published_noise(name), float(median), float(low), float(high))
 
     def estimates(self, simulated: Mapping[str, Float64[np.ndarray, "..."]]) -> dict[str, FittedValue]:
-        """Returns the most probable value and the 95 % interval of each parameter, given all nodes.
+        """Returns the most probable value and the 95 % interval of each parameter, given all nodes. An interval that
+        reaches an end of the grid is unbounded there (all parameters are positive).
 
         `few` has several modes: each node reaches one hit in its worst step at another value of it.
         """
@@ -327,7 +328,8 @@ class NoiseModel:
         for axis, (parameter, values) in enumerate(axes.items()):
             of = weights.sum(tuple(other for other in range(weights.ndim) if other != axis))
             levels = np.cumsum(of)
-            low, high = (values[min(int(np.searchsorted(levels, share)), len(values) - 1)] for share in (0.025, 0.975))
+            first, last = (min(int(np.searchsorted(levels, share)), len(values) - 1) for share in (0.025, 0.975))
+            low, high = values[first] if first else 0.0, values[last] if last < len(values) - 1 else math.inf
             found[parameter] = FittedValue(float(values[int(of.argmax())]), float(low), float(high))
         return found
 

@@ -17,7 +17,7 @@ from .. import check_resumed, rows_in_order
 
 T = TypeVar("T")
 # A study is resumed only with its original settings.
-SETTINGS = ("study", "settings", "workloads", "environment")
+SETTINGS = ("settings", "workloads", "environment")
 
 
 def open_parts(folder: Path, manifest: Mapping[str, Any], *, resume: bool = False) -> tuple[Record, list[PartRow]]:
@@ -29,7 +29,10 @@ def open_parts(folder: Path, manifest: Mapping[str, Any], *, resume: bool = Fals
     if not resume:
         return Record.create(folder, manifest), []
     kind = str(manifest["kind"])
-    check_resumed(folder, "study", read_manifest(folder, kind), to_json(manifest), SETTINGS)
+    then = read_manifest(folder, kind)
+    if then["study"] != manifest["study"]:
+        raise RecordError(f"{folder} contains a study of {then['study']}, not of {manifest['study']}; give its folder")
+    check_resumed(folder, "study", then, to_json(manifest), SETTINGS)
     rows: list[PartRow] = rows_in_order(folder, kind, "part")
     return Record.resume(folder, manifest, at=len(rows)), rows
 
