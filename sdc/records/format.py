@@ -78,7 +78,7 @@ def to_json(value: Any) -> Any:
     """
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | range):
         return [to_json(item) for item in value]
     if hasattr(value, "tolist"):  # NumPy arrays and scalars
         return to_json(value.tolist())

@@ -4,11 +4,13 @@ import dataclasses
 from pathlib import Path
 
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from sdc.analysis.studies import _scar as findings_of_scar
+from sdc.records import to_json
 from sdc.records.record import read_record
 from sdc.records.storage import RecordError
 from sdc.schema import PartRow
@@ -110,7 +112,10 @@ def test_documents_are_lost_and_given_back_with_their_tokens() -> None:
         assert losses[-1] < losses[0] - 0.2
     # A full restore after seven iterations is at the fourth, and goes on as from there.
     assert found.traditional.losses[7] == pytest.approx(found.undisturbed[4], rel=1e-6)
-    (check,) = findings_of_scar.findings([row("overhead", "topics", found)]).checks
+    findings = findings_of_scar.findings([row("overhead", "topics", found)])
+    (chart,) = msgspec.to_builtins(findings.charts, enc_hook=to_json)
+    assert chart["lines"][0]["x"] == list(range(len(found.undisturbed))), "the summary of the study can be written"
+    (check,) = findings.checks
     assert check.claim.startswith("Figure 9")
     assert check.holds
     broken = replace(found, scar=found.traditional)  # what is called SCAR restores everything

@@ -300,8 +300,13 @@ def _all(options: AllStudiesCommand) -> int:
             checks = (read_record(place).summary or {}).get("checks", [])
         except RecordError:
             checks = []
-        seen, seconds = sum(check["holds"] for check in checks), round(time.perf_counter() - began)
-        rows.append({"study": name, "claims": len(checks), "reproduced": seen, "seconds": seconds, "run": str(place)})
+        answers, seconds = [check["holds"] for check in checks], round(time.perf_counter() - began)
+        rows.append(
+            {
+                "study": name, "claims": len(checks), "reproduced": answers.count(True),
+                "undecided": answers.count(None), "seconds": seconds, "run": str(place),
+            }
+        )  # fmt: skip
     if options.json:
         write_json({"studies": rows})
     else:
