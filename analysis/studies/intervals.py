@@ -31,6 +31,7 @@ class Interval(NamedTuple):
 
 
 OUTLIER = 0.01  # significance level of the test for an outlier
+LEAST_TESTED = 5  # least number of values in which an outlier is looked for; of fewer, two that agree suffice
 UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
 
@@ -72,7 +73,7 @@ def _outlier(values: Float[np.ndarray, "starts"]) -> str:
     """Returns the note of an interval one of whose starts is an outlier by Grubbs's test (Technometrics 11, 1969) at
     the level 0.01. Student's t assumes normally distributed starts, and such an interval may be too narrow."""
     count, scatter = len(values), values.std(ddof=1)
-    if count < 3 or not scatter > 0:
+    if count < LEAST_TESTED or not scatter > 0:
         return ""
     squared = float(stats.t.isf(OUTLIER / (2 * count), count - 2)) ** 2
     limit = (count - 1) * math.sqrt(squared / (count * (count - 2 + squared)))

@@ -1,17 +1,20 @@
 """What studies claim, from numbers that are given: claims hold or fail by them, and misprints are rejected."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from sdc.analysis import write_report
 from sdc.analysis.report import Chart, Findings, LeftOut, Line, line_figure
 from sdc.analysis.studies import findings_of, write_study
 from sdc.analysis.studies._paft import printed_divergence
 from sdc.analysis.studies.dropcompute import RATIOS
+from sdc.analysis.studies.intervals import every, exceeds, mean_interval, ratio_interval, stays_below
 from sdc.analysis.studies.lossy import printed_pair_drift
 from sdc.records import stamp
 from sdc.records.format import RecordError
@@ -270,3 +273,22 @@ def test_the_record_and_the_report_hold_what_was_found(tmp_path: Path) -> None:
 def test_a_figure_of_nothing_is_left_out() -> None:
     empty = Chart("An empty figure", "A caption.", "x", "y", (Line("a", [1], [float("nan")]),))
     assert line_figure(empty) == LeftOut("An empty figure", "nothing finite was measured")
+
+
+def test_intervals_of_ratios_and_outliers() -> None:
+    """Fieller's interval has the ends at which Student's t of ``top - r * bottom`` is critical."""
+    draw = np.random.default_rng(5)
+    bottom = draw.normal(4.0, 1.0, 12)
+    top = 0.5 * bottom + draw.normal(0.0, 0.3, 12)
+    found = ratio_interval(top[:, None], bottom[:, None])
+    for end in (found.low, found.high):
+        assert abs(stats.ttest_1samp(top - end * bottom, 0.0).pvalue - 0.05) < 1e-9
+    assert found.low < found.value < found.high
+    assert not found.note
+    top[3] += 9.0
+    assert ratio_interval(top[:, None], bottom[:, None]).note == mean_interval(top).note == " (an outlier)"
+    assert math.isinf(ratio_interval(top[:, None], bottom[:, None] - 4.0).high), "the bottom may be zero"
+    assert not mean_interval(np.asarray([1.0, 1.0, 9.0])).note, "too few values for an outlier"
+    assert (exceeds(found, 0.9), exceeds(found, 0.1), exceeds(found, found.value)) == (False, True, None)
+    assert (stays_below(found, 0.9), stays_below(found, 0.1), stays_below(found, found.value)) == (True, False, None)
+    assert (every([True, None]), every([None, False]), every([True])) == (None, False, True)

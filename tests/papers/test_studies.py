@@ -51,7 +51,14 @@ def test_paft() -> None:
     found = run(chosen, [linear(features=256)])
     assert isinstance(found, PaftMeasured)
     (training,) = found.trainings
-    assert list(training.scores) == ["clean", "noisy", "paft_sync, H = 4", "paft", "paft, algorithm 2"]
+    assert list(training.scores) == [
+        "clean",
+        "noisy",
+        "paft_sync, H = 4",
+        "paft",
+        "paft, algorithm 2",
+        "paft, state too",
+    ]
     assert (training.scores["clean"] > 0.8).all()
     np.testing.assert_array_equal(*training.scores["clean"])
     assert all(values.shape == (2, 3) for values in training.scores.values())

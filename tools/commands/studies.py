@@ -69,10 +69,12 @@ class PaftCommand(AggregationStudyCommand):
     """PAFT: the loss under inconsistent gradients, and the divergence compared with theory.
 
     Example: sdc study paft --run runs/paft
-    Example: sdc study paft --workload convnet --seeds 10
+    Example: sdc study paft --workload convnet --workers 32 --variances 1e-3 1
     """
 
-    study: Annotated[PaftStudy, TRAINED] = dataclasses.field(default_factory=PaftStudy)
+    study: Annotated[PaftStudy, Only("workers", "steps", "variances", "seed", "seeds")] = dataclasses.field(
+        default_factory=PaftStudy
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

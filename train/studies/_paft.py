@@ -13,7 +13,7 @@ import optax
 from jax import lax
 from jaxtyping import Float
 
-from sdc.aggregation import Rule, gradient_noise, paft, paft_sync
+from sdc.aggregation import gradient_noise, paft, paft_sync
 
 from ..programs import DATA
 from .measurements import Burst, Drifted, NoisyTraining, PaftMeasured
@@ -21,7 +21,12 @@ from .parts import RecordedParts
 from .settings import PaftStudy
 from .workloads import Method, Task, Trainer
 
-RULES: Mapping[str, Rule] = {"paft": "update", "paft, algorithm 2": "gradient"}
+# Settings of `paft` by name of the method; figure 17 of the paper averages the optimizer's state too.
+ADAPTIVE: Mapping[str, Mapping[str, Any]] = {
+    "paft": {},
+    "paft, algorithm 2": {"rule": "gradient"},
+    "paft, state too": {"sync_state": True},
+}
 
 
 def methods(
@@ -31,7 +36,7 @@ def methods(
     return {
         "noisy": lambda optimizer: optimizer,
         **{f"paft_sync, H = {h}": functools.partial(paft_sync, period=h, axis_name=DATA) for h in periods},
-        **{name: functools.partial(paft, axis_name=DATA, max_period=50, rule=rule) for name, rule in RULES.items()},
+        **{name: functools.partial(paft, axis_name=DATA, max_period=50, **more) for name, more in ADAPTIVE.items()},
     }
 
 
@@ -74,7 +79,7 @@ def _train(study: PaftStudy, workload: Task, kept: RecordedParts) -> Generator[s
     def score(name: str, variance: float) -> NoisyRuns:
         found = trainers[name](setting(variance), steps=study.steps, seeds=study.runs)
         scores = np.asarray([each.score for each in found])
-        if name not in RULES:
+        if name not in ADAPTIVE:
             return NoisyRuns(scores)
         return NoisyRuns(scores, np.asarray([float(each.state[0].synchronizations[0]) for each in found]))
 
@@ -97,7 +102,7 @@ def _train(study: PaftStudy, workload: Task, kept: RecordedParts) -> Generator[s
             rows.append(kept(title, NoisyRuns, functools.partial(score, name, variance)))
             yield title
         scores[name] = np.stack([row.scores for row in rows])
-        if name in RULES:
+        if name in ADAPTIVE:
             synchronizations[name] = np.stack(
                 [row.synchronizations for row in rows if row.synchronizations is not None]
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import importlib
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, overload
 
@@ -130,7 +131,6 @@ class PaftStudy(Study["PaftMeasured"]):
     replicas.
 
     Attributes:
-        variances: sigma^2 of the noise, the paper's measure of inconsistency.
         periods: periods of `paft_sync`.
         burst_every: number of steps from one burst to the next; the paper has one burst in 500 steps of a longer run.
         bursts: sigma^2 of the noise in bursts; in all other steps, it is the smallest of the variances.
@@ -141,14 +141,24 @@ class PaftStudy(Study["PaftMeasured"]):
 
     name: ClassVar[str] = "paft"
     workers: int = 4
+    """Number of workers, all on one device."""
     steps: int = 200
     variances: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
+    """sigma^2 of the noise, the paper's measure of inconsistency, in ascending order."""
     periods: tuple[int, ...] = (5, 10, 50)
     burst_every: int = 50
     bursts: tuple[float, ...] = (0.1, 1.0)
     rate: float = 0.02
     sigma: float = 0.03
     drifting_steps: int = 100
+
+    def check(self) -> None:
+        super().check()
+        if not 2 <= self.workers <= MOST_NODES:
+            raise SettingError("workers", self.workers, f"expected 2 to {MOST_NODES:,}")
+        rising = self.variances and list(self.variances) == sorted(set(self.variances))
+        if not rising or not 0 < self.variances[0] <= self.variances[-1] < math.inf:
+            raise SettingError("variances", self.variances, "expected one or more positive numbers in ascending order")
 
     @property
     def methods(self) -> Mapping[str, Callable[[optax.GradientTransformation], optax.GradientTransformation]]:
@@ -158,7 +168,7 @@ class PaftStudy(Study["PaftMeasured"]):
         return methods(self.periods)
 
     def count(self, workloads: Sequence[Task]) -> int:
-        runs = 1 + (3 + len(self.periods)) * len(self.variances) + 2 * len(self.bursts)
+        runs = 1 + (4 + len(self.periods)) * len(self.variances) + 2 * len(self.bursts)
         return len(workloads) * runs + 1 + len(self.periods[:2])
 
 
