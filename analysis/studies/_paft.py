@@ -104,8 +104,8 @@ def _training(measured: PaftMeasured, training: NoisyTraining) -> Iterator[Findi
     )
     contradicted = any(exceeds(each) is False for each in (*gains, *losses))
     yield Check(
-        f"{name}: PAFT is better than noisy training at some σ², and nowhere worse than noisy or better than clean "
-        "training",
+        f"{name}: PAFT is better than noisy training at some σ², and at none shown to be worse than noisy or better "
+        "than clean training",
         False if contradicted else any(exceeds(gain) for gain in gains) or None,
         f"gain of PAFT in {training.metric}, by σ²: "
         + "; ".join(f"{variance:g}: {gain.text()}" for variance, gain in zip(variances, gains, strict=True))

@@ -59,9 +59,17 @@ def _is_right(run: Watched) -> bool:
     return bool((_seen(run) == run.differed).all()) and set(run.suspects) <= {run.faulty}
 
 
+def _delay(delays: Sequence[int], runs: int) -> str | None:
+    """Returns the median and the range of delays, and in how many of the runs with a compared corruption they are."""
+    if not delays:
+        return None
+    known = "" if len(delays) == runs else f", in {len(delays)} of {runs} runs"
+    return f"{np.median(delays):g} ({min(delays)} to {max(delays)}){known}"
+
+
 def _row(runs: Sequence[Watched]) -> tuple[Any, ...]:
     """Returns the row of a kind of hardware."""
-    delays = [np.argmax(run.differed) - np.argmax(run.corrupted) for run in runs if run.differed.any()]
+    delays = [int(np.argmax(run.differed) - np.argmax(run.corrupted)) for run in runs if run.differed.any()]
     verdicts = Counter(run.verdict for run in runs)
     named = Counter(
         ", ".join([*map(str, run.suspects), *(" or ".join(map(str, ranks)) for ranks in run.undecided)]) or "none"
@@ -70,6 +78,6 @@ def _row(runs: Sequence[Watched]) -> tuple[Any, ...]:
     return (
         runs[0].hardware, len(runs), int(sum(run.corrupted.sum() for run in runs)),
         int(sum(_seen(run).sum() for run in runs)), int(sum(run.differed.sum() for run in runs)),
-        f"{np.median(delays):g} ({min(delays)} to {max(delays)})" if delays else None,
+        _delay(delays, sum(bool(_seen(run).any()) for run in runs)),
         *("; ".join(f"{what} ({times})" for what, times in counts.items()) for counts in (verdicts, named)),
     )  # fmt: skip

@@ -115,7 +115,7 @@ def _noisy(measured: DropComputeMeasured) -> Iterator[Finding]:
         "workers", "effective speedup", tuple(lines), log="x",
     )  # fmt: skip
     yield Check(
-        f"the published ratios of figures 13 and 14 lie between those of {few:,} and {many:,} workers",
+        f"the published ratios of figures 13 and 14 are not shown to be outside those of {few:,} to {many:,} workers",
         all(inside), f"{sum(inside)} of {len(inside)}",
     )  # fmt: skip
     ratios, gains = (np.mean([each[-1] for each in found], axis=1) for found in (

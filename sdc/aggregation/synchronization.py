@@ -173,7 +173,7 @@ def paft(
         optimizer, axis_name, sync_state: see `paft_sync`; the optimizer receives the averaged parameters.
         initial_period: H of the first synchronization, which starts after step `initial_period - 1`.
         min_period: smallest H.
-        max_period: largest H, also used if replicas are equal (sigma_est = 0 on all workers).
+        max_period: largest H. While replicas are equal (sigma_est = 0 on all workers), H doubles up to it.
         rule: `update`, or the paper's `gradient`.
         target: for `update`: distance of replicas from their mean to be reached before an average, in updates.
         replica_axes: see `paft_sync`; norms are computed over these axes, because the shards of a replica would
@@ -243,6 +243,8 @@ def paft(
                 ratio = jnp.where(apart > 0, ratio, jnp.inf)
                 wanted = gap.astype(jnp.float32) * jnp.where(ratio < 1, jnp.square(ratio), jnp.cbrt(jnp.square(ratio)))
                 wanted = jnp.where((square > 0) & jnp.isfinite(square), wanted, state.period.astype(jnp.float32))
+            # Replicas are also equal if every step since the last average was skipped, which says nothing about noise.
+            wanted = jnp.where(jnp.isinf(wanted), 2.0 * state.period.astype(jnp.float32), wanted)
             wanted = jnp.where(jnp.isnan(wanted), min_period, jnp.round(wanted))
             period = jnp.clip(wanted, min_period, max_period).astype(jnp.int32)
             # The condition of a branch that contains a collective must be the same on all ranks, even if a reduction

@@ -288,6 +288,10 @@ def _all(options: AllStudiesCommand) -> int:
         if options.resume and options.run is None:
             raise SettingError("resume", None, "needs the folder of the studies to resume; give --run DIR")
         folder = options.run.absolute() if options.run and options.resume else new_folder("studies", options.run)
+        if options.resume and not any((folder / name / "manifest.json").exists() for name in SMALL):
+            raise SettingError(
+                "resume", folder, "contains no studies; give the folder of sdc study all, or no --resume"
+            )
     onward.folder = folder
     rows, code = [], Exit.CLEAN
     for name, flags in SMALL.items():
