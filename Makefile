@@ -40,13 +40,13 @@ test-all: $(VENV)/.installed data docs
 	$(BIN)/python -m pytest tests/matrix tests/commands tests/papers tests/docs tests/conformance
 
 # The suite with the newest jax, on the newest of Python 3.12 and later that is found or LATEST=PATH: unit tests and the
-# table of forms (test-latest-quick), or all of it (test-latest).
+# table of forms (test-latest-quick; without those of analysis, which computes with NumPy), or all of it (test-latest).
 LATEST ?= $(firstword $(foreach minor,14 13 12,$(shell for python in python3.$(minor) \
   "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/3.$(minor).*/bin/python; do \
   "$$python" -c 'import ensurepip' 2> /dev/null && echo "$$python" && break; done)))
 UNITS = tests/sdc tests/train tests/analysis tests/tools
 .venv-latest/.installed: PYTHON = $(or $(LATEST),$(error Python 3.12 or newer was not found; install it or give LATEST=PATH))
-test-latest-quick: PARTS = $(UNITS) tests/matrix/test_forms.py
+test-latest-quick: PARTS = $(filter-out tests/analysis,$(UNITS)) tests/matrix/test_forms.py
 test-latest: PARTS = $(UNITS) tests/test_house.py tests/matrix tests/commands tests/papers tests/docs tests/conformance
 test-latest-quick test-latest: .venv-latest/.installed
 	.venv-latest/bin/python -m pytest $(PARTS)

@@ -13,7 +13,8 @@ from hypothesis import settings
 from sdc.records.determinism import prepare
 from tests.flags import compile_quickly
 
-WORKER = 6 << 30  # maximum bytes of a worker; measured: 5 to 5.7 GB
+WORKER = 5 << 30  # maximum bytes of a worker with the processes that its tests start
+FULL = 3 << 30  # bytes of a worker beyond which it forgets compiled programs after a file
 
 # Every run tries the same examples. There is no deadline, because the first example compiles.
 settings.register_profile("suite", derandomize=True, deadline=None)
@@ -47,7 +48,7 @@ def devices_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 @pytest.fixture(scope="module", autouse=True)
 def as_before() -> Iterator[None]:
-    """Removes state that a command leaves in its process: a family of workloads, and how to resume."""
+    """Removes state that a command leaves in its process: a family of workloads, how to resume, many programs."""
     yield
     runtime = sys.modules.get("sdc.tools.runtime")
     if runtime is not None:
@@ -55,12 +56,15 @@ def as_before() -> Iterator[None]:
     registry = sys.modules.get("sdc.burnin.workloads.workload")
     if registry is not None and "training" in registry.families():
         registry.unregister("training")
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if resident > FULL:
+        jax.clear_caches()
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Returns the number of workers, if memory allows: one more than cores, because many tests wait for processes."""
+    """Returns the number of workers, if memory allows: two more than cores, because many tests wait for processes."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(len(os.sched_getaffinity(0)) + 1, memory // WORKER))
+    return max(1, min(len(os.sched_getaffinity(0)) + 2, memory // WORKER))
 
 
 def pytest_collection_finish() -> None:

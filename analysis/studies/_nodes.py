@@ -10,6 +10,7 @@ from sdc.nodes import NODES, FittedValue, published_layers
 from sdc.train.studies import Compared, NodesMeasured
 
 from ..report import Chart, Check, Finding, Line, Table
+from .intervals import every
 
 MOST_OUTSIDE = 0.1  # maximum share of values outside of 95 % intervals; a larger share refutes the model
 NEAR = 5.0  # maximum factor between the measured and the fitted response to changed last bits
@@ -144,9 +145,14 @@ def _tables(measured: NodesMeasured) -> Iterator[Table]:
 
 def _fitted(found: FittedValue) -> tuple[float | None, str]:
     """Returns the cells of a fitted value and its interval."""
-    if found.low == 0 and math.isinf(found.high):
+    if _unlimited(found):
         return None, "not determined"
     return found.value, f"{found.low:.3g} to {found.high:.3g}"
+
+
+def _unlimited(found: FittedValue) -> bool:
+    """Returns whether the study leaves a parameter anywhere in its range."""
+    return found.low == 0 and math.isinf(found.high)
 
 
 def _rival(measured: NodesMeasured) -> str:
@@ -241,20 +247,24 @@ def _checks(measured: NodesMeasured) -> Iterator[Check]:
                 f"{said.count(False)} of {len(said)} outside",
             )
     outside = [node for node, found in measured.predicted.items() if not found.inside]
+    reach = np.median([math.sqrt(found.high / found.low) for found in measured.predicted.values()])
     yield Check(
         "noise: at most two of fifteen nodes are outside the interval predicted from the other nodes",
         len(outside) <= 2,
-        f"outside: {', '.join(outside) or 'none'}; of the interval by the mean and the scatter of the other nodes "
-        f"alone: {', '.join(_plain(measured)) or 'none'}",
+        f"outside: {', '.join(outside) or 'none'} (half of the intervals reach to more than {reach:.3g} times and a "
+        f"{reach:.3g}th of their middle); of the interval by the mean and the scatter of the other nodes alone: "
+        f"{', '.join(_plain(measured)) or 'none'}",
     )
-    wrong = [
-        name for name, used in measured.used.items()
-        if (now := measured.estimates.get(name)) is not None and not now.low <= used.value <= now.high
-    ]  # fmt: skip
+    within = {
+        name: None if _unlimited(now) else now.low <= used.value <= now.high
+        for name, used in measured.used.items()
+        if (now := measured.estimates.get(name)) is not None
+    }
+    named = {answer: ", ".join(name for name, each in within.items() if each is answer) for answer in (False, None)}
     yield Check(
         "the parameters of the simulated nodes are within the fitted ranges",
-        not wrong,
-        f"outside: {', '.join(wrong) or 'none'}",
+        every(within.values()),
+        f"outside: {named[False] or 'none'}; not determined: {named[None] or 'none'}",
     )
     drifts = sorted(float(trained.distances[-1]) for trained in measured.trainings if trained.distances.any())
     if len(drifts) > 2:
@@ -287,7 +297,8 @@ def _checks(measured: NodesMeasured) -> Iterator[Check]:
     for name, claim in (("time", "behavior over time is"), ("drift", "drift grows"), ("loss", "loss curves coincide")):
         said = _said(measured.rows, name)
         if said:
-            yield Check(f"{claim} as in the study", all(said), f"{sum(said)} of {len(said)}")
+            unknown = sum(row.quantity == name for row in measured.rows) - len(said)
+            yield Check(f"{claim} as in the study", all(said), f"{sum(said)} of {len(said)}; {unknown} undetermined")
 
 
 def _said(rows: Sequence[Compared], quantity: str) -> list[bool]:

@@ -39,15 +39,15 @@ def mean_interval(values: Float[np.ndarray, "starts *trials"], confidence: float
     """Returns the mean over the starts (or seeds) and its confidence interval from Student's t. The trials of each
     start are averaged first, without those that are not finite. If there is one value for each seed and one is not
     finite, its run has diverged: the mean is of the others, and the interval is unbounded."""
-    lost = int((~np.isfinite(values)).sum()) if values.ndim == 1 else 0
-    note = f" ({lost} of {len(values)} not finite)" if lost else ""
     means = np.asarray([row[np.isfinite(row)].mean() for row in values if np.isfinite(row).any()])
+    note = _lost(len(means), len(values))
     if len(means) < 2:
         return UNKNOWN._replace(note=note)
-    if lost:
+    if note and values.ndim == 1:
         return Interval(float(means.mean()), -math.inf, math.inf, note)
     reach = float(stats.t.ppf((1 + confidence) / 2, len(means) - 1)) * means.std(ddof=1) / np.sqrt(len(means))
-    return Interval(float(means.mean()), float(means.mean() - reach), float(means.mean() + reach), _outlier(means))
+    note += _outlier(means)
+    return Interval(float(means.mean()), float(means.mean() - reach), float(means.mean() + reach), note)
 
 
 def ratio_interval(top: Float[np.ndarray, "starts trials"], bottom: Float[np.ndarray, "starts trials"]) -> Interval:
@@ -56,17 +56,22 @@ def ratio_interval(top: Float[np.ndarray, "starts trials"], bottom: Float[np.nda
     ``top - r * bottom`` from zero. It is unbounded if `bottom` may be zero. NaN is omitted."""
     pairs = np.asarray([(np.nanmean(a), np.nanmean(b)) for a, b in zip(top, bottom, strict=True)])
     pairs = pairs[np.isfinite(pairs).all(axis=1)]
+    lost = _lost(len(pairs), len(top))
     if len(pairs) < 2:
-        return UNKNOWN
+        return UNKNOWN._replace(note=lost)
     above, below = pairs.mean(axis=0)
     squared = float(stats.t.ppf(0.975, len(pairs) - 1)) ** 2 / len(pairs)
     (of_above, both), (_, of_below) = squared * np.cov(pairs.T)
-    value, note = above / below, _outlier(pairs[:, 0] - above / below * pairs[:, 1])
+    value, note = above / below, lost + _outlier(pairs[:, 0] - above / below * pairs[:, 1])
     if (scale := below**2 - of_below) <= 0:
         return Interval(float(value), -math.inf, math.inf, note)
     middle = above * below - both
     reach = math.sqrt(max(middle**2 - scale * (above**2 - of_above), 0.0))
     return Interval(float(value), float((middle - reach) / scale), float((middle + reach) / scale), note)
+
+
+def _lost(left: int, whole: int) -> str:
+    return f" ({whole - left} of {whole} not finite)" if left < whole else ""
 
 
 def _outlier(values: Float[np.ndarray, "starts"]) -> str:

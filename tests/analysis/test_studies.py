@@ -104,7 +104,7 @@ EXACT = divergence_over_time(0.03, [0.02] * 20, workers=4, dimension=1000)
 
 
 def test_drift_follows_the_exact_form() -> None:
-    claim = "drift follows the exact form, not the printed one"
+    claim = "drift follows the exact form, not the printed one (once)"
     right = findings_of(lossy({p: pair_drift(p) for p in WALKS}))
     assert held(right)[claim]
     assert cells(right, "Drift")["40%"] == pytest.approx((0.952, 0.952, 0.571, 1), abs=5e-4)
@@ -114,7 +114,7 @@ def test_drift_follows_the_exact_form() -> None:
 
 
 def test_divergence_follows_the_exact_form() -> None:
-    claim = "divergence follows the exact form, not the printed one"
+    claim = "divergence follows the exact form, not the printed one (once)"
     right = findings_of(paft(EXACT))
     assert held(right)[claim]
     ((found, exact, printed, ratio),) = cells(right, "divergence").values()
@@ -165,6 +165,8 @@ def test_lossy() -> None:
     found = findings_of(diverged)
     assert cells(found, "text: perplexity")["per shard"][1] == "10.2 (1 of 3 not finite)"
     assert list(held(found).values()) == [False, None]
+    [fitted] = [check.seen for check in found.checks if check.claim == "perplexity rises with the loss rate"]
+    assert fitted.endswith("1.25 [-inf, inf] (1 of 3 not finite)")
 
 
 def test_dropcompute() -> None:
@@ -289,6 +291,10 @@ def test_intervals_of_ratios_and_outliers() -> None:
     assert ratio_interval(top[:, None], bottom[:, None]).note == mean_interval(top).note == " (an outlier)"
     assert math.isinf(ratio_interval(top[:, None], bottom[:, None] - 4.0).high), "the bottom may be zero"
     assert not mean_interval(np.asarray([1.0, 1.0, 9.0])).note, "too few values for an outlier"
+    bottom[:2] = np.inf
+    for short in (ratio_interval(top[:, None], bottom[:, None]), mean_interval(bottom[:, None])):
+        assert short.note.startswith(" (2 of 12 not finite)")
+        assert math.isfinite(short.high)
     assert (exceeds(found, 0.9), exceeds(found, 0.1), exceeds(found, found.value)) == (False, True, None)
     assert (stays_below(found, 0.9), stays_below(found, 0.1), stays_below(found, found.value)) == (True, False, None)
     assert (every([True, None]), every([None, False]), every([True])) == (None, False, True)

@@ -127,7 +127,7 @@ def claims(name: str) -> dict[str, str]:
     chosen, task = SETTINGS[name]
     found = findings_of(study(chosen, [task])).checks
     assert found
-    disturbed = "the measured speedup agrees with the predicted one"  # by other programs
+    disturbed = "the measured speedup agrees with the predicted one (once)"  # by other programs
     return {check.claim: check.seen for check in found if not check.holds and check.claim != disturbed}
 
 

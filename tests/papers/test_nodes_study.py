@@ -1,6 +1,7 @@
 """The study of the simulated nodes: what it finds of a node, and that each of its claims can fail."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,15 @@ def test_the_claims_of_the_fit_fail_too(measured: NodesMeasured) -> None:
     failed = [check.claim for check in findings_of(broken).checks if not check.holds]
     for begins in ("noise:", "the parameters", "small models"):
         assert any(claim.startswith(begins) for claim in failed)
+    # A fit that leaves a parameter anywhere does not confirm it.
+    free = dict.fromkeys(measured.estimates, FittedValue(1.0, 0.0, math.inf))
+    [undecided] = [
+        check
+        for check in findings_of(dataclasses.replace(measured, estimates=free)).checks
+        if check.claim.startswith("the parameters of")
+    ]
+    assert undecided.holds is None
+    assert "not determined: few" in undecided.seen
 
 
 def test_each_miss_has_a_reason(measured: NodesMeasured) -> None:

@@ -62,7 +62,7 @@ def prepared() -> Prepared:
     return Prepared(run, arguments, sites, {name: np.asarray(value) for name, value in values.items()}, rule.columns)
 
 
-def test_two_hundred_random_faults_leave_the_same_bits(prepared: Prepared) -> None:
+def test_eighty_random_faults_leave_the_same_bits(prepared: Prepared) -> None:
     """Flips of random bits that change an element by 1 % of its row's rms or more, in any product and layer."""
     run, arguments, sites, values, columns = prepared
     (clean, _), flags = run(sdc.no_strike(axes=["data", "model"]), *arguments)
@@ -71,7 +71,7 @@ def test_two_hundred_random_faults_leave_the_same_bits(prepared: Prepared) -> No
 
     rng = np.random.default_rng(0)
     struck = 0
-    while struck < 200:
+    while struck < 80:
         site = sites[rng.integers(len(sites))]
         value = values[site.name]
         # Mesh axes of size one, and the iterations.
