@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .corpora import LabelledTable as LabelledTable, read_table as read_table
 
 if TYPE_CHECKING:  # for the other packages of this project
+    from .archives import Archive as Archive, fixed_order as fixed_order, read_member as read_member
     from .images import Images as Images, ImagesError as ImagesError
     from .images import image_batches as image_batches, read_images as read_images
     from .models import DECODER as DECODER, LENGTH as LENGTH, decoder_loss as decoder_loss

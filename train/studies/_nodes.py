@@ -589,7 +589,7 @@ class SmallModel:
         fault rate for the node."""
         if not published_layers(node):
             return None
-        step = self._compile(self._scaled(node))
+        step = self._compile(scaled_faults(node, self.config.model.layers, self._elements, sync="params"))
         noise = self._noise(step)
         state, distances, losses = self.states[0], [], []
         if behaviour(node, "none").onset >= self.steps:  # the node is clean for the whole run without synchronization
@@ -611,15 +611,6 @@ class SmallModel:
         """Number of elements of a submodule's outputs per microstep."""
         return self.config.model.layers * self.config.model.width * self.config.sequence_length
 
-    def _scaled(self, node: str) -> list[Fault]:
-        """Returns the node's faults, scaled to strike the same share of microsteps as in the study's model of 32
-        layers."""
-        faults = node_faults(node, layers=self.config.model.layers, sync="params")
-        theirs = sum(2 * figures.frequency.sum() for figures in published_layers(node).values()) * ELEMENTS
-        ours = sum(float(np.mean(fault.rate)) for fault in faults if fault.rate is not None) * self._elements
-        times = max(1.0, min(theirs, 3.0) / ours)  # with 3 strikes on average, 95 % of microsteps are struck
-        return [dataclasses.replace(f, rate=tuple(np.minimum(np.asarray(f.rate) * times, 1).tolist())) for f in faults]
-
     def _noise(self, step: Callable[..., Any]) -> Float[np.ndarray, "steps"]:
         """Returns the noise-to-signal ratios of gradients that are computed from the healthy states (equation 5 before
         the maximum)."""
@@ -628,6 +619,22 @@ class SmallModel:
             gradient = step(self.states[number], self.tokens[number])[2]
             found.append(_norm(gradient, self.gradients[number]) / _norm(self.gradients[number]))
         return np.asarray(found)
+
+
+def scaled_faults(node: str, layers: int, elements: int, *, sync: Load) -> list[Fault]:
+    """Returns the faults of a node, scaled to strike the same share of microsteps as in the study's model of 32 layers.
+
+    Args:
+        node: the node.
+        layers: number of layers of the model.
+        elements: number of elements of a submodule's outputs in a microstep, summed over the layers.
+        sync: kind of synchronization with a healthy node.
+    """
+    faults = node_faults(node, layers=layers, sync=sync)
+    theirs = sum(2 * figures.frequency.sum() for figures in published_layers(node).values()) * ELEMENTS
+    ours = sum(float(np.mean(fault.rate)) for fault in faults if fault.rate is not None) * elements
+    times = max(1.0, min(theirs, 3.0) / ours)  # with 3 strikes on average, 95 % of microsteps are struck
+    return [dataclasses.replace(f, rate=tuple(np.minimum(np.asarray(f.rate) * times, 1).tolist())) for f in faults]
 
 
 def _norm(tree: Any, less: Any = None) -> float:
