@@ -14,7 +14,7 @@ from jaxtyping import Float32
 
 from sdc.records import endless
 
-from .data import DataError, HuggingFaceTokenizer, TokenizerError
+from .data import DataError, HuggingFaceTokenizer, Tokenizer, TokenizerError
 from .programs import ModelConfig
 
 ARCHITECTURE = "llama"
@@ -33,7 +33,7 @@ class Pretrained(NamedTuple):
 
     config: ModelConfig
     params: dict[str, Any]
-    tokenizer: HuggingFaceTokenizer
+    tokenizer: Tokenizer
 
 
 def read_pretrained(path: Path) -> Pretrained:

@@ -621,7 +621,7 @@ class SmallModel:
         return np.asarray(found)
 
 
-def scaled_faults(node: str, layers: int, elements: int, *, sync: Load) -> list[Fault]:
+def scaled_faults(node: str, layers: int, elements: int, *, sync: Load, microsteps: int = 1) -> list[Fault]:
     """Returns the faults of a node, scaled to strike the same share of microsteps as in the study's model of 32 layers.
 
     Args:
@@ -629,9 +629,10 @@ def scaled_faults(node: str, layers: int, elements: int, *, sync: Load) -> list[
         layers: number of layers of the model.
         elements: number of elements of a submodule's outputs in a microstep, summed over the layers.
         sync: kind of synchronization with a healthy node.
+        microsteps: number of the study's microsteps that are one here.
     """
     faults = node_faults(node, layers=layers, sync=sync)
-    theirs = sum(2 * figures.frequency.sum() for figures in published_layers(node).values()) * ELEMENTS
+    theirs = sum(2 * figures.frequency.sum() for figures in published_layers(node).values()) * ELEMENTS * microsteps
     ours = sum(float(np.mean(fault.rate)) for fault in faults if fault.rate is not None) * elements
     times = max(1.0, min(theirs, 3.0) / ours)  # with 3 strikes on average, 95 % of microsteps are struck
     return [dataclasses.replace(f, rate=tuple(np.minimum(np.asarray(f.rate) * times, 1).tolist())) for f in faults]

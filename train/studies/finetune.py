@@ -1,6 +1,5 @@
 """The study of fine-tuning on simulated nodes: accuracy and disagreement of predictions (Ma et al. 2025, section 6)."""
 
-import dataclasses
 import functools
 import tempfile
 from collections.abc import Callable, Generator, Sequence
@@ -16,12 +15,14 @@ from jaxtyping import Array, Float, Int, Int32
 import sdc
 
 from .. import programs
+from ..data import ByteTokenizer, Tokenizer
 from ..iterative import Archive, fixed_order, read_member
 from ..pretrained import Pretrained, read_pretrained
+from ..programs import ModelConfig
 from ._nodes import scaled_faults
 from .measurements import FineTuned, FinetuneMeasured
 from .parts import RecordedParts
-from .questions import LETTERS, Question, read_questions
+from .questions import Question, read_questions
 from .settings import FinetuneStudy
 
 WEIGHTS = Archive(
@@ -30,15 +31,17 @@ WEIGHTS = Archive(
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 HEALTHY = "healthy"
-EVALUATED = 50  # number of questions that are answered at a time
+SCORED = 100  # number of answers that are scored at a time
+MICROSTEPS = 32  # microsteps of an optimizer step of the study, which are one here
+RATE = 3e-3  # learning rate with which the small decoder is trained before it is fine-tuned
 
 
 class Tokenized(NamedTuple):
-    """Questions as tokens, padded on the right."""
+    """Questions with answers as tokens, padded on the right."""
 
-    tokens: Int32[np.ndarray, "questions length"]  # with the correct answer
-    lengths: Int32[np.ndarray, "questions"]  # number of tokens that are not padding
-    asked: Int32[np.ndarray, "questions"]  # number of tokens of the prompt
+    tokens: Int32[np.ndarray, "texts length"]  # with the correct answer or, for a test, with each choice in turn
+    lengths: Int32[np.ndarray, "texts"]  # number of tokens that are not padding
+    asked: Int32[np.ndarray, "texts"]  # number of tokens of the prompt
     choices: Int32[np.ndarray, "questions"]  # number of choices
     answers: Int32[np.ndarray, "questions"]
 
@@ -53,47 +56,29 @@ def load(weights: Path | None, archives: Path | None) -> Pretrained:
         return read_pretrained(Path(file.name))
 
 
-def tokenized(model: Pretrained, questions: Sequence[Question], length: int) -> Tokenized:
-    """Returns the questions that are not longer than `length` tokens with their answers."""
-    rows = []
+def tokenized(tokenizer: Tokenizer, questions: Sequence[Question], length: int, *, each: bool) -> Tokenized:
+    """Returns the questions that are not longer than `length` tokens with any answer; with the correct answer, or with
+    `each` answer in turn."""
+    texts, numbers = [], []
     for question in questions:
-        prompt = model.tokenizer.encode(question.prompt)
-        whole = model.tokenizer.encode(question.prompt + question.answered(question.answer))
-        if len(whole) < length:  # an end of text follows
-            rows.append((np.append(whole, model.tokenizer.end_of_text), len(prompt), question))
-    tokens = np.full((len(rows), length), model.tokenizer.end_of_text, np.int32)
-    for place, (row, _, _) in enumerate(rows):
-        tokens[place, : len(row)] = row
-    numbers = [(len(row), asked, len(question.choices), question.answer) for row, asked, question in rows]
-    return Tokenized(tokens, *np.asarray(numbers, np.int32).reshape(-1, 4).T)
-
-
-def shortened(model: Pretrained, layers: int, used: Int[np.ndarray, "used"]) -> Pretrained:
-    """Returns the first layers of a decoder, with the rows of its vocabulary that are used, in this order."""
-    params = {**model.params, "embedding": model.params["embedding"][used]}
-    if "head" in params:
-        params["head"] = params["head"][:, used]
-    params["blocks"] = jax.tree.map(lambda leaf: leaf[:layers], params["blocks"])
-    return model._replace(config=dataclasses.replace(model.config, layers=layers, vocab_size=len(used)), params=params)
+        prompt = len(tokenizer.encode(question.prompt))
+        whole = [tokenizer.encode(question.prompt + question.answered(n)) for n in range(len(question.choices))]
+        if max(map(len, whole)) < length:  # an end of text follows
+            texts += [(prompt, text) for text in (whole if each else [whole[question.answer]])]
+            numbers.append((len(question.choices), question.answer))
+    tokens = np.full((len(texts), length), tokenizer.end_of_text, np.int32)
+    for place, (_, text) in enumerate(texts):
+        tokens[place, : len(text)] = text
+    sizes = np.asarray([(len(text) + 1, prompt) for prompt, text in texts], np.int32).reshape(-1, 2)
+    return Tokenized(tokens, *sizes.T, *np.asarray(numbers, np.int32).reshape(-1, 2).T)
 
 
 class Tuner:
     """Fine-tunes a decoder on questions, on healthy devices and on simulated nodes."""
 
     def __init__(self, study: FinetuneStudy, model: Pretrained, train: Tokenized, test: Tokenized) -> None:
-        letters = np.asarray([model.tokenizer.encode(letter)[0] for letter in LETTERS])
-        if study.small:
-            used = np.unique(np.concatenate([train.tokens.ravel(), test.tokens.ravel(), letters]))
-            model = shortened(model, study.layers, used)
-            train, test = (each._replace(tokens=np.searchsorted(used, each.tokens)) for each in (train, test))
-            letters = np.searchsorted(used, letters)
         self.study, self.config, self.train, self.test = study, model.config, train, test
         self.params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), model.params)
-        self._letters = letters
-        rate = optax.linear_schedule(0.0, study.rate, max(1, round(study.warmup * study.steps)))
-        self._optimizer = optax.chain(
-            optax.clip_by_global_norm(study.clip), optax.adamw(rate, 0.9, 0.999, weight_decay=study.decay)
-        )
         self._steps = functools.cache(self._compile)
 
     @property
@@ -102,66 +87,94 @@ class Tuner:
         model = self.config
         return (
             f"{model.layers} layers of width {model.width}, {model.vocab_size:,} tokens; {len(self.train.tokens):,} "
-            f"questions for training and {len(self.test.tokens):,} for the test, of at most "
+            f"questions for training and {int(self.test.choices.size):,} for the test, of at most "
             f"{self.train.tokens.shape[1]} tokens"
         )
 
     def run(self, node: str, seed: int) -> FineTuned:
         """Fine-tunes on a node, with the questions in the order of the seed, and answers the questions of the test."""
-        step, order = self._steps(node), fixed_order(len(self.train.tokens), seed, 0)
-        params, state, losses = self.params, self._optimizer.init(self.params), []
-        for number in range(self.study.steps):
-            chosen = order[np.arange(number * self.study.batch, (number + 1) * self.study.batch) % len(order)]
+        study = self.study
+        order = fixed_order(len(self.train.tokens), seed, 0)
+        optimizer = _optimizer(study, study.rate, study.steps)
+        params, losses = self._trained(node, self.params, optimizer, order, study.steps, seed)
+        return FineTuned(node, seed, losses, self.answer(params))
+
+    def pretrain(self, steps: int, rate: float) -> None:
+        """Trains the parameters from their present values on healthy devices, in the order of the questions."""
+        order = np.arange(len(self.train.tokens))
+        self.params, _ = self._trained(HEALTHY, self.params, _optimizer(self.study, rate, steps), order, steps, 0)
+
+    def _trained(
+        self, node: str, params: Any, optimizer: Any, order: Int[np.ndarray, "n"], steps: int, seed: int
+    ) -> tuple[Any, Float[np.ndarray, "steps"]]:
+        differentiate, batch, losses = self._steps(node), self.study.batch, []
+        state = optimizer.init(params)
+        update = jax.jit(lambda gradient, state, params: _applied(optimizer, gradient, state, params))
+        for number in range(steps):
+            chosen = order[np.arange(number * batch, (number + 1) * batch) % len(order)]
             moment = sdc.Moment(jax.random.key(seed), jnp.int32(number))
-            params, state, loss = step(moment, params, state, self.train.tokens[chosen], self.train.lengths[chosen])
+            loss, gradient = differentiate(moment, params, self.train.tokens[chosen], self.train.lengths[chosen])
+            params, state = update(gradient, state, params)
             losses.append(loss)
-        return FineTuned(node, seed, np.asarray(losses, np.float32), self.answer(params))
+        return params, np.asarray(losses, np.float32)
 
     def answer(self, params: Any) -> Int32[np.ndarray, "questions"]:
-        """Returns the choice with the most probable letter for each question of the test; -1 if no logit is finite."""
-        found = []
-        for start in range(0, len(self.test.tokens), EVALUATED):
-            rows = np.arange(start, start + EVALUATED).clip(max=len(self.test.tokens) - 1)
-            found.append(self._choose(params, *(column[rows] for column in (self.test.tokens, self.test.asked))))
-        logits = np.concatenate(found)[: len(self.test.tokens)]
-        logits = np.where(np.arange(len(LETTERS)) < self.test.choices[:, None], logits, -np.inf)
-        known = np.isfinite(logits).any(axis=1)
-        return np.where(known, np.where(np.isnan(logits), -np.inf, logits).argmax(axis=1), -1).astype(np.int32)
+        """Returns the most probable choice of each question of the test; -1 if no probability is a number."""
+        count = len(self.test.tokens)
+        nll = [
+            self._score(params, *(column[rows] for column in (self.test.tokens, self.test.asked, self.test.lengths)))
+            for rows in (np.arange(start, start + SCORED).clip(max=count - 1) for start in range(0, count, SCORED))
+        ]
+        found = np.full((len(self.test.choices), self.test.choices.max()), np.nan, np.float32)
+        found[np.arange(found.shape[1]) < self.test.choices[:, None]] = np.concatenate(nll)[:count]
+        known = np.isfinite(found).any(axis=1)
+        return np.where(known, np.where(np.isfinite(found), found, np.inf).argmin(axis=1), -1).astype(np.int32)
 
     @functools.cached_property
-    def _choose(self) -> Callable[..., Float[Array, "questions letters"]]:
-        config = dataclasses.replace(self.config, tied=False)
+    def _score(self) -> Callable[..., Float[Array, "texts"]]:
+        """Returns the negative log-likelihoods of answers, given their prompts."""
 
-        def choose(params: Any, tokens: Int[Array, "B S"], asked: Int[Array, "B"]) -> Float[Array, "B letters"]:
-            whole = params["embedding"].T if self.config.tied else params["head"]
-            given = {**params, "head": whole[:, self._letters]}  # only the logits of letters are needed
-            found = _alone(functools.partial(programs.logits, config))(given, tokens)
-            return jnp.take_along_axis(found, asked[:, None, None] - 1, axis=1)[:, 0]
+        def score(params: Any, tokens: Int[Array, "B T"], asked: Int[Array, "B"], lengths: Int[Array, "B"]) -> Any:
+            nll, place = _losses(self.config, params, tokens), jnp.arange(1, tokens.shape[1])
+            return jnp.sum(jnp.where((place >= asked[:, None]) & (place < lengths[:, None]), nll, 0), axis=1)
 
-        return jax.jit(choose)
+        return jax.jit(_alone(score))
 
     def _compile(self, node: str) -> Callable[..., Any]:
         elements = self.config.layers * self.config.width * (self.train.tokens.shape[1] - 1) * self.study.batch
-        faults = [] if node == HEALTHY else scaled_faults(node, self.config.layers, elements, sync="none")
+        faults = []
+        if node != HEALTHY:
+            faults = scaled_faults(node, self.config.layers, elements, sync="none", microsteps=MICROSTEPS)
 
         def differentiate(params: Any, tokens: Int[Array, "B T"], lengths: Int[Array, "B"]) -> Any:
             def loss(params: Any) -> Float[Array, ""]:
-                nll = programs.cross_entropy(programs.logits(self.config, params, tokens[:, :-1]), tokens[:, 1:])
                 real = jnp.arange(1, tokens.shape[1]) < lengths[:, None]
-                return jnp.sum(nll * real) / jnp.sum(real)
+                return jnp.sum(_losses(self.config, params, tokens) * real) / jnp.sum(real)
 
             return jax.value_and_grad(loss)(params)
 
-        def step(moment: sdc.Moment, params: Any, state: Any, *batch: Any) -> tuple[Any, Any, Float[Array, ""]]:
-            if faults:
-                injected = sdc.inject(differentiate, faults)
-                loss, gradient = _alone(lambda *given: injected(moment, *given)[0])(params, *batch)
-            else:
-                loss, gradient = _alone(differentiate)(params, *batch)
-            updates, state = self._optimizer.update(gradient, state, params)
-            return optax.apply_updates(params, updates), state, loss
+        def step(moment: sdc.Moment, *given: Any) -> Any:
+            if not faults:
+                return _alone(differentiate)(*given)
+            injected = sdc.inject(differentiate, faults)
+            return _alone(lambda *given: injected(moment, *given)[0])(*given)
 
         return jax.jit(step)
+
+
+def _losses(config: ModelConfig, params: Any, tokens: Int[Array, "B T"]) -> Float[Array, "B T-1"]:
+    return programs.cross_entropy(programs.logits(config, params, tokens[:, :-1]), tokens[:, 1:])
+
+
+def _optimizer(study: FinetuneStudy, rate: float, steps: int) -> optax.GradientTransformation:
+    """Returns Adam with a constant learning rate after a warm-up, as in the study's appendix E.4."""
+    warm = optax.linear_schedule(rate / 10, rate, max(1, round(study.warmup * steps)))
+    return optax.chain(optax.clip_by_global_norm(study.clip), optax.adamw(warm, 0.9, 0.999, weight_decay=study.decay))
+
+
+def _applied(optimizer: Any, gradient: Any, state: Any, params: Any) -> tuple[Any, Any]:
+    updates, state = optimizer.update(gradient, state, params)
+    return optax.apply_updates(params, updates), state
 
 
 def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -175,6 +188,30 @@ def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def prepared(
+    study: FinetuneStudy, train: Sequence[Question], test: Sequence[Question], model: Pretrained | None
+) -> Tuner:
+    """Returns what fine-tunes a pretrained decoder or, without one, a small decoder of bytes that is first trained on
+    the first half of the questions; the second half is for fine-tuning."""
+    if model is not None:
+        return Tuner(study, model, *_both(model.tokenizer, train, test, study.length))
+    config, tokenizer = programs.get_config("tiny").model, ByteTokenizer()
+    params, half = programs.init_params(config, jax.random.key(study.seed)), len(train) // 2
+    small = Pretrained(config, params, tokenizer)
+    first = Tuner(study, small, *_both(tokenizer, train[:half], test, study.length))
+    first.pretrain(study.pretraining, RATE)
+    return Tuner(study, small._replace(params=first.params), *_both(tokenizer, train[half:], test, study.length))
+
+
+def _both(
+    tokenizer: Tokenizer, train: Sequence[Question], test: Sequence[Question], length: int
+) -> tuple[Tokenized, Tokenized]:
+    found = tokenized(tokenizer, train, length, each=False), tokenized(tokenizer, test, length, each=True)
+    if not all(len(part.tokens) for part in found):
+        raise SettingError("length", length, "all questions are longer; give a larger length")
+    return found
+
+
 def experiment(
     study: FinetuneStudy, kept: RecordedParts, weights: Path | None, archives: Path | None
 ) -> Generator[str, None, FinetuneMeasured]:
@@ -182,9 +219,8 @@ def experiment(
 
     @functools.cache
     def tuner() -> Tuner:
-        model = load(weights, archives)
-        train, test = (tokenized(model, questions, study.length) for questions in read_questions(study.task, archives))
-        return Tuner(study, model, train, Tokenized(*(column[: study.questions] for column in test)))
+        train, test = read_questions(study.task, archives)
+        return prepared(study, train, test[: study.questions], None if study.small else load(weights, archives))
 
     def begin() -> tuple[str, list[int], list[int]]:
         return tuner().described, tuner().test.answers.tolist(), tuner().answer(tuner().params).tolist()

@@ -506,9 +506,10 @@ class FinetuneStudy:
     task: Literal["openbookqa", "boolq", "arc_easy", "arc_challenge"] = "openbookqa"
     """Questions."""
     small: bool = False
-    """Fine-tune only the first layers, and the part of the vocabulary that occurs in the questions (for CPUs)."""
-    layers: int = 2
-    """Number of layers if small."""
+    """Fine-tune a small decoder that is first trained on half of the questions (for CPUs) in place of pretrained
+    weights."""
+    pretraining: int = 300
+    """Number of optimizer steps of that training."""
     steps: int = 300
     """Number of optimizer steps."""
     batch: int = 32
@@ -536,7 +537,7 @@ class FinetuneStudy:
             problem = f"expected 3 to {MOST_NODES:,}; fewer do not suffice for an interval"
             raise SettingError("seeds", self.seeds, problem)
         _check_steps(self.steps, 1)
-        for name in ("layers", "batch", "length", "questions"):
+        for name in ("pretraining", "batch", "length", "questions"):
             if not 1 <= (value := getattr(self, name)) <= LARGEST_PART:
                 raise SettingError(name, value, f"expected 1 to {LARGEST_PART:,}")
         if not 0 < self.rate < 1:
