@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .cluster import check_resumed as check_resumed, joined as joined, rows_in_order as rows_in_order
     from .data import ByteTokenizer as ByteTokenizer, CorpusError as CorpusError, DataError as DataError
     from .data import Dataset as Dataset, batches as batches, files_below as files_below
+    from .data import HuggingFaceTokenizer as HuggingFaceTokenizer, Tokenizer as Tokenizer
+    from .data import TokenizerError as TokenizerError
     from .data import make_dataset as make_dataset, read_corpus as read_corpus
     from .estimates import Compiled as Compiled
     from .peers import Peers as Peers

@@ -9,10 +9,11 @@ import msgspec
 
 from sdc.records import SUMMARY, Contents, Given, Record, RecordError, environment, read_record, to_json
 from sdc.schema import EstimateSummary, ProductsSummary, ProgramEstimate
+from sdc.train.finetuning import FinetuneMeasured
 from sdc.train.studies import Measured, NodesMeasured, ProductsMeasured
 
 from ..report import PAGE, Conclusion, Finding, Findings, StudyFindings, study_page, summarize_findings, write_page
-from . import _nodes, _paft, _scar, _shadow, dropcompute, estimates, lossy, products
+from . import _nodes, _paft, _scar, _shadow, dropcompute, estimates, finetune, lossy, products
 
 FINDINGS: Mapping[str, Callable[[Any], Iterable[Finding]]] = {
     "paft": _paft.findings,
@@ -20,10 +21,11 @@ FINDINGS: Mapping[str, Callable[[Any], Iterable[Finding]]] = {
     "lossy": lossy.findings,
     "shadow": _shadow.findings,
     "nodes": _nodes.findings,
+    "finetune": finetune.findings,
 }
 
 
-def findings_of(measured: Measured | NodesMeasured) -> Findings:
+def findings_of(measured: Measured | NodesMeasured | FinetuneMeasured) -> Findings:
     """Returns the tables, figures and claims of a study of robust aggregation or of the simulated nodes, together with
     the published values.
 
@@ -55,7 +57,7 @@ def conclude_study(record: Contents) -> Conclusion:
 
 
 def write_study(
-    place: Path | Record, measured: Measured | NodesMeasured | ProductsMeasured, **manifest: Any
+    place: Path | Record, measured: Measured | NodesMeasured | FinetuneMeasured | ProductsMeasured, **manifest: Any
 ) -> dict[str, Any]:
     """Writes the record and the report of a study.
 

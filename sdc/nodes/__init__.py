@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         NODES as NODES,
         SUBMODULES as SUBMODULES,
         published as published,
+        published_accuracy as published_accuracy,
         published_disagreement as published_disagreement,
         published_layers as published_layers,
         published_noise as published_noise,

@@ -99,12 +99,33 @@ def published_noise(name: str) -> float:
 def published_disagreement(name: str) -> dict[str, float]:
     """Returns the share of test predictions that differ if a model is fine-tuned on a healthy node instead (table 5).
 
+    Args:
+        name: `node1` to `node15`, or `another order`, a healthy node with the questions in another order.
+
     Raises:
         ValueError: there is no such node.
     """
-    number = node_number(name)
-    [row] = [row for row in read_table("sdc_finetune.csv") if row["configuration"] == f"Unhealthy Node {number}"]
-    ending = "_disagreement_pct"
+    return _finetuned(name, "_disagreement_pct")
+
+
+def published_accuracy(name: str) -> dict[str, float]:
+    """Returns the test accuracy of a model that was fine-tuned on a node (table 5).
+
+    Args:
+        name: `node1` to `node15`, `healthy`, or `another order`, a healthy node with the questions in another order.
+
+    Raises:
+        ValueError: there is no such node.
+    """
+    return _finetuned(name, "_test_accuracy")
+
+
+_HEALTHY = {"healthy": "Healthy Node", "another order": "Healthy Node (other seed)"}
+
+
+def _finetuned(name: str, ending: str) -> dict[str, float]:
+    wanted = _HEALTHY.get(name) or f"Unhealthy Node {node_number(name)}"
+    [row] = [row for row in read_table("sdc_finetune.csv") if row["configuration"] == wanted]
     return {key.removesuffix(ending): float(row[key]) / 100 for key in row if key.endswith(ending)}
 
 

@@ -77,7 +77,7 @@ KINDS: dict[str, Kind] = {
         Kind("abft study", schema.ProductsManifest, schema.ProductsSummary),
         *(
             Kind(name, schema.StudyManifest, schema.StudySummary, LineFile(PARTS, schema.PartRow), number="part")
-            for name in ("aggregation study", "scar study", "nodes study")
+            for name in ("aggregation study", "scar study", "nodes study", "finetune study")
         ),
         Kind("estimate", schema.EstimateManifest, schema.EstimateSummary),
     )

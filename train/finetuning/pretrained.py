@@ -14,8 +14,8 @@ from jaxtyping import Float32
 
 from sdc.records import endless
 
-from .data import DataError, HuggingFaceTokenizer, Tokenizer, TokenizerError
-from .programs import ModelConfig
+from .. import DataError, HuggingFaceTokenizer, Tokenizer, TokenizerError
+from ..programs import ModelConfig
 
 ARCHITECTURE = "llama"
 DIGITS = ("smollm",)  # names of the pre-tokenizer that splits numbers into digits, and words as GPT-2 does
