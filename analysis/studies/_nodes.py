@@ -247,7 +247,8 @@ def _checks(measured: NodesMeasured) -> Iterator[Check]:
                 f"{said.count(False)} of {len(said)} outside",
             )
     outside = [node for node, found in measured.predicted.items() if not found.inside]
-    reach = np.median([math.sqrt(found.high / found.low) for found in measured.predicted.values()])
+    reaches = [math.sqrt(found.high / found.low) for found in measured.predicted.values()]
+    reach = float(np.median(reaches)) if reaches else math.nan
     yield Check(
         "noise: at most two of fifteen nodes are outside the interval predicted from the other nodes",
         len(outside) <= 2,

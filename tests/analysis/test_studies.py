@@ -19,6 +19,7 @@ from sdc.analysis.studies.lossy import printed_pair_drift
 from sdc.records import stamp
 from sdc.records.format import RecordError
 from sdc.records.record import read_record
+from sdc.train.finetuning import HEALTHY, OTHER, FinetuneMeasured, FinetuneStudy, FineTuned
 from sdc.train.studies import DropComputeStudy, LossyStudy, PaftStudy, ShadowStudy
 from sdc.train.studies.measurements import (
     Burst,
@@ -270,6 +271,65 @@ def test_the_record_and_the_report_hold_what_was_found(tmp_path: Path) -> None:
     assert write_report(tmp_path / "run").read_text() == page
     with pytest.raises(RecordError, match="already exists"):
         write_study(tmp_path / "run", measured)
+
+
+def finetune(
+    accuracy: float = 0.8, apart: float = 0.1, *, other: float = 0.15, untuned: float = 0.5, loss: float = 1.0
+) -> FinetuneMeasured:
+    """Runs of three seeds on two nodes, of which the second agrees with the healthy one, and disagrees more and more.
+
+    Args:
+        accuracy: accuracy on the first node; it is 0.8 on the healthy one.
+        apart: share of its choices that differ from those of the healthy node.
+        other: the same with another order of the questions.
+        untuned: accuracy without fine-tuning.
+        loss: last loss on the first node.
+    """
+    answers = np.zeros(200, int)
+
+    def choices(right: float, from_first: float, seed: int) -> np.ndarray:
+        found = np.zeros(200, int)
+        found[round(200 * right) + seed :] = 1
+        found[: round(200 * from_first)] = 2
+        return found
+
+    def runs(node: str, right: float, away: float, last: float = 1.0) -> list[FineTuned]:
+        losses = np.asarray([2.0] * 10 + [last])
+        return [FineTuned(node, seed, losses, choices(right, away, seed)) for seed in range(3)]
+
+    every_run = (
+        *runs(HEALTHY, 0.8, 0.0), *runs(OTHER, 0.8, other), *runs("node1", accuracy, apart, loss),
+        *runs("node5", 0.8, 0.01), *runs("node6", 0.8, 0.15), *runs("node7", 0.8, 0.02),
+    )  # fmt: skip
+    nodes = ("node1", "node5", "node6", "node7")
+    return FinetuneMeasured(
+        study=FinetuneStudy(nodes=nodes, seeds=3), model="a small decoder", answers=answers,
+        untuned=choices(untuned, 0.0, 0), runs=every_run,
+    )  # fmt: skip
+
+
+def test_finetune() -> None:
+    found = findings_of(finetune())
+    rows = cells(found, "fine-tuning")
+    assert rows["without fine-tuning"][0] == "50.0"
+    assert rows[HEALTHY] == ("80.5 ± 1.2", None, None, 0, "78.9", None)
+    assert rows[OTHER][2:] == ("15 ± 0", 0, "80.1", "18.7")
+    assert rows["node6"][4:] == ("51.0", "43.1")
+    names = ("fine-tuning raises", "less accurate", "on which faults strike", "differ more from", "nodes whose")
+
+    def answers(*given: Any, **changed: Any) -> list[bool | None]:
+        checks = held(findings_of(finetune(*given, **changed)))
+        assert all(name in claim for name, claim in zip(names, checks, strict=True))
+        return list(checks.values())
+
+    assert answers() == [True, True, True, True, None]
+    assert answers(untuned=0.9)[0] is False
+    assert answers(untuned=0.805)[0] is None
+    assert answers(accuracy=0.6)[1] is False
+    assert answers(accuracy=0.6, loss=math.nan)[1] is True, "diverged nodes are counted apart"
+    assert answers(apart=0.0)[2] is None
+    assert answers(apart=0.3)[3] is False
+    assert cells(findings_of(finetune(loss=4.0)), "fine-tuning")["node1"][3] == 3, "a spike in each of three runs"
 
 
 def test_a_figure_of_nothing_is_left_out() -> None:

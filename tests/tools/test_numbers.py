@@ -32,6 +32,7 @@ COMMANDS = {
     studies.ShadowCommand: "study shadow",
     studies.ScarStudyCommand: "study scar --workload regression --images digits --run {folder}/run",
     studies.NodesStudyCommand: "study nodes --run {folder}/run",
+    studies.FinetuneCommand: "study finetune --run {folder}/run",
     studies.ProductsStudyCommand: "abft study --corpus {text}",
     studies.CalibrateCommand: "abft calibrate --corpus {text} --out {folder}/out",
     BenchOptions: "bench transform",

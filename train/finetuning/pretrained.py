@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Float32
 
+from sdc._lazy import remedy
 from sdc.records import endless
 
 from .. import DataError, HuggingFaceTokenizer, Tokenizer, TokenizerError
@@ -98,8 +99,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         import gguf
     except ImportError as error:
-        remedy = 'run pip install "jax-sdc[finetune]"'
-        raise WeightsError(path, f"needs the gguf package, which is not installed; {remedy}") from error
+        raise WeightsError(path, remedy("finetune")) from error
     try:
         if found := endless(path):
             raise WeightsError(path, f"is {found}, not a file; give a GGUF file")

@@ -19,6 +19,7 @@ from sdc.nodes.published_tables import (
     STEPS,
     SUBMODULES,
     published,
+    published_accuracy,
     published_disagreement,
     published_layers,
     published_noise,
@@ -328,6 +329,8 @@ def test_noise_and_disagreement_are_those_of_the_study() -> None:
         assert shares == published_disagreement(name)
     assert set(published_disagreement("node2").values()) == {0.0}
     assert published_disagreement("node6")["CosmosQA"] == 1.0  # a loss that is no number
+    assert (published_accuracy("node6")["RACE"], published_accuracy("healthy")["RACE"]) == (0.0, 0.8747)
+    assert published_disagreement("another order")["MathQA"] == 0.5675
     for read in (published, published_layers, published_noise, published_disagreement):
         with pytest.raises(ValueError, match="unknown node 'node16'"):
             read("node16")
