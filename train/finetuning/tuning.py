@@ -14,7 +14,6 @@ import optax
 from jaxtyping import Array, Float, Int, Int32
 
 import sdc
-
 from sdc.nodes import behaviour
 from sdc.settings import SettingError
 
@@ -22,7 +21,7 @@ from .. import ByteTokenizer, Tokenizer, programs
 from ..iterative import Archive, fixed_order, read_member
 from ..programs import ModelConfig
 from ..studies import RecordedParts, scaled_faults
-from .finetune_study import HEALTHY, OTHER, FinetuneMeasured, FinetuneStudy, FineTuned
+from .finetune_study import HEALTHY, OTHER, FineTuned, FinetuneMeasured, FinetuneStudy
 from .pretrained import Pretrained, read_pretrained
 from .questions import Question, continuations, read_questions
 
@@ -149,7 +148,7 @@ class Tuner:
         def score(params: Any, tokens: Int[Array, "B T"], asked: Int[Array, "B"], lengths: Int[Array, "B"]) -> Any:
             nll, place = _losses(self.config, params, tokens), jnp.arange(1, tokens.shape[1])
             answered = (place >= asked[:, None]) & (place < lengths[:, None])
-            return jnp.sum(jnp.where(answered, nll, 0), axis=1) / jnp.sum(answered, axis=1)
+            return jnp.sum(jnp.where(answered, nll, 0), axis=1) / jnp.sum(answered, axis=1, dtype=jnp.float32)
 
         return jax.jit(_alone(score))
 
@@ -162,7 +161,7 @@ class Tuner:
         def differentiate(params: Any, tokens: Int[Array, "B T"], lengths: Int[Array, "B"]) -> Any:
             def loss(params: Any) -> Float[Array, ""]:
                 real = jnp.arange(1, tokens.shape[1]) < lengths[:, None]
-                return jnp.sum(_losses(self.config, params, tokens) * real) / jnp.sum(real)
+                return jnp.sum(_losses(self.config, params, tokens) * real) / jnp.sum(real, dtype=jnp.float32)
 
             return jax.value_and_grad(loss)(params)
 
