@@ -74,13 +74,14 @@ def test_real_weights_are_those_of_another_implementation() -> None:
         model = tuning.load(None, None)
     except DataError as error:
         pytest.skip(str(error))
-    params = jax.tree.map(jnp.asarray, model.params)
-    logits = jax.jit(tuning._alone(lambda tokens: programs.logits(model.config, params, tokens)))
+    logits = jax.jit(tuning._alone(lambda params, tokens: programs.logits(model.config, params, tokens)))
+    params, length = jax.tree.map(jnp.asarray, model.params), max(len(known["tokens"]) for known in told)
     for known in told:
         prompt = model.tokenizer.encode(known["prompt"])
         tokens = np.asarray(known["tokens"], np.int32)
         assert tokens[: len(prompt)].tolist() == prompt.tolist()
-        found = np.asarray(logits(tokens[None, :-1])[0], np.float64)
+        padded = np.pad(tokens, (0, length - len(tokens)))  # later tokens change nothing before them
+        found = np.asarray(logits(params, padded[None])[0, : len(tokens) - 1], np.float64)
         # Greedy continuations are equal if each token is the most probable one after the tokens before it.
         assert found.argmax(-1)[len(prompt) - 1 :].tolist() == tokens[len(prompt) :].tolist()
         chosen = found[np.arange(len(found)), tokens[1:]]

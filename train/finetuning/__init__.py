@@ -1,9 +1,12 @@
 """Fine-tuning of a pretrained decoder on simulated nodes (Ma et al. 2025, section 6, tables 3 to 5).
 
-finetune_study  the settings of the study, and its measurements; needs no JAX
+finetune_study  the settings of the study
+outcomes        its measurements
 pretrained      decoders from GGUF files
 questions       multiple-choice questions, from an archive or made from a text
 tuning          the experiment
+
+Settings and measurements need no JAX.
 """
 
 from typing import TYPE_CHECKING
@@ -12,8 +15,8 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:
     # The study.
-    from .finetune_study import FinetuneStudy as FinetuneStudy, FinetuneMeasured as FinetuneMeasured
-    from .finetune_study import FineTuned as FineTuned
+    from .finetune_study import FinetuneStudy as FinetuneStudy
+    from .outcomes import FineTuned as FineTuned, FinetuneMeasured as FinetuneMeasured
 
     # Its models and questions.
     from .pretrained import Pretrained as Pretrained, WeightsError as WeightsError, read_pretrained as read_pretrained

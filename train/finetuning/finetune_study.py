@@ -1,4 +1,4 @@
-"""The settings of the study of fine-tuning, which are checked before JAX is imported, and its measurements."""
+"""The settings of the study of fine-tuning, which are checked before JAX is imported."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from ..programs import DType
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    import numpy as np
-    from jaxtyping import Float, Int
-
     from ..studies import RecordedParts
+    from .outcomes import FinetuneMeasured
 
 TaskName: TypeAlias = Literal["continuations", "openbookqa", "boolq", "arc_easy", "arc_challenge"]
 LARGEST = 1 << 16  # maximum number of steps, of questions, of tokens in a question, and of questions in a step
@@ -48,16 +46,16 @@ class FinetuneStudy:
     """Questions: which of four texts continues a text of the standard library, or a public set of questions."""
     dtype: DType = "bfloat16"
     """Type of the activations."""
-    steps: int = 60
+    steps: int = 100
     """Number of optimizer steps."""
-    batch: int = 32
+    batch: int = 16
     """Number of questions in a step."""
     length: int = 128
     """Maximum length of a question with its answer, in tokens; longer questions are left out."""
-    questions: int = 400
+    questions: int = 300
     """Maximum number of questions of the test, the first ones."""
     rate: float | None = None
-    """Learning rate after the warm-up (default: 1e-3 for continuations, otherwise 3e-5)."""
+    """Learning rate after the warm-up (default: 3e-3 for continuations, otherwise 3e-5)."""
     seeds: int = 5
     """Number of seeds of the order of the questions, at least 3; intervals are computed over these runs."""
     seed: Annotated[int, Within(0, LARGEST_SEED)] = 0
@@ -85,7 +83,7 @@ class FinetuneStudy:
     @property
     def learning_rate(self) -> float:
         """The learning rate after the warm-up."""
-        return self.rate if self.rate is not None else 1e-3 if self.small else 3e-5
+        return self.rate if self.rate is not None else 3e-3 if self.small else 3e-5
 
     @property
     def small(self) -> bool:
@@ -127,24 +125,3 @@ class FinetuneStudy:
         if self.small and weights is not None:
             raise SettingError("weights", weights, "continuations are answered by a small decoder; choose another task")
         return experiment(self, kept or RecordedParts(), weights, archives)
-
-
-@dataclasses.dataclass(frozen=True)
-class FineTuned:
-    """A decoder that was fine-tuned on a node."""
-
-    node: str  # a simulated node, `HEALTHY` or `OTHER`
-    seed: int  # of the order of the questions, and of the faults
-    losses: Float[np.ndarray, "steps"]  # training loss
-    choices: Int[np.ndarray, "questions"]  # answers to the questions of the test; -1 if no likelihood is a number
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FinetuneMeasured:
-    """Measurements of the study of fine-tuning."""
-
-    study: FinetuneStudy
-    model: str  # description of the model and the questions
-    answers: Int[np.ndarray, "questions"]  # correct choices
-    untuned: Int[np.ndarray, "questions"]  # choices without fine-tuning
-    runs: tuple[FineTuned, ...]

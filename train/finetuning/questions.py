@@ -53,7 +53,7 @@ class Question(NamedTuple):
     answer: int  # index of the correct choice
 
 
-SHOWN, ASKED = 64, 16  # characters of a text, and of its possible continuations
+SHOWN, ASKED = 48, 16  # ASCII characters of a text, and of its possible continuations
 STREAM = 1 << 32  # of the orders from which wrong continuations are taken
 
 
@@ -74,7 +74,7 @@ def continuations(count: int, seed: int = 0) -> tuple[list[Question], list[Quest
         >>> len(train), len(test), [len(text) for text in test[0].choices]
         (8, 8, [16, 16, 16, 16])
     """
-    text, size = "".join(read_corpus().documents), SHOWN + ASKED
+    text, size = "".join(read_corpus().documents).encode("ascii", "ignore").decode(), SHOWN + ASKED
     places = fixed_order(len(text) // size, seed, 0)[: 2 * count] * size
     if len(places) < 2 * count:
         raise DataError("continuations", f"{count:,} questions need {2 * count * size:,} characters, not {len(text):,}")

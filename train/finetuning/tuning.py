@@ -21,7 +21,8 @@ from .. import ByteTokenizer, Tokenizer, programs
 from ..iterative import Archive, fixed_order, read_member
 from ..programs import ModelConfig
 from ..studies import RecordedParts, scaled_faults
-from .finetune_study import HEALTHY, OTHER, FineTuned, FinetuneMeasured, FinetuneStudy
+from .finetune_study import HEALTHY, OTHER, FinetuneStudy
+from .outcomes import FineTuned, FinetuneMeasured
 from .pretrained import Pretrained, read_pretrained
 from .questions import Question, continuations, read_questions
 
@@ -161,7 +162,8 @@ class Tuner:
         def differentiate(params: Any, tokens: Int[Array, "B T"], lengths: Int[Array, "B"]) -> Any:
             def loss(params: Any) -> Float[Array, ""]:
                 real = jnp.arange(1, tokens.shape[1]) < lengths[:, None]
-                return jnp.sum(_losses(self.config, params, tokens) * real) / jnp.sum(real, dtype=jnp.float32)
+                nll = jnp.where(real, _losses(self.config, params, tokens), 0)
+                return jnp.sum(nll) / jnp.sum(real, dtype=jnp.float32)
 
             return jax.value_and_grad(loss)(params)
 
@@ -186,7 +188,8 @@ def _optimizer(study: FinetuneStudy, rate: float, steps: int) -> optax.GradientT
 
 
 def _applied(optimizer: Any, gradient: Any, state: Any, params: Any) -> tuple[Any, Any]:
-    updates, state = optimizer.update(gradient, state, params)
+    with jax.numpy_dtype_promotion("standard"):  # optax raises Python floats to integer powers
+        updates, state = optimizer.update(gradient, state, params)
     return optax.apply_updates(params, updates), state
 
 
