@@ -83,7 +83,7 @@ class Tuner:
         self.study, self.train, self.test = study, train, test
         self.config = dataclasses.replace(model.config, dtype=study.dtype)
         self.params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), model.params)
-        self._steps, self._runs = functools.cache(self._compile), functools.cache(self._run)
+        self._steps = functools.cache(self._compile)
 
     @property
     def described(self) -> str:
@@ -101,14 +101,12 @@ class Tuner:
         A run on a node that is clean for the whole run without synchronization is the run on a healthy node.
         """
         quiet = node in (HEALTHY, OTHER) or behaviour(node, "none").onset >= self.study.steps
-        losses, choices = self._runs(HEALTHY if quiet else node, seed, STREAM if node == OTHER else 0)
-        return FineTuned(node, seed, losses, choices)
-
-    def _run(self, node: str, seed: int, stream: int) -> tuple[Float[np.ndarray, "steps"], Int[np.ndarray, "n"]]:
-        study, order = self.study, fixed_order(len(self.train.tokens), seed, stream)
-        optimizer = _optimizer(study, study.learning_rate, study.steps)
-        params, losses = self._trained(node, self.params, optimizer, order, study.steps, seed)
-        return losses, self.answer(params)
+        order = fixed_order(len(self.train.tokens), seed, STREAM if node == OTHER else 0)
+        optimizer = _optimizer(self.study, self.study.learning_rate, self.study.steps)
+        params, losses = self._trained(
+            HEALTHY if quiet else node, self.params, optimizer, order, self.study.steps, seed
+        )
+        return FineTuned(node, seed, losses, self.answer(params))
 
     def pretrain(self) -> None:
         """Trains the parameters from their present values on healthy devices, in the order of the questions."""
