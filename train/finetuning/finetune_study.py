@@ -60,7 +60,7 @@ class FinetuneStudy:
     """Number of seeds of the order of the questions, at least 3; intervals are computed over these runs."""
     seed: Annotated[int, Within(0, LARGEST_SEED)] = 0
     """The first seed."""
-    pretraining: int = 200
+    pretraining: int = 60
     decoder: str = "tiny"
     warmup: float = 0.05
     clip: float = 0.3
