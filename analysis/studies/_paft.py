@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from scipy import stats
 
 from sdc.train.studies import NoisyTraining, PaftMeasured, divergence_over_time
 
@@ -88,8 +89,8 @@ def _training(measured: PaftMeasured, training: NoisyTraining) -> Iterator[Findi
             log="" if higher else "y",
         )
 
-    # Each comparison is between runs with the same seeds; together they have a confidence of 95 %.
-    confidence = 1 - 0.05 / len(variances)
+    # Each comparison is between runs with the same seeds; together the gains and the losses have 95 % confidence.
+    confidence = 1 - 0.05 / (2 * len(variances))
     sign = 1 if higher else -1
     gains = [_difference(scores["paft"][row], scores["noisy"][row], sign, confidence) for row in range(len(variances))]
     losses = [_difference(scores["clean"][row], scores["paft"][row], sign, confidence) for row in range(len(variances))]
@@ -116,12 +117,15 @@ def _training(measured: PaftMeasured, training: NoisyTraining) -> Iterator[Findi
 def _difference(
     upper: Float[np.ndarray, "seeds"], lower: Float[np.ndarray, "seeds"], sign: int, confidence: float
 ) -> Interval:
-    """Returns the mean difference of two methods over the seeds. If more runs of one of them diverged, this decides."""
-    diverged = int((~np.isfinite(lower)).sum()) - int((~np.isfinite(upper)).sum())
-    if diverged:
-        return Interval(*(math.copysign(math.inf, diverged),) * 3)
+    """Returns the mean difference of two methods over the seeds. If runs of only one of them diverged, this decides if
+    it is significant by the sign test; otherwise, the interval is unbounded."""
+    better = int((np.isfinite(upper) & ~np.isfinite(lower)).sum())
+    worse = int((~np.isfinite(upper) & np.isfinite(lower)).sum())
+    if better + worse and stats.binomtest(better, better + worse).pvalue < 1 - confidence:
+        note = f" (diverged: {better} of the other method, {worse} of this one)"
+        return Interval(*(math.copysign(math.inf, better - worse),) * 3, note)
     found = mean_interval(sign * (upper - lower), confidence)
-    return found if math.isfinite(found.value) else Interval(0.0, -math.inf, math.inf)  # all diverged
+    return found if math.isfinite(found.value) else Interval(0.0, -math.inf, math.inf, found.note)  # all diverged
 
 
 def _divergence(measured: PaftMeasured) -> Iterator[Finding]:

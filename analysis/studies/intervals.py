@@ -39,7 +39,8 @@ def mean_interval(values: Float[np.ndarray, "starts *trials"], confidence: float
     """Returns the mean over the starts (or seeds) and its confidence interval from Student's t. The trials of each
     start are averaged first, without those that are not finite. If there is one value for each seed and one is not
     finite, its run has diverged: the mean is of the others, and the interval is unbounded."""
-    means = np.asarray([row[np.isfinite(row)].mean() for row in values if np.isfinite(row).any()])
+    means = _means(values)
+    means = means[np.isfinite(means)]
     note = _lost(len(means), len(values))
     if len(means) < 2:
         return UNKNOWN._replace(note=note)
@@ -53,8 +54,8 @@ def mean_interval(values: Float[np.ndarray, "starts *trials"], confidence: float
 def ratio_interval(top: Float[np.ndarray, "starts trials"], bottom: Float[np.ndarray, "starts trials"]) -> Interval:
     """Returns the ratio of two means over the same starts, and its 95 % confidence interval by Fieller's theorem
     (Fieller, J. R. Stat. Soc. B 16, 1954): the ratios r for which Student's t does not distinguish the mean of
-    ``top - r * bottom`` from zero. It is unbounded if `bottom` may be zero. NaN is omitted."""
-    pairs = np.asarray([(np.nanmean(a), np.nanmean(b)) for a, b in zip(top, bottom, strict=True)])
+    ``top - r * bottom`` from zero. It is unbounded if `bottom` may be zero. Trials that are not finite are omitted."""
+    pairs = np.stack([_means(top), _means(bottom)], axis=1)
     pairs = pairs[np.isfinite(pairs).all(axis=1)]
     lost = _lost(len(pairs), len(top))
     if len(pairs) < 2:
@@ -68,6 +69,12 @@ def ratio_interval(top: Float[np.ndarray, "starts trials"], bottom: Float[np.nda
     middle = above * below - both
     reach = math.sqrt(max(middle**2 - scale * (above**2 - of_above), 0.0))
     return Interval(float(value), float((middle - reach) / scale), float((middle + reach) / scale), note)
+
+
+def _means(values: Float[np.ndarray, "starts *trials"]) -> Float[np.ndarray, "starts"]:
+    """Returns the means of the finite trials of each start; NaN for a start without any."""
+    finite = [np.atleast_1d(row)[np.isfinite(np.atleast_1d(row))] for row in values]
+    return np.asarray([row.mean() if row.size else math.nan for row in finite])
 
 
 def _lost(left: int, whole: int) -> str:
@@ -96,9 +103,9 @@ def stays_below(found: Interval, limit: float) -> bool | None:
 
 
 def every(answers: Iterable[bool | None]) -> bool | None:
-    """Returns whether all answers are yes: None if some are undecided (None) and no answer is no."""
+    """Returns whether all answers are yes: None if some are undecided (None) and no answer is no, or there is none."""
     known = set(answers)
-    return False if False in known else None if None in known else True
+    return False if False in known else None if None in known or not known else True
 
 
 def line_of(label: str, x: Sequence[float], rows: Iterable[Float[np.ndarray, "seeds"]]) -> Line:

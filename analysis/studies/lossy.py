@@ -42,8 +42,9 @@ def _by_rate(measured: LossyMeasured, training: LossyTraining) -> Iterator[Findi
     lossless = scores["per shard"][rates[0]]
 
     def change(values: Float[np.ndarray, "seeds"], base: Float[np.ndarray, "seeds"] = lossless) -> Interval:
-        """Returns the change of a score from that without losses, in percent, over runs with the same seeds."""
-        return mean_interval(100 * (values / base - 1))
+        """Returns the change of a score from that without losses, in percent, over runs with the same seeds. It is
+        unknown where the run without losses diverged."""
+        return mean_interval(100 * (np.where(np.isfinite(base), values, math.nan) / base - 1))
 
     def row(losses: str, found: Mapping[float, Float[np.ndarray, "seeds"]]) -> tuple[Any, ...]:
         values = (mean_interval(found[rate]).short() if rate in found else None for rate in rates)

@@ -201,7 +201,7 @@ def paft(
         if rule == "update" and _accumulates(history):
             raise ValueError(
                 "rule='update' compares replicas with the optimizer's update of a single step, but this optimizer "
-                "accumulates gradients and skips most steps; accumulate gradients in the step, choose rule='gradient', "
+                "may accumulate gradients over steps; accumulate gradients in the step, choose rule='gradient', "
                 "or use paft_sync"
             )
         return PaftState(history, zero, divergence, first - 1, first, zero)

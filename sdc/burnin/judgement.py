@@ -118,13 +118,15 @@ def _tested(device: CheckedDevice, tallies: list[Tally]) -> CheckedDevice:
 
     If n independent elements show no mismatch, rates above -ln(0.05) / n are excluded with 95 % confidence; n is that
     of the family of workloads that was checked least, since a fault may affect any one part of a device. If bursts
-    occur at random times, at least one occurs with 95 % probability within -ln(0.05) mean intervals.
+    occur at random times and disturb whatever runs, at least one occurs with 95 % probability within -ln(0.05) mean
+    intervals.
     """
     families: dict[str, int] = defaultdict(int)
     for tally in tallies:
         families[tally.family] += 0 if tally.zeros else tally.elements
     weakest, least = min(families.items(), key=lambda item: item[1], default=("", 0))
     seconds = sum(tally.seconds for tally in tallies)
+    useful = sum(tally.seconds for tally in tallies if not tally.zeros)
     return msgspec.structs.replace(
         device,
         elements=sum(families.values()),
@@ -133,7 +135,7 @@ def _tested(device: CheckedDevice, tallies: list[Tally]) -> CheckedDevice:
         runs=sum(tally.runs for tally in tallies),
         seconds=seconds,
         excluded_rate=min(1.0, WAITS / least) if least else 1.0,
-        excluded_interval=seconds / WAITS if seconds else None,
+        excluded_interval=useful / WAITS if useful else None,
     )
 
 

@@ -346,7 +346,8 @@ def _parts(result: BurninResult, folder: Path | None) -> Iterator[Any]:
                 ]
             )
         columns = ["device", "elements", "s at load", "rate excluded", "bursts excluded", "hottest", "power"]
-        yield table("Devices: rates and burst intervals that would have been seen with 95 % probability", columns, rows)
+        title = "Devices: rates, and intervals of bursts in whatever runs, seen with 95 % probability"
+        yield table(title, columns, rows)
     if seen := [outlook for outlook in result.outlooks if outlook.probability >= LEAST_CHANCE]:
         each = ", ".join(f"{one.node} {one.probability:.0%} ({one.low:.0%} to {one.high:.0%})" for one in seen)
         yield f"Probability of detecting a node of the study (arXiv:2502.12340) at its published rates: {each}"

@@ -506,8 +506,8 @@ def made(update: Any) -> optax.GradientTransformation:
     [
         (optax.sgd, "expected an optax optimizer"),
         (None, "expected an optax optimizer"),
-        (optax.chain(optax.clip(1.0), optax.MultiSteps(optax.sgd(0.1), 4)), "accumulates gradients and skips"),
-        (optax.apply_every(4), "accumulates gradients and skips"),
+        (optax.chain(optax.clip(1.0), optax.MultiSteps(optax.sgd(0.1), 4)), "may accumulate gradients over steps"),
+        (optax.apply_every(4), "may accumulate gradients over steps"),
         (made(lambda g, s, p: g), "returned dict"),
         (made(lambda g, s, p: (None, s)), "for other parameters"),
         (made(lambda g, s, p: ({"w": None}, s)), r"no update for params\['w'\]"),
