@@ -10,15 +10,17 @@ import pytest
 from scipy import stats
 
 from sdc.analysis import write_report
-from sdc.analysis.report import Chart, Findings, LeftOut, Line, line_figure
+from sdc.analysis.report import Chart, Findings, LeftOut, Line, Table, line_figure
 from sdc.analysis.studies import findings_of, write_study
-from sdc.analysis.studies._paft import printed_divergence
+from sdc.analysis.studies._paft import _difference, printed_divergence
+from sdc.analysis.studies._scar import _bounds
 from sdc.analysis.studies.dropcompute import RATIOS
 from sdc.analysis.studies.intervals import every, exceeds, mean_interval, ratio_interval, stays_below
 from sdc.analysis.studies.lossy import printed_pair_drift
 from sdc.records import stamp
 from sdc.records.format import RecordError
 from sdc.records.record import read_record
+from sdc.schema import Perturbed
 from sdc.train.finetuning import HEALTHY, OTHER, FineTuned, FinetuneMeasured, FinetuneStudy
 from sdc.train.studies import DropComputeStudy, LossyStudy, PaftStudy, ShadowStudy
 from sdc.train.studies.measurements import (
@@ -135,13 +137,18 @@ def test_paft() -> None:
     assert rows["paft: synchronizations"] == ("2 ± 2.5", "7 ± 2.5")  # Student's t of two degrees of freedom, 4.303
     (claim,) = (name for name in held(found) if "PAFT" in name)
     assert held(found)[claim]
-    assert held(findings_of(paft(EXACT, spread=0.01)))[claim]
-    for wrong in ({"noisy": 0.85}, {"mended": (0.85, 0.8)}, {"mended": (0.95, 0.8)}, {"mended": (0.9, np.nan)}):
+    assert held(findings_of(paft(EXACT, spread=0.008)))[claim]
+    for wrong in ({"noisy": 0.85}, {"mended": (0.85, 0.8)}, {"mended": (0.95, 0.8)}):
         assert held(findings_of(paft(EXACT, **wrong)))[claim] is False, wrong
     assert held(findings_of(paft(EXACT, spread=0.1)))[claim] is None, "the seeds scatter too much"
     said = next(check.seen for check in findings_of(paft(EXACT, mended=(0.95, 0.7))).checks if check.claim == claim)
     assert said.endswith("Significantly above 0: 0.001; below 0: 0.5; PAFT above clean: 0.001.")
-    assert held(findings_of(paft(EXACT, noisy=np.nan)))[claim], "the noisy runs diverged"
+    for diverged in ({"noisy": np.nan}, {"mended": (0.9, np.nan)}):
+        assert held(findings_of(paft(EXACT, **diverged)))[claim] is None, "three seeds decide no sign test"
+    fine, lost = np.ones(8), np.full(8, np.nan)
+    assert (_difference(fine, lost, 1, 0.95).low, _difference(lost, fine, 1, 0.95).high) == (math.inf, -math.inf)
+    one = np.where(np.arange(8) == 0, np.nan, 1.0)
+    assert (_difference(fine, one, 1, 0.95).low, _difference(one, fine, 1, 0.95).high) == (-math.inf, math.inf)
     assert [chart.title for chart in found.charts] == [
         "images: accuracy against noise", "images: occasional large noise", "images: model divergence over time",
     ]  # fmt: skip
@@ -161,6 +168,9 @@ def test_lossy() -> None:
     }
     assert set(held(findings_of(lossy({}, (10.0, 10.4, 9.9)))).values()) == {False}
     assert list(held(findings_of(lossy({}, spread=0.1))).values()) == [None, True]  # 2 % ± 2.5 %
+    lossless = lossy({})
+    lossless.trainings[0].scores["per shard"][0.0][:] = np.inf
+    assert next(iter(held(findings_of(lossless)).values())) is None, "nothing to compare with"
     diverged = lossy({})
     diverged.trainings[0].scores["per shard"][0.2][1] = np.inf  # one of three
     found = findings_of(diverged)
@@ -330,6 +340,22 @@ def test_finetune() -> None:
     assert answers(apart=0.0)[2] is None
     assert answers(apart=0.3)[3] is False
     assert cells(findings_of(finetune(loss=4.0)), "fine-tuning")["node1"][3] == 3, "a spike in each of three runs"
+
+
+def test_a_run_that_does_not_converge_counts_against_the_bound() -> None:
+    """It was given up after three times the iterations: it cost twice as many or more."""
+
+    def row(bound: float) -> tuple[Any, ...]:
+        given = Perturbed(
+            c=0.9, distance=1.0, iterations=64.0, kappa=60.0, after=[1, 2], sizes=[1.0, 1.0], bounds=[bound, bound],
+            costs=[10.0, None], beyond=[12.0, None],
+        )  # fmt: skip
+        table = next(_bounds("resets", {"resets": given}, always=False))
+        assert isinstance(table, Table)
+        return table.rows[0][3:]
+
+    assert row(70.0) == ("at least 69", 70.0, 1, 0, 1)
+    assert row(130.0)[2] == 0
 
 
 def test_a_figure_of_nothing_is_left_out() -> None:
