@@ -12,7 +12,7 @@ import pytest
 
 from sdc.analysis.studies import findings_of
 from sdc.train import DataError, programs
-from sdc.train.finetuning import HEALTHY, OTHER, FinetuneMeasured, FinetuneStudy, continuations, tuning
+from sdc.train.finetuning import HEALTHY, OTHER, FinetuneMeasured, FinetuneStudy, tuning
 from sdc.train.studies import finish
 
 STUDY = FinetuneStudy(
@@ -49,8 +49,7 @@ def test_runs_of_one_seed_share_the_order(measured: FinetuneMeasured) -> None:
 
 def test_claims_fail_for_broken_methods(measured: FinetuneMeasured, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a node without faults, and on one that loses its parameters."""
-    train, test = continuations(tuning.COUNT)
-    tuner = tuning.prepared(STUDY, train, test[: STUDY.questions], None)
+    tuner = tuning.prepared(STUDY, STUDY.read())
 
     def broken() -> dict[str, bool | None]:
         runs = [tuner.run("node6", seed) for seed in range(3)]

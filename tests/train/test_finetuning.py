@@ -27,7 +27,6 @@ from sdc.train.finetuning import (
     read_questions,
     tuning,
 )
-from sdc.train.studies import finish
 
 LAYERS, WIDTH, HEADS, KV_HEADS, DIM, INNER, THETA, EPSILON = 2, 16, 4, 2, 4, 24, 1e4, 1e-5
 TOKENS = ["<|endoftext|>", *sorted(ByteLevel.alphabet()), "he", "hel"]
@@ -266,6 +265,6 @@ def test_bad_settings(settings: dict[str, Any], said: str) -> None:
 
 def test_weights_and_lengths_that_do_not_fit_the_questions(path: Path) -> None:
     with pytest.raises(SettingError, match="continuations are answered by a small decoder"):
-        FinetuneStudy().run(weights=path)
+        FinetuneStudy().read(weights=path)
     with pytest.raises(SettingError, match="all questions are longer"):
-        finish(FinetuneStudy(length=20, decoder="tiny", pretraining=1).run())
+        FinetuneStudy(length=20).read()

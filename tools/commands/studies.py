@@ -292,9 +292,11 @@ def study(options: StudyCommand) -> int:
         folder = new_folder(
             chosen.kind if command.resume else chosen.name, command.run, resume=command.resume, resumable=True
         )
-    if isinstance(command, FinetuneCommand):
-        given = {"weights": command.weights, "archives": command.archives}
-        return _resumable(command, folder, chosen.count(), functools.partial(chosen.run, **given))
+    if isinstance(chosen, FinetuneStudy):
+        assert isinstance(command, FinetuneCommand)
+        with usage_errors():
+            given = chosen.read(weights=command.weights, archives=command.archives)
+        return _resumable(command, folder, chosen.count(), functools.partial(chosen.run, given=given))
     if isinstance(chosen, NodesStudy):
         return _resumable(command, folder, chosen.count(), chosen.run)
     assert isinstance(command, AggregationStudyCommand)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ..studies import RecordedParts
     from .outcomes import FinetuneMeasured
+    from .tuning import Given
 
 TaskName: TypeAlias = Literal["continuations", "openbookqa", "boolq", "arc_easy", "arc_challenge"]
 LARGEST = 1 << 16  # maximum number of steps, of questions, of tokens in a question, and of questions in a step
@@ -103,16 +104,32 @@ class FinetuneStudy:
         """Returns the number of parts that `run` yields."""
         return 1 + (2 + len(self.struck)) * self.seeds
 
+    def read(self, *, weights: Path | None = None, archives: Path | None = None) -> Given:
+        """Reads the questions and the pretrained decoder.
+
+        Args:
+            weights: a GGUF file (default: SmolLM2-135M-Instruct from its archive).
+            archives: folder with the archives of the weights and the questions (default: a folder in the cache).
+
+        Raises:
+            SettingError: weights are given for the small decoder, or all questions are longer than `length`.
+            DataError: the weights or the questions are missing or damaged.
+        """
+        from .tuning import read
+
+        if self.small and weights is not None:
+            raise SettingError("weights", weights, "continuations are answered by a small decoder; choose another task")
+        return read(self, weights, archives)
+
     def run(
-        self, kept: RecordedParts | None = None, *, weights: Path | None = None, archives: Path | None = None
+        self, kept: RecordedParts | None = None, given: Given | None = None
     ) -> Generator[str, None, FinetuneMeasured]:
         """Runs the study, except the parts on record: yields the title of each completed part, and returns the
         measurements.
 
         Args:
             kept: the parts on record.
-            weights: a GGUF file (default: SmolLM2-135M-Instruct from its archive).
-            archives: folder with the archives of the weights and the questions (default: a folder in the cache).
+            given: what `read` returns (default: with the default weights).
 
         Raises:
             SettingError: a setting is invalid.
@@ -122,6 +139,4 @@ class FinetuneStudy:
         from .tuning import experiment
 
         self.check()
-        if self.small and weights is not None:
-            raise SettingError("weights", weights, "continuations are answered by a small decoder; choose another task")
-        return experiment(self, kept or RecordedParts(), weights, archives)
+        return experiment(self, kept or RecordedParts(), given or self.read())

@@ -202,42 +202,51 @@ def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def prepared(
-    study: FinetuneStudy, train: Sequence[Question], test: Sequence[Question], model: Pretrained | None
-) -> Tuner:
-    """Returns what fine-tunes a pretrained decoder or, without one, a small decoder of bytes that is first trained on
-    the first half of the questions; the second half is for fine-tuning."""
-    if model is not None:
-        return Tuner(study, model, *_both(model.tokenizer, train, test, study.length))
-    config, tokenizer = programs.get_config(study.decoder).model, ByteTokenizer()
-    params, half = programs.init_params(config, jax.random.key(study.seed)), len(train) // 2
-    small = Pretrained(config, params, tokenizer)
-    first = Tuner(study, small, *_both(tokenizer, train[:half], test, study.length))
+class Given(NamedTuple):
+    """What a study is given."""
+
+    train: Tokenized  # the questions for fine-tuning
+    test: Tokenized
+    first: Tokenized | None  # questions with which the small decoder is first trained
+    model: Pretrained | None  # None for the small decoder
+
+
+def read(study: FinetuneStudy, weights: Path | None, archives: Path | None) -> Given:
+    """Reads the questions and the pretrained decoder; see `FinetuneStudy.read`."""
+
+    def known(questions: Sequence[Question], *, each: bool = False) -> Tokenized:
+        found = tokenized(tokenizer, questions, study.length, each=each)
+        if not len(found.tokens):
+            raise SettingError("length", study.length, "all questions are longer; give a larger length")
+        return found
+
+    train, test = continuations(COUNT) if study.small else read_questions(study.task, archives)
+    model = None if study.small else load(weights, archives)
+    tokenizer = ByteTokenizer() if model is None else model.tokenizer
+    half = len(train) // 2 if model is None else 0
+    return Given(
+        known(train[half:]), known(test[: study.questions], each=True), known(train[:half]) if half else None, model
+    )
+
+
+def prepared(study: FinetuneStudy, given: Given) -> Tuner:
+    """Returns what fine-tunes a pretrained decoder, or a small decoder of bytes that is first trained."""
+    if given.model is not None:
+        return Tuner(study, given.model, given.train, given.test)
+    assert given.first is not None
+    config = programs.get_config(study.decoder).model
+    small = Pretrained(config, programs.init_params(config, jax.random.key(study.seed)), ByteTokenizer())
+    first = Tuner(study, small, given.first, given.test)
     first.pretrain()
-    return Tuner(study, small._replace(params=first.params), *_both(tokenizer, train[half:], test, study.length))
+    return Tuner(study, small._replace(params=first.params), given.train, given.test)
 
 
-def _both(
-    tokenizer: Tokenizer, train: Sequence[Question], test: Sequence[Question], length: int
-) -> tuple[Tokenized, Tokenized]:
-    found = tokenized(tokenizer, train, length, each=False), tokenized(tokenizer, test, length, each=True)
-    if not all(len(part.tokens) for part in found):
-        raise SettingError("length", length, "all questions are longer; give a larger length")
-    return found
-
-
-def experiment(
-    study: FinetuneStudy, kept: RecordedParts, weights: Path | None, archives: Path | None
-) -> Generator[str, None, FinetuneMeasured]:
+def experiment(study: FinetuneStudy, kept: RecordedParts, given: Given) -> Generator[str, None, FinetuneMeasured]:
     """Fine-tunes on healthy devices and on each node, once for each seed."""
 
     @functools.cache
     def tuner() -> Tuner:
-        if study.small:
-            train, test = continuations(COUNT)
-        else:
-            train, test = read_questions(study.task, archives)
-        return prepared(study, train, test[: study.questions], None if study.small else load(weights, archives))
+        return prepared(study, given)
 
     def begin() -> tuple[str, list[int], list[int]]:
         return tuner().described, tuner().test.answers.tolist(), tuner().answer(tuner().params).tolist()
