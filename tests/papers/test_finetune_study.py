@@ -12,7 +12,7 @@ import pytest
 
 from sdc.analysis.studies import findings_of
 from sdc.train import DataError, programs
-from sdc.train.finetuning import HEALTHY, OTHER, FinetuneMeasured, FinetuneStudy, tuning
+from sdc.train.finetuning import HEALTHY, OTHER, FinetuneMeasured, FinetuneStudy, tuner as module
 from sdc.train.studies import finish
 
 STUDY = FinetuneStudy(
@@ -49,7 +49,7 @@ def test_runs_of_one_seed_share_the_order(measured: FinetuneMeasured) -> None:
 
 def test_claims_fail_for_broken_methods(measured: FinetuneMeasured, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a node without faults, and on one that loses its parameters."""
-    tuner = tuning.prepared(STUDY, STUDY.read())
+    tuner = module.prepared(STUDY, STUDY.read())
 
     def broken() -> dict[str, bool | None]:
         runs = [tuner.run("node6", seed) for seed in range(3)]
@@ -57,7 +57,7 @@ def test_claims_fail_for_broken_methods(measured: FinetuneMeasured, monkeypatch:
         return answers(dataclasses.replace(measured, runs=(*kept, *runs)))
 
     with monkeypatch.context() as patch:
-        patch.setattr(tuning, "scaled_faults", lambda *_, **__: [])
+        patch.setattr(module, "scaled_faults", lambda *_, **__: [])
         assert broken()["faults strike"] is None
     lost = jax.tree.map(jnp.zeros_like, tuner.params), np.ones(STUDY.steps)
     monkeypatch.setattr(tuner, "_trained", lambda *_: lost)
@@ -69,10 +69,10 @@ def test_real_weights_are_those_of_another_implementation() -> None:
     """Tokens, perplexity and greedy continuations of transformers 5.24 (torch 2.14, float32); see `make data`."""
     told = json.loads((Path(__file__).parent / "smollm2.json").read_text())
     try:
-        model = tuning.load(None, None)
+        model = module.load(None, None)
     except DataError as error:
         pytest.skip(str(error))
-    logits = jax.jit(tuning._alone(lambda params, tokens: programs.logits(model.config, params, tokens)))
+    logits = jax.jit(module._alone(lambda params, tokens: programs.logits(model.config, params, tokens)))
     params, length = jax.tree.map(jnp.asarray, model.params), max(len(known["tokens"]) for known in told)
     for known in told:
         prompt = model.tokenizer.encode(known["prompt"])

@@ -1,4 +1,4 @@
-"""Pretrained decoders from GGUF files, questions, and fine-tuning."""
+"""Pretrained decoders from GGUF files, questions, and fine-module."""
 
 import gzip
 import hashlib
@@ -25,7 +25,7 @@ from sdc.train.finetuning import (
     questions as sets,
     read_pretrained,
     read_questions,
-    tuning,
+    tuner as module,
 )
 
 LAYERS, WIDTH, HEADS, KV_HEADS, DIM, INNER, THETA, EPSILON = 2, 16, 4, 2, 4, 24, 1e4, 1e-5
@@ -131,7 +131,7 @@ def test_a_decoder_is_read_as_it_was_written(path: Path) -> None:
     assert [TOKENS[token] for token in tokens] == ["hel", "l", "o", "Ġ", "4", "2", "<|endoftext|>"]
     assert model.tokenizer.decode(tokens) == "hello 42"
     params = jax.tree.map(jnp.asarray, model.params)
-    logits = tuning._alone(lambda tokens: programs.logits(model.config, params, tokens))(tokens[None])[0]
+    logits = module._alone(lambda tokens: programs.logits(model.config, params, tokens))(tokens[None])[0]
     np.testing.assert_allclose(logits, reference(tokens.tolist()), atol=2e-4)
 
 
@@ -225,13 +225,13 @@ def test_questions_of_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_answers_are_the_most_probable_ones(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the mean log-likelihood of their tokens, whatever else is scored in the same batch."""
-    monkeypatch.setattr(tuning, "SCORED", 4)
+    monkeypatch.setattr(module, "SCORED", 4)
     model = read_pretrained(path)
     asked = [Question("he", ("llo", "y"), 0), Question("a", ("bc", "d", "efg"), 2), Question("x" * 30, ("y", "z"), 0)]
-    test = tuning.tokenized(model.tokenizer, asked, 20, each=True)
+    test = module.tokenized(model.tokenizer, asked, 20, each=True)
     assert test.choices.tolist() == [2, 3], "the last question is too long"
     study = FinetuneStudy(dtype="float32")
-    tuner = tuning.Tuner(study, model, test, test)
+    tuner = module.Tuner(study, model, test, test)
     expected = []
     for question in asked[:2]:
         scores = []

@@ -4,7 +4,7 @@ finetune_study  the settings of the study
 outcomes        its measurements
 pretrained      decoders from GGUF files
 questions       multiple-choice questions, from an archive or made from a text
-tuning          the experiment
+tuner           the experiment
 
 Settings and measurements need no JAX.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     # Its models and questions.
     from .pretrained import Pretrained as Pretrained, WeightsError as WeightsError, read_pretrained as read_pretrained
     from .questions import Question as Question, continuations as continuations, read_questions as read_questions
-    from .tuning import Tuner as Tuner
+    from .tuner import Tuner as Tuner
 
 if TYPE_CHECKING:  # for the other packages of this project
     from .finetune_study import HEALTHY as HEALTHY, OTHER as OTHER

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..studies import RecordedParts
     from .outcomes import FinetuneMeasured
-    from .tuning import Given
+    from .tuner import Inputs
 
 TaskName: TypeAlias = Literal["continuations", "openbookqa", "boolq", "arc_easy", "arc_challenge"]
 LARGEST = 1 << 16  # maximum number of steps, of questions, of tokens in a question, and of questions in a step
@@ -93,7 +93,7 @@ class FinetuneStudy:
 
     @property
     def struck(self) -> tuple[str, ...]:
-        """The nodes for which the study gives rates of errors; the other nodes cannot be told from healthy ones."""
+        """The nodes for which the study gives rates of errors; the other nodes look like healthy ones."""
         return tuple(node for node in self.nodes if published_layers(node))
 
     def manifest(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class FinetuneStudy:
         """Returns the number of parts that `run` yields."""
         return 1 + (2 + len(self.struck)) * self.seeds
 
-    def read(self, *, weights: Path | None = None, archives: Path | None = None) -> Given:
+    def read(self, *, weights: Path | None = None, archives: Path | None = None) -> Inputs:
         """Reads the questions and the pretrained decoder.
 
         Args:
@@ -115,14 +115,14 @@ class FinetuneStudy:
             SettingError: weights are given for the small decoder, or all questions are longer than `length`.
             DataError: the weights or the questions are missing or damaged.
         """
-        from .tuning import read
+        from .tuner import read
 
         if self.small and weights is not None:
             raise SettingError("weights", weights, "continuations are answered by a small decoder; choose another task")
         return read(self, weights, archives)
 
     def run(
-        self, kept: RecordedParts | None = None, given: Given | None = None
+        self, kept: RecordedParts | None = None, given: Inputs | None = None
     ) -> Generator[str, None, FinetuneMeasured]:
         """Runs the study, except the parts on record: yields the title of each completed part, and returns the
         measurements.
@@ -136,7 +136,7 @@ class FinetuneStudy:
             DataError: the weights or the questions are missing or damaged.
         """
         from ..studies import RecordedParts
-        from .tuning import experiment
+        from .tuner import experiment
 
         self.check()
         return experiment(self, kept or RecordedParts(), given or self.read())

@@ -202,7 +202,7 @@ def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-class Given(NamedTuple):
+class Inputs(NamedTuple):
     """What a study is given."""
 
     train: Tokenized  # the questions for fine-tuning
@@ -211,7 +211,7 @@ class Given(NamedTuple):
     model: Pretrained | None  # None for the small decoder
 
 
-def read(study: FinetuneStudy, weights: Path | None, archives: Path | None) -> Given:
+def read(study: FinetuneStudy, weights: Path | None, archives: Path | None) -> Inputs:
     """Reads the questions and the pretrained decoder; see `FinetuneStudy.read`."""
 
     def known(questions: Sequence[Question], *, each: bool = False) -> Tokenized:
@@ -224,12 +224,12 @@ def read(study: FinetuneStudy, weights: Path | None, archives: Path | None) -> G
     model = None if study.small else load(weights, archives)
     tokenizer = ByteTokenizer() if model is None else model.tokenizer
     half = len(train) // 2 if model is None else 0
-    return Given(
+    return Inputs(
         known(train[half:]), known(test[: study.questions], each=True), known(train[:half]) if half else None, model
     )
 
 
-def prepared(study: FinetuneStudy, given: Given) -> Tuner:
+def prepared(study: FinetuneStudy, given: Inputs) -> Tuner:
     """Returns what fine-tunes a pretrained decoder, or a small decoder of bytes that is first trained."""
     if given.model is not None:
         return Tuner(study, given.model, given.train, given.test)
@@ -241,7 +241,7 @@ def prepared(study: FinetuneStudy, given: Given) -> Tuner:
     return Tuner(study, small._replace(params=first.params), given.train, given.test)
 
 
-def experiment(study: FinetuneStudy, kept: RecordedParts, given: Given) -> Generator[str, None, FinetuneMeasured]:
+def experiment(study: FinetuneStudy, kept: RecordedParts, given: Inputs) -> Generator[str, None, FinetuneMeasured]:
     """Fine-tunes on healthy devices and on each node, once for each seed."""
 
     @functools.cache
