@@ -129,12 +129,16 @@ def _checks(
         "no node whose losses are finite is shown to be less accurate than the healthy node",
         not worse, "; ".join(worse) or f"none of {len(finite)}, at {confidence:.4g} confidence each",
     )  # fmt: skip
-    struck = each_of({node: differs[node] for node in nodes})
+    # A node without any effect has the losses of the healthy node.
+    healthy = [run.losses for run in runs[HEALTHY]]
+    silent = {node for node in nodes if all(map(np.array_equal, (run.losses for run in runs[node]), healthy))}
+    struck = each_of({node: differs[node] for node in nodes if node not in silent})
     agree = [node for node, found in struck.items() if not exceeds(found)]
     yield Check(
         "predictions of every node on which faults strike differ from those of the healthy node",
         every(exceeds(found) for found in struck.values()),
-        f"not shown for {', '.join(agree)}" if agree else f"all {len(struck)}",
+        (f"not shown for {', '.join(agree)}" if agree else f"all {len(struck)}")
+        + (f"; the losses of {', '.join(sorted(silent))} are those of the healthy node" if silent else ""),
     )
     more = each_of({node: differs[node] - differs[OTHER] for node in finite})
     above = [f"{node} by {found.text(percent=True)}" for node, found in more.items() if exceeds(found)]

@@ -26,8 +26,8 @@ class Interval(NamedTuple):
 
     def short(self, scale: float = 1.0) -> str:
         """Formats the estimate and half the width of its interval for a table, as far as known."""
-        reach = scale * (self.high - self.value)
-        return f"{scale * self.value:.4g}{f' ± {reach:.2g}' if math.isfinite(reach) else ''}{self.note}"
+        reach, value = scale * (self.high - self.value), round(scale * self.value, 12) + 0.0  # no -1e-15, no -0
+        return f"{value:.4g}{f' ± {reach:.2g}' if math.isfinite(reach) else ''}{self.note}"
 
 
 OUTLIER = 0.01  # significance level of the test for an outlier

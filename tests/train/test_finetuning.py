@@ -1,4 +1,4 @@
-"""Pretrained decoders from GGUF files, questions, and fine-module."""
+"""Pretrained decoders from GGUF files, questions, and fine-tuning."""
 
 import gzip
 import hashlib
