@@ -28,7 +28,9 @@ def sound() -> list[PartRow]:
 
 def test_all_is_seen_where_few_blocks_move(sound: list[PartRow]) -> None:
     """The bars of the paper, so that the checks below can fail for one reason alone."""
-    assert all(checks(sound).values()), checks(sound)
+    undecided = [claim for claim, holds in checks(sound).items() if holds is None]
+    assert False not in checks(sound).values(), checks(sound)
+    assert [claim.partition(":")[0] for claim in undecided] == ["theorem 4.2"], "ten failures are too few for 15 %"
     assert len(checks(sound)) == 7
 
 
@@ -65,7 +67,7 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path, sound: list[PartRow]) -> No
     assert [row.found for row in record.parts] == [row.found for row in sound]
     summary = findings_of_scar.summary_of(record)
     assert summary.complete
-    assert all(check.holds for check in summary.checks)
+    assert all(check.holds is not False for check in summary.checks)
 
 
 def test_starts_that_do_not_converge_are_told(sound: list[PartRow]) -> None:
