@@ -252,9 +252,8 @@ def _checks(measured: NodesMeasured) -> Iterator[Check]:
     yield Check(
         "noise: at most two of fifteen nodes are outside the interval predicted from the other nodes",
         len(outside) <= 2,
-        f"outside: {', '.join(outside) or 'none'} (half of the intervals reach to more than {reach:.3g} times and a "
-        f"{reach:.3g}th of their middle); of the interval by the mean and the scatter of the other nodes alone: "
-        f"{', '.join(_plain(measured)) or 'none'}",
+        f"outside: {', '.join(outside) or 'none'} (median interval: a factor of {reach:.3g} up and down); of the "
+        f"interval by the mean and the scatter of the other nodes alone: {', '.join(_plain(measured)) or 'none'}",
     )
     within = {
         name: None if _unlimited(now) else now.low <= used.value <= now.high

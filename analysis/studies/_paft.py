@@ -122,7 +122,7 @@ def _difference(
     better = int((np.isfinite(upper) & ~np.isfinite(lower)).sum())
     worse = int((~np.isfinite(upper) & np.isfinite(lower)).sum())
     if better + worse and stats.binomtest(better, better + worse).pvalue < 1 - confidence:
-        note = f" (diverged: {better} of the other method, {worse} of this one)"
+        note = f" (diverged in {better} seeds with the other method alone, in {worse} with this one alone)"
         return Interval(*(math.copysign(math.inf, better - worse),) * 3, note)
     found = mean_interval(sign * (upper - lower), confidence)
     return found if math.isfinite(found.value) else Interval(0.0, -math.inf, math.inf, found.note)  # all diverged

@@ -258,12 +258,13 @@ def _saving(workloads: Sequence[Workload]) -> Iterator[Finding]:
 def _bounds(title: str, perturbed: Mapping[str, Perturbed], *, always: bool) -> Iterator[Finding]:
     """Yields a table and a figure that compare the costs of perturbations with their bounds; `always` means that each
     iteration shrinks every error by the factor c."""
-    rows, lines = [], []
+    rows, lines, cost = [], [], {}
     for kind, one in perturbed.items():
         bounds, costs, beyond = (np.asarray(values, float) for values in (one.bounds, one.costs, one.beyond))
         known = np.isfinite(costs)
         # A run that did not converge was given up after three times the iterations, so it cost at least twice as many.
         least = np.where(known, costs, 2 * one.iterations)
+        cost[kind] = least[:, None]
         mean = mean_interval(costs[:, None]).text() if known.all() else f"at least {least.mean():.3g}"
         above = int((least > bounds + 1e-3).sum())
         rows.append(
@@ -293,14 +294,17 @@ def _bounds(title: str, perturbed: Mapping[str, Perturbed], *, always: bool) -> 
         claim = f"{title}: no perturbation costs more iterations beyond kappa(x) than theorem 3.2 allows"
         yield Check(claim, not over, f"{over} exceed the bound")
     if "adversarial" in perturbed:
-        cost = {kind: np.asarray(one.costs, float)[:, None] for kind, one in perturbed.items()}
         worst, chance = mean_interval(cost["adversarial"]), mean_interval(cost["random"])
         share = ratio_interval(cost["adversarial"], np.asarray(perturbed["adversarial"].bounds, float)[:, None])
+        lost = any(row[-1] for row in rows)
         apart = Interval(worst.value - chance.value, worst.low - chance.high, worst.high - chance.low)
         yield Check(
             f"{title}: perturbations away from the optimum cost more than random ones, and their cost is close to the "
             "bound",
-            every((exceeds(apart), exceeds(worst), exceeds(share, 0.5), stays_below(share, 1.5))),
+            # Costs that are only known to be large leave it undecided.
+            every(
+                (exceeds(apart), exceeds(worst), exceeds(share, 0.5), stays_below(share, 1.5), None if lost else True)
+            ),
             f"{worst.text()} iterations, {share.text(percent=True)} of the bound, and {chance.text()} iterations for "
             "random perturbations",
         )

@@ -45,16 +45,13 @@ def _table(
     accuracy: Mapping[str, Float[np.ndarray, "seeds"]],
     differs: Mapping[str, Float[np.ndarray, "seeds"]],
 ) -> Table:
-    def published(node: str) -> tuple[Any, Any]:
-        figures = published_accuracy(node), published_disagreement(node) if node != HEALTHY else None
-        return tuple(None if each is None else f"{100 * np.mean([*each.values()]):.1f}" for each in figures)  # type: ignore[return-value]
-
     untuned = float(np.mean(measured.untuned == measured.answers))
     rows: list[tuple[Any, ...]] = [("without fine-tuning", f"{100 * untuned:.1f}", None, None, None, None, None)]
     for node, each in runs.items():
         change = None if node == HEALTHY else mean_interval(accuracy[node] - accuracy[HEALTHY]).short(100)
         apart = mean_interval(differs[node]).short(100) if node in differs else None
-        known = published({HEALTHY: "healthy", OTHER: "another order"}.get(node, node))
+        name = {OTHER: "another order"}.get(node, node)
+        known = _mean(published_accuracy(name)), None if node == HEALTHY else _mean(published_disagreement(name))
         spikes = sum(_spikes(run.losses) for run in each)
         rows.append((node, mean_interval(accuracy[node]).short(100), change, apart, spikes, *known))
     seeds = measured.study.seeds
@@ -72,6 +69,10 @@ def _table(
         f"the {BEFORE} losses before it, summed over the seeds. The study has no rates for nodes 2, 3 and 12, which "
         "therefore cannot be simulated here. SIMULATED faults.",
     )  # fmt: skip
+
+
+def _mean(published: Mapping[str, float]) -> str:
+    return f"{100 * np.mean([*published.values()]):.1f}"
 
 
 def _published(differs: Mapping[str, Float[np.ndarray, "seeds"]]) -> Chart:
@@ -123,12 +124,14 @@ def _checks(
     gain = mean_interval(accuracy[HEALTHY] - np.mean(measured.untuned == measured.answers))
     yield Check("fine-tuning raises the accuracy", exceeds(gain), f"by {gain.text(percent=True)} on the healthy node")
     finite = [node for node in nodes if all(np.isfinite(run.losses).all() for run in runs[node])]
+
+    def none_is(claim: str, excess: Mapping[str, Interval]) -> Check:
+        shown = [f"{node} by {found.text(percent=True)}" for node, found in excess.items() if exceeds(found)]
+        seen = "; ".join(shown) or f"none of {len(excess)}, at {confidence:.4g} confidence each"
+        return Check(f"no node whose losses are finite is shown to {claim}", not shown, seen)
+
     lost = each_of({node: accuracy[HEALTHY] - accuracy[node] for node in finite})
-    worse = [f"{node} by {found.text(percent=True)}" for node, found in lost.items() if exceeds(found)]
-    yield Check(
-        "no node whose losses are finite is shown to be less accurate than the healthy node",
-        not worse, "; ".join(worse) or f"none of {len(finite)}, at {confidence:.4g} confidence each",
-    )  # fmt: skip
+    yield none_is("be less accurate than the healthy node", lost)
     # A node without any effect has the losses of the healthy node.
     healthy = [run.losses for run in runs[HEALTHY]]
     silent = {node for node in nodes if all(map(np.array_equal, (run.losses for run in runs[node]), healthy))}
@@ -141,11 +144,7 @@ def _checks(
         + (f"; the losses of {', '.join(sorted(silent))} are those of the healthy node" if silent else ""),
     )
     more = each_of({node: differs[node] - differs[OTHER] for node in finite})
-    above = [f"{node} by {found.text(percent=True)}" for node, found in more.items() if exceeds(found)]
-    yield Check(
-        "no node whose losses are finite is shown to differ more from the healthy node than another order does",
-        not above, "; ".join(above) or f"none of {len(finite)}",
-    )  # fmt: skip
+    yield none_is("differ more from the healthy node than another order does", more)
     yield from _ranking({node: float(differs[node].mean()) for node in nodes})
 
 

@@ -103,7 +103,7 @@ def stays_below(found: Interval, limit: float) -> bool | None:
 
 
 def every(answers: Iterable[bool | None]) -> bool | None:
-    """Returns whether all answers are yes: None if some are undecided (None) and no answer is no, or there is none."""
+    """Returns False if any answer is no, None if any is undecided or there are no answers, and otherwise True."""
     known = set(answers)
     return False if False in known else None if None in known or not known else True
 

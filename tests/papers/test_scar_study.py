@@ -18,19 +18,20 @@ from sdc.train.iterative import Documents, topic_model
 from sdc.train.studies import Subject
 from sdc.train.studies._scar import overhead, record_study
 from sdc.train.studies.trials import DoesNotConverge
-from tests.train.test_scar_study import STUDY, checks, row, rows, subject
+from tests.train.test_scar_study import STUDY as SMALLER, checks, row, rows, subject
+
+# So many failures that the intervals decide every claim.
+STUDY = dataclasses.replace(SMALLER, trials=200, starts=20)
 
 
 @pytest.fixture(scope="module")
 def sound() -> list[PartRow]:
-    return rows()
+    return rows(STUDY)
 
 
 def test_all_is_seen_where_few_blocks_move(sound: list[PartRow]) -> None:
     """The bars of the paper, so that the checks below can fail for one reason alone."""
-    undecided = [claim for claim, holds in checks(sound).items() if holds is None]
-    assert False not in checks(sound).values(), checks(sound)
-    assert [claim.partition(":")[0] for claim in undecided] == ["theorem 4.2"], "ten failures are too few for 15 %"
+    assert all(checks(sound).values()), checks(sound)
     assert len(checks(sound)) == 7
 
 
@@ -67,10 +68,11 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path, sound: list[PartRow]) -> No
     assert [row.found for row in record.parts] == [row.found for row in sound]
     summary = findings_of_scar.summary_of(record)
     assert summary.complete
-    assert all(check.holds is not False for check in summary.checks)
+    assert all(check.holds for check in summary.checks)
 
 
-def test_starts_that_do_not_converge_are_told(sound: list[PartRow]) -> None:
+def test_starts_that_do_not_converge_are_named(sound: list[PartRow]) -> None:
+    sound = [row for row in sound if row.start is None or row.start < 5]
     changed = [
         replace(row, found={"failed": "never came there"}) if (row.what, row.start) == ("failures", 2) else row
         for row in sound

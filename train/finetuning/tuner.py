@@ -17,7 +17,7 @@ import sdc
 from sdc.nodes import behaviour
 from sdc.settings import SettingError
 
-from .. import ByteTokenizer, Tokenizer, programs
+from .. import ByteTokenizer, DataError, Tokenizer, programs
 from ..iterative import Archive, fixed_order, read_member
 from ..programs import ModelConfig
 from ..studies import RecordedParts, scaled_faults
@@ -202,6 +202,12 @@ def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+class ArchivesError(DataError):
+    """An archive is missing or damaged."""
+
+    of = "archives"
+
+
 class Inputs(NamedTuple):
     """What a study is given."""
 
@@ -220,8 +226,13 @@ def read(study: FinetuneStudy, weights: Path | None, archives: Path | None) -> I
             raise SettingError("length", study.length, "all questions are longer; give a larger length")
         return found
 
-    train, test = continuations(COUNT) if study.small else read_questions(study.task, archives)
-    model = None if study.small else load(weights, archives)
+    try:
+        train, test = continuations(COUNT) if study.small else read_questions(study.task, archives)
+        model = None if study.small else load(weights, archives)
+    except DataError as error:
+        if type(error) is not DataError:  # it names a file that the user gave
+            raise
+        raise ArchivesError(error.given, error.problem) from error
     tokenizer = ByteTokenizer() if model is None else model.tokenizer
     half = len(train) // 2 if model is None else 0
     return Inputs(

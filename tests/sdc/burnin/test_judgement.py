@@ -104,6 +104,9 @@ def test_the_family_that_was_checked_least_decides(pair: list[BurninWorkload], d
     judged = judge(seen)
     assert (judged.devices[2].weakest, judged.devices[2].excluded_rate) == (pair[0].family, 1.0)
     assert judged.devices[2].elements == 1000
+    of_zeros = sum(row.seconds for row in seen.workloads if row.zeros)
+    assert of_zeros > 0
+    assert judged.devices[2].excluded_interval == pytest.approx((judged.devices[2].seconds - of_zeros) / 3, rel=2e-3)
 
 
 def test_a_difference_fails_whatever_else_there_is(pair: list[BurninWorkload], devices: list[jax.Device]) -> None:
