@@ -28,7 +28,7 @@ import numpy as np
 import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from jaxtyping import Array, Bool, Float32, Int, Int32, UInt32
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32, UInt32
 
 from ..program import varying
 from .assignment import Tree, assigns, checked_optimizer
@@ -45,6 +45,11 @@ class Sum(NamedTuple):
 
     loss: Float32[Array, ""]  # sum of the losses of completed micro-batches
     gradient: Tree  # sum of the gradients of completed micro-batches, in float32 or wider
+
+    def plus(self, loss: Float[Array, ""], gradient: Tree) -> "Sum":
+        """Returns the sums with one more micro-batch."""
+        added = jax.tree.map(lambda a, b: a + b.astype(a.dtype), self.gradient, gradient)
+        return Sum(self.loss + loss.astype(jnp.float32), added)
 
 
 class Combined(NamedTuple):
@@ -68,18 +73,8 @@ def accumulate(loss: Callable[[Tree, Tree], Float32[Array, ""]]) -> Work:
     Args:
         loss: mean loss over a micro-batch, `(params, micro_batch) -> scalar`.
     """
-    return summing(jax.value_and_grad(loss))
-
-
-def summing(gradient: Callable[[Tree, Tree], tuple[Float32[Array, ""], Tree]]) -> Work:
-    """Returns the work function of `accumulate` for a given function `(params, micro_batch) -> (loss, gradient)`."""
-
-    def work(total: Sum, batch: Tree, params: Tree) -> Sum:
-        value, found = gradient(params, batch)
-        added = jax.tree.map(lambda a, b: a + b.astype(a.dtype), total.gradient, found)
-        return Sum(total.loss + value.astype(jnp.float32), added)
-
-    return work
+    gradient = jax.value_and_grad(loss)
+    return lambda total, batch, params: total.plus(*gradient(params, batch))
 
 
 def completed_before(latencies: Float32[Array, "*rows micro_batches"], threshold: Any) -> Int32[Array, "*rows"]:
@@ -155,8 +150,9 @@ def combine(
     *,
     correction: Correction = "none",
     drop_rate: float = 0.0,
+    reduce: Callable[[Tree], Tree] | None = None,
 ) -> Combined:
-    """All-reduces the workers' accumulated sums.
+    """Sums the workers' accumulated sums.
 
         none:   g = 1/(N M) sum_n sum_{m completed} g_n^(m)                          (algorithm 1)
         rate:   (1 - drop_rate) g, as if the learning rate were lower by the mean drop rate   (appendix B.2.2)
@@ -170,6 +166,7 @@ def combine(
         correction: see above. `rate` scales the gradient; for optimizers that are invariant to the scale of gradients,
             such as Adam, scale the learning rate instead.
         drop_rate: mean share of dropped micro-batches, for correction `rate`.
+        reduce: function that sums gradients over the workers, such as a reduce-scatter (default: an all-reduce).
 
     Returns:
         See `Combined`. The gradient is float32 or wider; if parameters are narrower, cast it to their type before
@@ -188,7 +185,11 @@ def combine(
         raise ValueError(f"micro_batches={micro_batches}: expected at least 1")
     check_count("completed", completed, micro_batches)
     counted = jnp.asarray(completed, jnp.int32)
-    loss, gradient, count = lax.psum((total.loss, total.gradient, counted), axis_name)
+    if reduce is None:
+        loss, gradient, count = lax.psum((total.loss, total.gradient, counted), axis_name)
+    else:
+        loss, count = lax.psum((total.loss, counted), axis_name)
+        gradient = reduce(total.gradient)
     some = jnp.maximum(count, 1).astype(jnp.float32)
     divisor = some if correction == "count" else jnp.float32(workers * micro_batches)
     factor = 1 - drop_rate if correction == "rate" else 1.0

@@ -318,6 +318,14 @@ def recorded(logs: Sequence[LossyLog], params: Tree, *, packet: int | None = Non
     return found[0], found[1]
 
 
+def _sample(rows: Float[Array, "workers shard"]) -> Float[Array, "workers sample"]:
+    """Returns up to `SAMPLE` elements of each row at equal distances."""
+    size = rows.shape[1]
+    apart = -(-size // SAMPLE)
+    # For a slice with a large stride, XLA would load whole rows into a TPU's fast memory, which they exceed.
+    return jnp.take(rows, np.arange(0, size, apart), axis=1)
+
+
 def measured_losses(
     layout: Layout,
     axis_name: str,
@@ -331,10 +339,8 @@ def measured_losses(
     """Returns a report of the losses of a step and of the drift of the copies; its `norm` is 0."""
     others = ~own_packets(layout, axis_name)
     # Using all elements would take another pass over all parameters.
-    pairs = [(copy, owner, -(-copy.shape[1] // SAMPLE)) for copy, owner in zip(copies, owners, strict=True)]
-    sampled = jnp.concatenate(
-        [(copy[:, ::apart] - owner[:, ::apart]).astype(jnp.float32) for copy, owner, apart in pairs], axis=1
-    )
+    pairs = [(_sample(copy), _sample(owner)) for copy, owner in zip(copies, owners, strict=True)]
+    sampled = jnp.concatenate([(copy - owner).astype(jnp.float32) for copy, owner in pairs], axis=1)
     sums = lax.psum(
         (
             jnp.sum(~sent_gradient & others, dtype=jnp.float32),

@@ -78,7 +78,12 @@ def init_shadow(ranks: int) -> ShadowState:
 
 
 def shadow(
-    gradient_fn: Callable[[Any, Any], Tree], axis_name: str, *, spares: int = 1
+    gradient_fn: Callable[[Any, Any], Tree],
+    axis_name: str,
+    *,
+    spares: int = 1,
+    has_aux: bool = False,
+    reduce: Callable[[Tree], Tree] | None = None,
 ) -> Callable[[ShadowState, Any, Any], tuple[Tree, ShadowState, ShadowReport]]:
     """Transforms a rank's gradient computation into that of a data-parallel group with spare ranks.
 
@@ -91,6 +96,9 @@ def shadow(
             in the batch).
         axis_name: the data-parallel axis.
         spares: number of spare ranks, which are the last ranks of the axis; their batches are ignored.
+        has_aux: whether `gradient_fn` returns `(result, aux)`. What a rank computes beside its result is neither
+            compared nor averaged; `(mean, aux)` is returned in place of the mean, for the rows that the rank worked on.
+        reduce: function that sums results over the ranks, such as a reduce-scatter (default: an all-reduce).
 
     Returns:
         A function of `(state, params, batch)` that returns the mean of `gradient_fn` over the working ranks, the state
@@ -110,7 +118,8 @@ def shadow(
         batch = _rows(batch, group, ranks, spares, axis_name)
         # XLA may compute a value twice, once for each fusion that uses it; the barrier ensures that the compared value
         # is the one consumed.
-        result = lax.optimization_barrier(alone(gradient_fn, axis_name)(params, batch))
+        result: Any = lax.optimization_barrier(alone(gradient_fn, axis_name)(params, batch))
+        result, aux = result if has_aux else (result, None)
         leaves = jax.tree.leaves(result)
         if not sum(leaf.size for leaf in leaves):
             raise ValueError("gradient_fn returns no elements; expected gradients, as from jax.value_and_grad(loss)")
@@ -131,19 +140,22 @@ def shadow(
         me = lax.axis_index(axis_name)
         counted = jnp.all(group != me) | (group[best] == me)
 
-        def working_mean(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
+        def summand(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
             # Values are selected, not multiplied by zero, so that NaN of a spare is excluded too.
-            wide = at_least_float32(x.dtype)
-            total = lax.psum(jnp.where(counted, x, jnp.zeros_like(x)).astype(wide), axis_name)
-            return (total / jnp.asarray(ranks - spares, wide)).astype(x.dtype)
+            return jnp.where(counted, x, jnp.zeros_like(x)).astype(at_least_float32(x.dtype))
 
-        mean = jax.tree.map(working_mean, result)
+        def mean_of(total: Shaped[Array, "*part"], x: Shaped[Array, "*shape"]) -> Shaped[Array, "*part"]:
+            return (total / jnp.asarray(ranks - spares, total.dtype)).astype(x.dtype)
+
+        summands = jax.tree.map(summand, result)
+        totals = lax.psum(summands, axis_name) if reduce is None else reduce(summands)
+        mean = jax.tree.map(mean_of, totals, result)
         majority = 2 * votes[best] > spares + 1
         new, blamed = _book(state, regular, group, differs, differs[best] & majority, majority)
         differed = jnp.any(differs)
         found = _measured(leaves, group, differed, axis_name)
         report = ShadowReport(group[0], group[1:], differed, differed & (state.phase == RECHECK), blamed, found)
-        return mean, new, report
+        return (mean, aux) if has_aux else mean, new, report
 
     return shadowed
 

@@ -40,10 +40,12 @@ _WHOLE = re.compile(r"[su](?:32|64)\[\]")
 _BELOW = re.compile(r"direction=(LT|LE)\b")
 _CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
 _GROUPS = re.compile(
-    r"(?:replica_groups|source_target_pairs)=(?:\{(?P<lists>(?:\{[\d,]*\},?)*)\}|(?P<other>[^\]]*\]\S*(?: \{[^}]*\})?))"
+    r"(?:replica_groups|source_target_pairs)=(?:\{(?P<lists>(?:\{[\d,]*\},?)*)\}"
+    r"|(?P<other>[^\]]*\]\S*(?: device_ids=\(\S*\))?(?: \{[^}]*\})?))"
 )
 _IOTA = re.compile(r"\[(?P<shape>[\d,]+)\]<=\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?")
-_MESH = re.compile(r"mesh\[(?P<mesh>[^\]]*)\]\s*\{(?P<axes>[^}]*)\}")
+_MESH = re.compile(r"mesh\[(?P<mesh>[^\]]*)\],?\s*(?:device_ids=\((?P<devices>\S*)\)\s*)?\{(?P<axes>[^}]*)\}")
+_DEVICES = re.compile(r"\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?$")
 _BETWEEN = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _BODIES = re.compile(r"(?:to_apply|calls|body|condition)=%?([\w.\-]+)|called_computations=\{([^}]*)\}")
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
@@ -226,16 +228,25 @@ def groups_of(line: str) -> tuple[tuple[int, ...], ...]:
         sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh["mesh"])}
         talking = re.findall(r"'([^']+)'", mesh["axes"])
         order = [*(axis for axis in sizes if axis not in talking), *talking]
-        grid = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+        devices = np.arange(math.prod(sizes.values()))
+        if (order_of := _DEVICES.match(mesh["devices"] or "")) is not None:
+            devices = _iota(order_of["dims"], order_of["order"])
+        elif mesh["devices"]:
+            devices = np.asarray(_numbers(mesh["devices"]))
+        grid = devices.reshape(tuple(sizes.values()))
         grid = grid.transpose([list(sizes).index(axis) for axis in order])
         return tuple(tuple(group) for group in grid.reshape(-1, math.prod(sizes[a] for a in talking)).tolist())
     iota = _IOTA.match(match["other"])
     if iota is None:
         raise ValueError(f"cannot parse the replica groups of {line.strip()[:200]!r}")
-    devices = np.arange(math.prod(_numbers(iota["dims"]))).reshape(_numbers(iota["dims"]))
-    if iota["order"]:
-        devices = devices.transpose(_numbers(iota["order"]))
+    devices = _iota(iota["dims"], iota["order"])
     return tuple(tuple(group) for group in devices.reshape(_numbers(iota["shape"])).tolist())
+
+
+def _iota(dims: str, order: str | None) -> np.ndarray:
+    """Returns consecutive numbers in these dimensions, transposed if an order is given."""
+    numbers = np.arange(math.prod(_numbers(dims))).reshape(_numbers(dims))
+    return numbers.transpose(_numbers(order)) if order else numbers
 
 
 def _numbers(text: str) -> tuple[int, ...]:

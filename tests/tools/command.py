@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import fcntl
 import json
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import socket
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,39 @@ FOLDER = tempfile.mkdtemp()
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
+class Turn:
+    """The right to run several processes that compile the same programs at once. One worker of the suite has it at a
+    time; otherwise, four times as many processes as cores could exceed `LIMIT`."""
+
+    held: "weakref.ref[Turn] | None" = None
+
+    def __init__(self) -> None:
+        self.lock = open(Path(tempfile.gettempdir()) / f"jax-sdc-tests-{os.getuid()}.lock", "w")  # noqa: SIM115 - until all have ended
+        deadline = time.monotonic() + LIMIT  # a failed test keeps its turn
+        while time.monotonic() < deadline:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.1)
+
+    def __del__(self) -> None:
+        self.lock.close()
+
+    @classmethod
+    def take(cls) -> "Turn":
+        """Waits for the turn, unless this worker has it already."""
+        turn = cls.held() if cls.held else None
+        if turn is None:
+            turn = cls()
+            cls.held = weakref.ref(turn)
+        return turn
+
+
 class Started:
     """A running command."""
 
-    def __init__(self, arguments: tuple[str, ...], largest_file: int | None) -> None:
-        self.arguments = arguments
+    def __init__(self, arguments: tuple[str, ...], largest_file: int | None, turn: Turn | None = None) -> None:
+        self.arguments, self.turn = arguments, turn
         folder = Path(tempfile.mkdtemp(dir=FOLDER))
         self.out, self.err = (folder / name for name in ("out", "err"))
         environment = {key: value for key, value in os.environ.items() if key not in ("NPROC", "JAX_NUM_CPU_DEVICES")}
@@ -53,10 +83,12 @@ class Started:
         with contextlib.suppress(ProcessLookupError):  # already killed
             self.send(signal.SIGKILL)
         self.process.join()
+        self.turn = None
 
     def end(self) -> tuple[int, str, str]:
         """Waits for the end; returns exit code, standard output and standard error."""
         self.process.join(LIMIT)
+        self.turn = None
         assert self.ended, f"{self.arguments} takes more than {LIMIT} s: {self.err.read_text()[-2000:]}"
         assert self.process.exitcode is not None
         return self.process.exitcode, self.out.read_text(), self.err.read_text()
@@ -107,8 +139,8 @@ def several(count: int, *arguments: object) -> list[Started]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    shared = ("--coordinator", f"127.0.0.1:{port}", "--processes", count)
-    return [start(*arguments, *shared, "--process", number) for number in range(count)]
+    shared, turn = ("--coordinator", f"127.0.0.1:{port}", "--processes", count), Turn.take()
+    return [Started(tuple(map(str, (*arguments, *shared, "--process", number))), None, turn) for number in range(count)]
 
 
 def kill_when(process: Started, ready: Callable[[], bool]) -> None:

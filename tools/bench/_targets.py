@@ -24,6 +24,7 @@ from sdc.program import Where, primitive
 from sdc.train import Subject, estimate_subject
 from sdc.twins import Exchange, digest
 
+from ._fsdp import fsdp_costs
 from .command import BenchOptions
 from .harness import Benchmark
 
@@ -64,7 +65,7 @@ TOOLS: dict[str, tuple[Tool, Where | None, Exchange]] = {
 
 def measure(options: BenchOptions) -> dict[str, Any]:
     """Estimates the step for each target and dtype, and, on the v5p only, the study's model with two twins of eight
-    chips."""
+    chips, and aggregation of parameters that are sharded over the workers."""
     found = {}
     for target, dtype in itertools.product(TARGETS, options.dtypes):
         fused = [FUSED] if dtype == "bfloat16" and find_target(target).chip.platform == "tpu" else []
@@ -72,6 +73,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
         found[f"{target} {dtype}"] = digest_costs(target, dtype) | steps | paft_costs(target, dtype)
     if "bfloat16" in options.dtypes:
         found["v5p:2x2x1 bfloat16"] |= _study()
+        found["v5p:2x2x2 bfloat16"] = fsdp_costs("v5p:2x2x2")
     return found
 
 

@@ -44,6 +44,8 @@ def test_forms_of_replica_groups() -> None:
         "replica_groups=mesh['a'=2,'b'=2] {'b'}": ((0, 1), (2, 3)),
         "replica_groups=mesh['a'=2,'b'=2] {'a'}": ((0, 2), (1, 3)),
         "replica_groups=mesh['a'=2,'b'=2] {'a','b'}": ((0, 1, 2, 3),),
+        "replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}": ((0, 2), (1, 3)),
+        "replica_groups=mesh['a'=2,'b'=2], device_ids=(3,1,2,0) {'b'}": ((3, 1), (2, 0)),
         "replica_groups={}": (),
     }
     for text, groups in lines.items():
