@@ -85,7 +85,7 @@ test-conformance: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/conformance -m "" --dist=load
 
 # Costs of the tools on absent TPUs and GPUs, as their compilers estimate them: a check in a minute (targets-quick), and
-# the whole table in ten (targets). The compilers take 700 MB, in a separate environment.
+# the whole table in twenty (targets). The compilers take 700 MB, in a separate environment.
 .venv-targets/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv-targets
 	.venv-targets/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,targets]'

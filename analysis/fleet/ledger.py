@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple
 from sdc.records import AnyPath, Format, Lock, Record, RecordBusy, RecordError, identify, package_version
 from sdc.schema import Fields, Header, about
 
-from ..statistics import excluded_interval, frequency_interval, frequency_upper_bound, mean_interval_limits
+from ..statistics import excluded_interval, frequency_upper_bound, mean_interval_limits, proportion_interval
 from .collection import HostResult
 from .suspects import FLEET, Accusation, Votes, wrong_runs
 
@@ -158,9 +158,7 @@ class Limits(NamedTuple):
 
     # Independent mismatches above this rate in any family of workloads would have been detected; None if any were.
     element_rate: float | None
-    run_rate: (
-        tuple[float, float] | None
-    )  # exact (Garwood) limits of the share of runs with a difference, if there is one
+    run_rate: tuple[float, float] | None  # exact limits of the share of runs with a difference, if there is one
     interval: float | None  # bursts at this interval (seconds at load) would have been detected; None if any were
     mean_interval: tuple[float, float] | None  # exact limits of the mean time between runs with a difference
 
@@ -172,7 +170,7 @@ def limits(account: Account) -> Limits:
         interval = excluded_interval(account.seconds) if account.seconds > 0 else None
         return Limits(rate, None, interval, None)
     runs = max(account.runs, wrong)
-    share = frequency_interval(wrong, runs) if runs else None
+    share = proportion_interval(wrong, runs) if runs else None
     mean = mean_interval_limits(account.seconds, wrong) if account.seconds > 0 else None
     return Limits(None, share, None, mean)
 

@@ -29,6 +29,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Int32, UInt8, UInt32
 
+from ..program import manual_in_part
 from .assignment import Tree, assign, check_update, checked_optimizer, stepped
 from .channels import Channel, Independent, Recorded, Sent
 from .workers import at_least_float32, check_axis, check_probability, check_some, count_workers, sums_by_itself
@@ -323,7 +324,11 @@ def _sample(rows: Float[Array, "workers shard"]) -> Float[Array, "workers sample
     size = rows.shape[1]
     apart = -(-size // SAMPLE)
     # For a slice with a large stride, XLA would load whole rows into a TPU's fast memory, which they exceed.
-    return jnp.take(rows, np.arange(0, size, apart), axis=1)
+    if not manual_in_part():
+        return jnp.take(rows, np.arange(0, size, apart), axis=1)
+    # XLA may abort if it must shard a gather.
+    first = rows[:, : size // apart * apart].reshape(len(rows), -1, apart)[:, :, 0]
+    return jnp.concatenate([first, rows[:, first.shape[1] * apart :][:, :1]], axis=1)
 
 
 def measured_losses(

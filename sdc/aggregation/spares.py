@@ -28,7 +28,7 @@ from jaxtyping import Array, Bool, Int32, Shaped, UInt32
 from sdc.bits import select
 from sdc.verdict import Verdict
 
-from ..program import Values, bound_axes, collectives, substitute
+from ..program import Values, bound_axes, collectives, rarely, substitute
 from ..twins import LARGEST, Difference, difference, from_reference, gather_twins, merge, no_difference, tree_digest
 from .workers import at_least_float32, check_axis, count_workers, sums_by_itself
 
@@ -213,7 +213,7 @@ def _measured(leaves: Values, group: Int32[Array, "group"], differed: Bool[Array
     others, spares = _other_axes(axis_name), len(group) - 1
     devices = math.prod(bound_axes()[axis] for axis in others)
 
-    def measure() -> Difference:
+    def measure(_: Difference, leaves: Values, group: Int32[Array, "group"]) -> Difference:
         watched, *copies = (from_reference(leaves, axis_name, rank) for rank in group)
         rows = [functools.reduce(merge, map(difference, watched, copy)) for copy in copies]
         found = Difference(*(jnp.stack(column) for column in zip(*rows, strict=True)))
@@ -223,10 +223,8 @@ def _measured(leaves: Values, group: Int32[Array, "group"], differed: Bool[Array
             found = total._replace(relative_sum=jnp.minimum(total.relative_sum, LARGEST), relative_max=largest)
         return found
 
-    def none() -> Difference:
-        return no_difference(jnp.full(spares, devices * sum(leaf.size for leaf in leaves), jnp.uint32))
-
-    return lax.cond(differed, measure, none)
+    none = no_difference(jnp.full(spares, devices * sum(leaf.size for leaf in leaves), jnp.uint32))
+    return rarely(differed, measure, none, leaves, group)
 
 
 def _book(

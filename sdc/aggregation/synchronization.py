@@ -186,8 +186,9 @@ def paft(
 
     Raises:
         ValueError: the periods violate 1 <= min <= initial <= max, the rule is unknown, or the target is not positive;
-            in `init`: the optimizer accumulates gradients, so that the rule `update` cannot measure its updates; in
-            `update`: as in `paft_sync`, or `own_gradient` is needed and missing, or not of the gradient's structure.
+            in `init`: the optimizer accumulates gradients or skips steps, so that the rule `update` cannot measure its
+            updates; in `update`: as in `paft_sync`, or `own_gradient` is needed and missing, or not of the gradient's
+            structure.
     """
     periods = {"initial_period": initial_period, "min_period": min_period, "max_period": max_period}
     _check_settings(axis_name, replica_axes, **periods)
@@ -201,8 +202,8 @@ def paft(
         if rule == "update" and _accumulates(history):
             raise ValueError(
                 "rule='update' compares replicas with the optimizer's update of a single step, but this optimizer "
-                "may accumulate gradients over steps; accumulate gradients in the step, choose rule='gradient', "
-                "or use paft_sync"
+                "may accumulate gradients over steps or skip steps; accumulate gradients in the step, choose "
+                "rule='gradient', or use paft_sync"
             )
         return PaftState(history, zero, divergence, first - 1, first, zero)
 
@@ -265,8 +266,11 @@ def paft(
 
 
 def _accumulates(history: Tree) -> bool:
-    """Returns whether an optimizer's state is that of one whose updates are zero in most steps."""
-    kinds = optax.MultiStepsState, optax.ApplyEvery
+    """Returns whether an optimizer's state is that of one whose updates are not those of a step."""
+    from optax.contrib import SAMState
+
+    steps = optax.MultiStepsState, optax.ApplyEvery, optax.ConditionallyMaskState, optax.ConditionallyTransformState
+    kinds = *steps, SAMState
     return any(isinstance(x, kinds) for x in jax.tree.leaves(history, is_leaf=lambda x: isinstance(x, kinds)))
 
 

@@ -205,7 +205,9 @@ def read_manifest(path: AnyPath, *kinds: str) -> dict[str, Any]:
     file = epath.Path(path) / MANIFEST
     kind = kind_of(_fields(file, schema.Manifest)["kind"])
     if kinds and kind.name not in kinds:
-        raise RecordError(f"{place} holds a record of kind {kind.name!r}; give the folder of a {' or '.join(kinds)}")
+        article = "an" if kinds[0][0] in "aeiou" else "a"
+        wanted = f"{article} {' or '.join(kinds)}"
+        raise RecordError(f"{place} holds a record of kind {kind.name!r}; give the folder of {wanted}")
     return _fields(file, kind.manifest)
 
 

@@ -116,7 +116,7 @@ def test_all_studies_run_one_after_the_other(
     assert run([*words, "--resume", "--json"]) == 3
     assert ["--resume" in each for each in ran[6:]] == [True, *[False] * 5]
     rows = json.loads(capsys.readouterr().out)["studies"]
-    found = [(row["claims"], row["reproduced"], row["undecided"]) for row in rows[:3]]
+    found = [(row["checks"], row["hold"], row["undecided"]) for row in rows[:3]]
     assert found == [(2, 1, 1), (2, 1, 1), (0, 0, 0)]
     assert len(rows) == 6
     assert run(["study", "all", "--resume"]) == 2

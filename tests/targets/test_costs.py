@@ -13,6 +13,7 @@ from sdc.checksums import PLATFORMS, Profile
 from sdc.costs import Estimate, devices_of, estimate, with_tool
 from sdc.program import primitive
 from sdc.settings import SettingError
+from sdc.tools.bench import _fsdp
 from sdc.tools.bench._targets import BARS, averaging, digest_costs, hidden_share, step_costs
 
 pytestmark = pytest.mark.targets
@@ -39,6 +40,14 @@ def test_tools_around_a_step(target: str, dtype: str) -> None:
     most = REACHED[target, dtype]
     found = step_costs(target, dtype, list(most))
     assert {name: ratio for name, ratio in found.items() if ratio > most.get(name, ratio)} == {}
+
+
+def test_parameters_sharded_over_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each device sends only its part of what is gathered and scattered."""
+    monkeypatch.setattr(_fsdp, "METHODS", {"mean": _fsdp.METHODS["mean"]})
+    found = _fsdp.fsdp_costs("v5p:2x2x2")
+    assert found["fsdp_mean"] <= 1.06
+    assert found["fsdp_mean_collectives"] <= 1.07
 
 
 def test_products_with_their_sums_in_one_kernel() -> None:

@@ -37,6 +37,7 @@ def test_the_flags_of_the_small_scale_are_valid(name: str) -> None:
             "other: expected one of paft, dropcompute, lossy, shadow, scar, nodes, finetune, all. See sdc study --help",
         ),
         (("nodes", "--nodes", "node16"), "--nodes node16: expected one or more of node1 ... node15"),
+        (("nodes", "--nodes", "node1", "node1"), "--nodes node1 node1: expected each node once"),
         (("nodes", "--nodes"), "--nodes"),
         (("nodes", "--runs", 3), "--runs 3: expected 20 to 1,000; fewer do not suffice for an interval"),
         (("finetune", "--nodes", "node16"), "--nodes node16: expected one or more of node1 ... node15"),

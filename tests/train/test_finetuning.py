@@ -256,6 +256,7 @@ def test_answers_are_the_most_probable_ones(path: Path, monkeypatch: pytest.Monk
     ("settings", "said"),
     [
         ({"nodes": ("node16",)}, "expected one or more of node1 ... node15"),
+        ({"nodes": ("node1", "node1")}, "expected each node once"),
         ({"seeds": 2}, "do not suffice for an interval"),
         ({"steps": 0}, "expected 1 to"),
         ({"rate": 1.5}, "between 0 and 1"),

@@ -350,7 +350,10 @@ def _parts(result: BurninResult, folder: Path | None) -> Iterator[Any]:
         yield table(title, columns, rows)
     if seen := [outlook for outlook in result.outlooks if outlook.probability >= LEAST_CHANCE]:
         each = ", ".join(f"{one.node} {one.probability:.0%} ({one.low:.0%} to {one.high:.0%})" for one in seen)
-        yield f"Probability of detecting a node of the study (arXiv:2502.12340) at its published rates: {each}"
+        yield (
+            "Probability of detecting a node of the study (arXiv:2502.12340), if elements fail here at its published "
+            f"rates: {each}"
+        )
     yield Text.assemble(
         ("SIMULATION  ", "bold magenta") if result.simulated else "",
         (result.verdict.acceptance, COLOURS[result.verdict]),

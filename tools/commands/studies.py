@@ -339,14 +339,14 @@ def _all(options: AllStudiesCommand) -> int:
         answers, seconds = [check["holds"] for check in checks], round(time.perf_counter() - began)
         rows.append(
             {
-                "study": name, "claims": len(checks), "reproduced": answers.count(True),
+                "study": name, "checks": len(checks), "hold": answers.count(True),
                 "undecided": answers.count(None), "seconds": seconds, "run": str(place),
             }
         )  # fmt: skip
     if options.json:
         write_json({"studies": rows})
     else:
-        title = f"Claims of the papers that were reproduced ({options.scale} scale)"
+        title = f"Checks of claims of the papers and criteria of this project ({options.scale} scale)"
         print_parts([table(title, list(rows[0]), [[str(cell) for cell in row.values()] for row in rows])])
     return code
 

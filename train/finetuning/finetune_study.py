@@ -72,6 +72,8 @@ class FinetuneStudy:
         check_fields(self)
         if unknown := [node for node in self.nodes or (None,) if node not in NODES]:
             raise SettingError("nodes", unknown[0], f"expected one or more of {NODES[0]} ... {NODES[-1]}")
+        if len(set(self.nodes)) < len(self.nodes):
+            raise SettingError("nodes", " ".join(self.nodes), "expected each node once")
         if not 3 <= self.seeds <= MOST_SEEDS:
             problem = f"expected 3 to {MOST_SEEDS:,}; fewer do not suffice for an interval"
             raise SettingError("seeds", self.seeds, problem)

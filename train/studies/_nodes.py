@@ -144,11 +144,16 @@ class Severities:
             self._tails[name, direction] = np.exp(weights - logsumexp(weights))
 
     def tails(self) -> dict[str, FittedValue]:
-        """Returns the tail of each node and direction, `tail/NODE/fwd`, with its 95 % credible interval."""
+        """Returns the tail of each node and direction, `tail/NODE/fwd`, and its 95 % credible interval.
+
+        An interval that reaches an end of the grid is open there.
+        """
         found = {}
         for (name, direction), weights in self._tails.items():
-            low, high = TAILS[np.searchsorted(np.cumsum(weights), [0.025, 0.975])]
-            low, high = low / CELL, high * CELL  # a point stands for the values near it
+            first, last = np.searchsorted(np.cumsum(weights), [0.025, 0.975])
+            # A point stands for the values near it.
+            low = TAILS[first] / CELL if first else 0.0
+            high = TAILS[last] * CELL if last < len(TAILS) - 1 else math.inf
             found[f"tail/{name}/{direction}"] = FittedValue(float(weights @ TAILS), float(low), float(high))
         return found
 
@@ -358,7 +363,8 @@ def compare_figure(
     low, median, high = np.quantile(simulated, [0.025, 0.5, 0.975]).tolist()
     low, high = low * (1 - ROUNDING), high * (1 + ROUNDING)
     below, above = np.mean(simulated <= figure * (1 + ROUNDING)), np.mean(simulated >= figure * (1 - ROUNDING))
-    p = min(1.0, 2 * float(min(below, above)))
+    runs = len(simulated)
+    p = min(1.0, 2 * (float(min(below, above)) * runs + 1) / (runs + 1))  # never 0: the figure counts as one more run
     return Compared(node, quantity, place, figure, median, low, high, low <= figure <= high, p, note)
 
 

@@ -463,6 +463,8 @@ class NodesStudy:
         check_fields(self)
         if unknown := [node for node in self.nodes or (None,) if node not in NODES]:
             raise SettingError("nodes", unknown[0], f"expected one or more of {NODES[0]} ... {NODES[-1]}")
+        if len(set(self.nodes)) < len(self.nodes):
+            raise SettingError("nodes", " ".join(self.nodes), "expected each node once")
         if not 20 <= self.runs <= MOST_NODES:
             raise SettingError(
                 "runs", self.runs, f"expected 20 to {MOST_NODES:,}; fewer do not suffice for an interval"

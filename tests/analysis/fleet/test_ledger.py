@@ -47,10 +47,11 @@ def test_short_tests_add_up_and_count_once(tmp_path: Path) -> None:
 
 
 def test_limits_where_something_was_seen() -> None:
-    """Against the textbook: two events in 100 runs (Garwood: 0.242 and 7.225)."""
+    """Against the textbook: two of 100 runs (Clopper and Pearson: 0.243 and 7.038 %), two events (Garwood: 0.242 and
+    7.225)."""
     seen = Accusation(created=DAY, kinds=["repeat"], alone=True, wrong_runs=2)
     said = limits(Account(kind="x", runs=100, elements=10**6, seconds=1000.0, accused={"id": seen}))
-    assert said.run_rate == pytest.approx((0.002422, 0.07225), rel=1e-3)
+    assert said.run_rate == pytest.approx((0.002431, 0.07038), rel=1e-3)
     assert said.mean_interval == pytest.approx((1000 / 7.225, 1000 / 0.2422), rel=1e-3)
     assert (said.element_rate, said.interval) == (None, None)
     assert limits(Account(kind="x")) == (None, None, None, None)

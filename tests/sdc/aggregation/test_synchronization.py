@@ -508,6 +508,12 @@ def made(update: Any) -> optax.GradientTransformation:
         (None, "expected an optax optimizer"),
         (optax.chain(optax.clip(1.0), optax.MultiSteps(optax.sgd(0.1), 4)), "may accumulate gradients over steps"),
         (optax.apply_every(4), "may accumulate gradients over steps"),
+        (optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)), "may accumulate gradients over steps"),
+        (
+            optax.conditionally_mask(optax.sgd(0.1), lambda step: step % 2 == 0),
+            "accumulate gradients over steps or skip",
+        ),
+        (optax.conditionally_transform(optax.sgd(0.1), lambda step: step % 2 == 0), "steps or skip steps"),
         (made(lambda g, s, p: g), "returned dict"),
         (made(lambda g, s, p: (None, s)), "for other parameters"),
         (made(lambda g, s, p: ({"w": None}, s)), r"no update for params\['w'\]"),

@@ -203,8 +203,8 @@ def test_one_clear_line() -> None:
         data_parallel(GRADIENT, ADAM, mesh, "batch")
     trainer = data_parallel(GRADIENT, ADAM, mesh)
     wrong = {**params(), "up": jax.device_put(params()["up"], NamedSharding(mesh, P("data")))}
-    with pytest.raises(ValueError, match=r"params\['up'\] is sharded over 'data', the axis of the workers"):
-        trainer.init(wrong)
+    with pytest.raises(ValueError, match="paft synchronizes replicas, but the parameters are sharded over 'data'"):
+        data_parallel(GRADIENT, aggregation.paft(ADAM, "data"), mesh).init(wrong)
     other = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
     with pytest.raises(ValueError, match="parameters are on a mesh"):
         trainer.init(jax.device_put(params(), NamedSharding(other, P())))
@@ -236,11 +236,13 @@ def test_one_clear_line() -> None:
             data_parallel(GRADIENT, optimizer, mesh, combining=combining).init(params())
     wrong_gradients: dict[str, Any] = {
         r"must return \(loss, gradient\)": jax.grad(loss),
-        "expected a single number, without has_aux": jax.value_and_grad(lambda p, b: (loss(p, b), 1.0), has_aux=True),
+        "expected a single number; if it returns": jax.value_and_grad(lambda p, b: (loss(p, b), 1.0), has_aux=True),
         "gradient_fn uses psum": lambda p, b: lax.pmean(GRADIENT(p, b), "data"),
     }
     for said, gradient in wrong_gradients.items():
         with pytest.raises(ValueError, match=said):
             data_parallel(gradient, ADAM, mesh).step(workers, given(METHODS["mean"], 0))
+    with pytest.raises(ValueError, match=r"with has_aux, gradient must return \(\(loss, aux\), gradient\)"):
+        data_parallel(GRADIENT, ADAM, mesh, has_aux=True).step(workers, given(METHODS["mean"], 0))
     with pytest.raises(ValueError, match=r"mesh=None: expected a jax\.sharding\.Mesh"):
         data_parallel(GRADIENT, ADAM, None)  # type: ignore[arg-type]
