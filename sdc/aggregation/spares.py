@@ -155,7 +155,8 @@ def shadow(
         differed = jnp.any(differs)
         found = _measured(leaves, group, differed, axis_name)
         report = ShadowReport(group[0], group[1:], differed, differed & (state.phase == RECHECK), blamed, found)
-        return (mean, aux) if has_aux else mean, new, report
+        returned: Any = (mean, aux) if has_aux else mean
+        return returned, new, report
 
     return shadowed
 

@@ -410,11 +410,11 @@ def data_parallel(
         placed = jax.tree.unflatten(jax.tree.structure(shapes), [NamedSharding(mesh, spec) for spec in specs])
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
             held = jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, placed)
-            return Workers(*held, specs, shards)
+            return Workers(held[0], held[1], held[2], specs, shards)
         given = jax.tree.map(lambda spec: NamedSharding(mesh, spec), of_parameters)
         with jax.set_mesh(mesh):
             held = jax.jit(begin, out_shardings=placed)(jax.device_put(params, given))
-            return Workers(*held, specs, shards)
+            return Workers(held[0], held[1], held[2], specs, shards)
 
     def step(workers: Workers, batch: Tree) -> tuple[Workers, Any]:
         if not isinstance(workers, Workers):
@@ -454,7 +454,8 @@ def data_parallel(
                 jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
                 for leaf, spec in zip(leaves, workers.specs, strict=True)
             ]
-        after = Workers(*jax.tree.unflatten(structure, placed), workers.specs, shards)
+        params, inner, combined = jax.tree.unflatten(structure, placed)
+        after = Workers(params, inner, combined, workers.specs, shards)
         return after, (report, aux) if has_aux else report
 
     def place(batch: Tree) -> Tree:
