@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+from jaxtyping import Float
 from scipy import stats
 
 from sdc.train.studies import DropComputeMeasured, DroppedRun, DroppedTraining, expected_speedup
@@ -27,6 +28,7 @@ RATIOS = {
 # Maximum relative deviation of a measured speedup from the predicted one, since other programs disturb the measurement.
 TOLERANCE = 0.05
 NEGLIGIBLE = 0.02  # loss of accuracy that the paper's word "negligible" stands for here
+BINS = 60  # number of bins of a histogram
 WINDOW = 10  # number of steps over which a loss is averaged
 
 
@@ -34,6 +36,8 @@ def findings(measured: DropComputeMeasured) -> Iterator[Finding]:
     """Yields the tables, figures and claims of the study."""
     if measured.predicted:
         yield from _predicted(measured)
+    if measured.distributions is not None:
+        yield from _distributions(measured)
     if measured.noisy:
         yield from _noisy(measured)
     if measured.local:
@@ -42,6 +46,54 @@ def findings(measured: DropComputeMeasured) -> Iterator[Finding]:
         yield from _clocked(measured)
     for training in measured.trainings:
         yield from _training(measured, training)
+
+
+def _distributions(measured: DropComputeMeasured) -> Iterator[Finding]:
+    found = measured.distributions
+    assert found is not None
+
+    def histogram(name: str, samples: Float[np.ndarray, "samples"], edges: Float[np.ndarray, "edges"]) -> Line:
+        shares = np.histogram(samples, edges)[0] / len(samples)
+        return Line(name, ((edges[1:] + edges[:-1]) / 2).tolist(), shares.tolist())
+
+    edges = np.linspace(found.alone.min(), found.steps.max(), BINS + 1)
+    lines = [histogram("one worker, nothing dropped", found.alone, edges)]
+    lines += [
+        histogram(f"slowest of {found.workers}, {rate:.1%} dropped", steps, edges)
+        for rate, steps in zip(found.rates, found.steps, strict=True)
+    ]
+    yield Chart(
+        f"Figure 2: seconds of computation per step, {found.workers} workers",
+        "Shares of sampled iterations. A threshold narrows and shifts the distribution of the slowest worker's time.",
+        "seconds", "share", tuple(lines),
+    )  # fmt: skip
+    edges = np.linspace(found.batches.min(), 1.0, BINS + 1)
+    yield Chart(
+        f"Figure 8: size of the batch, {found.workers} workers",
+        "Shares of sampled iterations, by the part of all micro-batches that is completed.",
+        "share of the full batch", "share",
+        tuple(
+            histogram(f"{rate:.1%} dropped", batches, edges)
+            for rate, batches in zip(found.rates, found.batches, strict=True)
+            if rate
+        ),
+    )  # fmt: skip
+    rows = [
+        (f"{rate:.1%}", steps.mean(), steps.std(), batches.mean(), batches.std())
+        for rate, steps, batches in zip(found.rates, found.steps, found.batches, strict=True)
+    ]
+    yield Table(
+        f"Figures 2 and 8: the slowest of {found.workers} workers, and the size of the batch",
+        ("dropped", "mean time, s", "standard deviation, s", "mean share of the batch", "standard deviation"),
+        tuple(rows),
+        f"Over {found.steps.shape[1]:,} sampled iterations, once.",
+    )
+    spread = found.steps.std(axis=1)
+    yield Check(
+        "a threshold reduces the mean and the variance of the time of a step (once)",
+        bool((found.steps[1:].mean(axis=1) < found.steps[0].mean()).all() and (spread[1:] < spread[0]).all()),
+        f"standard deviation {spread[0]:.3g} s without, at most {spread[1:].max():.3g} s with a threshold",
+    )
 
 
 def _predicted(measured: DropComputeMeasured) -> Iterator[Finding]:

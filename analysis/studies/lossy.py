@@ -84,6 +84,16 @@ def _by_rate(measured: LossyMeasured, training: LossyTraining) -> Iterator[Findi
         training.metric,
         tuple(line_of(losses, list(found), list(found.values())) for losses, found in scores.items()),
     )
+    yield Chart(
+        f"Figures 1 and 2: {name}, training loss by loss rate",
+        f"Means over {study.seeds} seeds and {study.workers} workers; shards of gradients and parameters are lost.",
+        "step",
+        "training loss",
+        tuple(
+            Line(f"{rate:.0%}", ((np.arange(len(curve)) + 0.5) * training.steps / len(curve)).tolist(), curve.tolist())
+            for rate, curve in training.curves.items()
+        ),
+    )
     by_rate = scores["per shard"]
     if text and 0.2 in by_rate:
         found = change(by_rate[0.2])

@@ -26,6 +26,7 @@ from sdc.train.studies import DropComputeStudy, LossyStudy, PaftStudy, ShadowStu
 from sdc.train.studies.measurements import (
     Burst,
     ClockedSpeedup,
+    Distributions,
     Drifted,
     DropComputeMeasured,
     DroppedRun,
@@ -74,7 +75,8 @@ def lossy(
     }
     scores["per shard"][0.2] += spread * np.asarray([-1, 0, 1])
     losses = dict(zip(rates, seeds(1.0, 1.0, 1.1), strict=True))
-    training = LossyTraining("text", "perplexity", 20, scores, losses, {0.0: 0.0, 0.2: 0.5, 0.4: 1.2})
+    curves = dict(zip(rates, np.linspace(2.0, 1.0, 5) + np.zeros((3, 5)), strict=True))
+    training = LossyTraining("text", "perplexity", 20, scores, losses, curves, {0.0: 0.0, 0.2: 0.5, 0.4: 1.2})
     return LossyMeasured(study=LossyStudy(**SCALE, rates=rates), sources=SOURCES, trainings=(training,), walks=walks)
 
 
@@ -195,8 +197,9 @@ def test_dropcompute() -> None:
         return LocalSpeedup(4, server, *seeds(0.06, gain, stopped, spread=0.01))
 
     def measured(
-        loss: float = 1.0, gain: float = 1.15, spread: float = 0.0, *, off: float = 0.0, kept: float = 0.9
-    ) -> DropComputeMeasured:
+        loss: float = 1.0, gain: float = 1.15, spread: float = 0.0, *, off: float = 0.0, kept: float = 0.9,
+        stopped: float = 3.0,
+    ) -> DropComputeMeasured:  # fmt: skip
         runs = (
             dropped(0.0, end=10.0),
             dropped(0.1),
@@ -217,6 +220,10 @@ def test_dropcompute() -> None:
         return DropComputeMeasured(
             study=DropComputeStudy(**SCALE, drops=(0.1,)), sources=SOURCES,
             predicted=tuple(PredictedSpeedup(n, 9.0, 8.0, 0.1, 1 + n / 100, (0.0, 0.1), (1.0, 1.1)) for n in (8, 32)),
+            distributions=Distributions(
+                200, (0.0, 0.1), np.arange(4.0), np.asarray([[3.0, 5.0], [2.9, stopped]]),
+                np.asarray([[1.0, 1.0], [0.8, 0.9]]),
+            ),
             noisy=noisy,
             local=(local(False, 1.5 - off, 2.0 - off), local(True, 1.2, 1.9 - off)),
             clocked=(ClockedSpeedup(2, 4, 1.0, 0.8, gain, 1.15),),
@@ -231,13 +238,20 @@ def test_dropcompute() -> None:
     assert rows["10% dropped, correction by rate"][-1] is None
     assert cells(found, "probability")["0.1"] == ("0.9 ± 0", "0.91 ± 0")
     assert cells(found, "figures 13 and 14")["13b"][1:4] == ("1.302 ± 0", "1.302 ± 0", 1.302)
-    assert list(held(found).values()) == [True] * 8
+    assert list(held(found).values()) == [True] * 9
+    slower = held(findings_of(measured(stopped=9.0)))
+    assert [claim for claim, holds in slower.items() if not holds] == [
+        "a threshold reduces the mean and the variance of the time of a step (once)"
+    ]
+    (chart,) = [chart for chart in found.charts if "Figure 8" in chart.title]
+    assert [line.label for line in chart.lines] == ["10.0% dropped"]
+    assert sum(chart.lines[0].y) == pytest.approx(1)
     assert (
         "its loss stays below that after -95 % [-95, -95] more steps, in 3 of 3 seeds (as many samples take 15.0% more)"
-        in found.checks[6].seen
+        in found.checks[7].seen
     )
-    assert list(held(findings_of(measured(1.1, gain=1.0))).values()) == [True] * 5 + [False, False, True]
-    assert list(held(findings_of(measured(spread=0.02))).values()) == [True] * 6 + [None, True]
+    assert list(held(findings_of(measured(1.1, gain=1.0))).values()) == [True] * 6 + [False, False, True]
+    assert list(held(findings_of(measured(spread=0.02))).values()) == [True] * 7 + [None, True]
     assert list(held(findings_of(measured(off=0.8, kept=0.87))).values()) == [True] + [False] * 4 + [True, True, False]
     # Corrected runs are in the table and not in the figures.
     assert [len(chart.lines) for chart in found.charts] == [2, 2, 10, 4, 4, 4, 2]
@@ -277,7 +291,7 @@ def test_the_record_and_the_report_hold_what_was_found(tmp_path: Path) -> None:
     assert "1 of 3 claims hold" in text
     assert "0.9524" in text
     assert "simulated errors, delays and losses" in page
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 3
     assert write_report(tmp_path / "run").read_text() == page
     with pytest.raises(RecordError, match="already exists"):
         write_study(tmp_path / "run", measured)

@@ -34,6 +34,7 @@ from sdc.aggregation import (
 from ..programs import DATA
 from .measurements import (
     ClockedSpeedup,
+    Distributions,
     DropComputeMeasured,
     DroppedRun,
     DroppedTraining,
@@ -50,6 +51,8 @@ RATES = np.linspace(0.0, 0.3, 25)  # drop rates at which a speedup is predicted
 # share that is dropped. The paper states neither the duration of a local step nor the size of a server.
 FLEET, STRAGGLERS, DROPPED, LOCAL_STEP, SERVER = 32, 0.04, 0.062, 0.45, 8
 ROUNDS = 400  # averages of a simulated run of local SGD
+SPREAD_RATES = (0.0, 0.025, 0.055, 0.115)  # of figures 2 and 8
+ITERATIONS, ALONE = 1000, 5000  # numbers of sampled iterations, and of sampled times of one worker
 
 
 def experiment(
@@ -60,6 +63,11 @@ def experiment(
     for workers in study.fleets:
         title = f"prediction for {workers:,} workers"
         predicted.append(kept(title, PredictedSpeedup, functools.partial(_predict, study, workers)))
+        yield title
+    distributions = None
+    if study.spread:
+        title = f"distributions of {study.spread} workers"
+        distributions = kept(title, Distributions, functools.partial(_distributions, study))
         yield title
     for figure in NOISES if study.noisy_fleets else ():
         title = f"delays of figure {figure}"
@@ -78,6 +86,7 @@ def experiment(
     return DropComputeMeasured(
         **study.about(workloads),
         predicted=tuple(predicted),
+        distributions=distributions,
         noisy=tuple(noisy),
         local=tuple(local),
         clocked=tuple(clocked),
@@ -107,6 +116,19 @@ def _predict(study: DropComputeStudy, workers: int) -> PredictedSpeedup:
     return PredictedSpeedup(
         workers, longest, choice.threshold, choice.drop_rate, choice.speedup, tuple(RATES.tolist()), gains
     )
+
+
+def _distributions(study: DropComputeStudy) -> Distributions:
+    latencies = _sampled(study, study.spread, study.seed, ITERATIONS).astype(np.float64)
+    ends = np.cumsum(latencies, axis=-1)
+    steps, batches = [], []
+    for rate in SPREAD_RATES:
+        threshold = threshold_at(latencies, rate) if rate else math.inf
+        done = ends < threshold
+        steps.append(np.minimum(ends[..., -1], threshold).max(axis=1))
+        batches.append(done.mean(axis=(1, 2)))
+    alone = ends[: -(-ALONE // study.spread), :, -1].ravel()[:ALONE]
+    return Distributions(study.spread, SPREAD_RATES, alone, np.stack(steps), np.stack(batches))
 
 
 def _delayed(study: DropComputeStudy, figure: str) -> NoisySpeedup:

@@ -20,6 +20,8 @@ from .parts import RecordedParts
 from .settings import LossyStudy
 from .workloads import Method, Task, Trainer
 
+POINTS = 40  # maximum number of points of a curve
+
 
 @dataclasses.dataclass(frozen=True)
 class LossyRuns:
@@ -27,6 +29,7 @@ class LossyRuns:
 
     scores: Float[np.ndarray, "seeds"]
     losses: Float[np.ndarray, "seeds"]  # training loss, averaged over the workers and the last tenth of the steps
+    curve: Float[np.ndarray, "points"]  # training loss, averaged over the workers, the seeds and equal parts of the run
     drift: float  # mean squared drift between two copies divided by that of the owners' updates
 
 
@@ -75,11 +78,13 @@ def _by_rate(study: LossyStudy, workload: Task, kept: RecordedParts) -> Generato
     steps = study.steps if workload.metric == "perplexity" else study.steps // 2
     scores: dict[str, dict[float, np.ndarray]] = {"per shard": {}}
     losses: dict[float, np.ndarray] = {}
+    curves: dict[float, np.ndarray] = {}
     drifts: dict[float, float] = {}
     for rate in study.rates:
         title = f"{workload.name}, {rate:.0%} of the shards lost"
         found = kept(title, LossyRuns, functools.partial(_scored, study, workload, steps, p_grad=rate, p_param=rate))
         scores["per shard"][rate], losses[rate], drifts[rate] = found.scores, found.losses, found.drift
+        curves[rate] = found.curve
         yield title
     for name, (rates, settings) in _losses(study).items():
         for rate in rates:
@@ -87,7 +92,7 @@ def _by_rate(study: LossyStudy, workload: Task, kept: RecordedParts) -> Generato
             found = kept(title, LossyRuns, functools.partial(_scored, study, workload, steps, **settings(rate)))
             scores.setdefault(name, {0.0: scores["per shard"][study.rates[0]]})[rate] = found.scores
             yield title
-    return LossyTraining(workload.name, workload.metric, steps, scores, losses, drifts)
+    return LossyTraining(workload.name, workload.metric, steps, scores, losses, curves, drifts)
 
 
 def _scored(study: LossyStudy, workload: Task, steps: int, **settings: Any) -> LossyRuns:
@@ -105,8 +110,10 @@ def _scored(study: LossyStudy, workload: Task, steps: int, **settings: Any) -> L
     trainer = Trainer(workload, Method(lambda params, setting: optimizer(0).init(params), step), workers=study.workers)
     found, middle = trainer(steps=steps, seeds=study.runs), slice(steps // 4, steps // 2)
     drift, move = (np.mean([one.reports[name][middle, 0] for one in found]) for name in ("pair_drift", "move"))
-    losses = np.asarray([one.reports["loss"][-max(1, steps // 10) :].mean() for one in found])
-    return LossyRuns(np.asarray([one.score for one in found]), losses, float(drift / move))
+    losses = np.asarray([one.reports["loss"].mean(axis=1) for one in found])
+    curve = np.asarray([part.mean() for part in np.array_split(losses.mean(axis=0), min(POINTS, steps))])
+    last = losses[:, -max(1, steps // 10) :].mean(axis=1)
+    return LossyRuns(np.asarray([one.score for one in found]), last, curve, float(drift / move))
 
 
 def _walk(study: LossyStudy, rate: float) -> float:

@@ -89,6 +89,17 @@ class PredictedSpeedup:
 
 
 @dataclasses.dataclass(frozen=True)
+class Distributions:
+    """Samples of times and batch sizes, with thresholds."""
+
+    workers: int  # size of the fleet
+    rates: tuple[float, ...]  # drop rates of the thresholds; 0 without one
+    alone: Float[np.ndarray, "samples"]  # seconds of one worker's micro-batches, without a threshold
+    steps: Float[np.ndarray, "rates iterations"]  # seconds of the slowest worker
+    batches: Float[np.ndarray, "rates iterations"]  # share of the micro-batches of all workers that were completed
+
+
+@dataclasses.dataclass(frozen=True)
 class ClockedSpeedup:
     """Measured gain of a threshold on a real clock."""
 
@@ -151,6 +162,7 @@ class DropComputeMeasured(Measured):
 
     study: DropComputeStudy
     predicted: tuple[PredictedSpeedup, ...]  # by number of workers
+    distributions: Distributions | None  # of times and batch sizes
     noisy: tuple[NoisySpeedup, ...]  # by distribution of delays
     local: tuple[LocalSpeedup, ...]  # by period and place of stragglers
     clocked: tuple[ClockedSpeedup, ...]  # by number of threads
@@ -165,6 +177,7 @@ class LossyTraining(OfWorkload):
     scores: Mapping[str, Mapping[float, Float[np.ndarray, "seeds"]]]  # by loss model and loss rate
     # By loss rate of shards: training loss, averaged over the workers and the last tenth of the steps.
     losses: Mapping[float, Float[np.ndarray, "seeds"]]
+    curves: Mapping[float, Float[np.ndarray, "points"]]  # by loss rate of shards: mean training loss over time
     # By loss rate, the mean squared drift between two copies divided by that of the owners' updates.
     drifts: Mapping[float, float]
 

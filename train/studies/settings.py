@@ -201,6 +201,7 @@ class DropComputeStudy(Study["DropComputeMeasured"]):
         threads: number of workers whose speedup is measured; each is a thread with its own clock.
         unit: base of the threads' delays, in seconds.
         iterations: number of iterations of a measurement.
+        spread: number of workers whose distributions of times and batch sizes are sampled; 0 for none.
         noisy_fleets: numbers of workers of the paper's figures 13 and 14; the paper does not state them.
         local_periods: numbers of local steps between two averages of local SGD.
         drops: drop rates of the training runs.
@@ -217,6 +218,7 @@ class DropComputeStudy(Study["DropComputeMeasured"]):
     threads: tuple[int, ...] = (2, 4, 8)
     unit: float = 0.004
     iterations: int = 25
+    spread: int = 200
     noisy_fleets: tuple[int, ...] = (16, 64, 256, 512, 1024)
     local_periods: tuple[int, ...] = (1, 2, 4, 8, 16)
     drops: tuple[float, ...] = (0.03, 0.06, 0.1, 0.2)
@@ -224,7 +226,7 @@ class DropComputeStudy(Study["DropComputeMeasured"]):
 
     def count(self, workloads: Sequence[Task]) -> int:
         images = sum(workload.metric == "accuracy" for workload in workloads)
-        simulated = len(NOISES) * bool(self.noisy_fleets) + 2 * len(self.local_periods)
+        simulated = bool(self.spread) + len(NOISES) * bool(self.noisy_fleets) + 2 * len(self.local_periods)
         trained = len(workloads) * (1 + len(self.drops) + 5) + images * (1 + 3 * len(self.drops))
         return len(self.fleets) + simulated + len(self.threads) + trained
 
