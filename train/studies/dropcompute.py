@@ -121,11 +121,12 @@ def _predict(study: DropComputeStudy, workers: int) -> PredictedSpeedup:
 def _distributions(study: DropComputeStudy) -> Distributions:
     latencies = _sampled(study, study.spread, study.seed, ITERATIONS).astype(np.float64)
     ends = np.cumsum(latencies, axis=-1)
+    starts = ends - latencies
     steps, batches = [], []
     for rate in SPREAD_RATES:
-        threshold = threshold_at(latencies, rate) if rate else math.inf
-        done = ends < threshold
-        steps.append(np.minimum(ends[..., -1], threshold).max(axis=1))
+        # As with `Stopwatch`, the micro-batch in flight at the threshold is completed.
+        done = starts <= np.quantile(starts, 1 - rate)
+        steps.append(np.where(done, ends, 0.0).max(axis=(1, 2)))
         batches.append(done.mean(axis=(1, 2)))
     alone = ends[: -(-ALONE // study.spread), :, -1].ravel()[:ALONE]
     return Distributions(study.spread, SPREAD_RATES, alone, np.stack(steps), np.stack(batches))
