@@ -258,7 +258,7 @@ def test_dropcompute() -> None:
         False,
     ]
     # Corrected runs are in the table and not in the figures.
-    assert [len(chart.lines) for chart in found.charts] == [2, 2, 10, 4, 4, 4, 2]
+    assert [len(chart.lines) for chart in found.charts] == [2, 2, 3, 1, 10, 4, 4, 4, 2]
 
 
 def test_shadow() -> None:

@@ -67,6 +67,18 @@ def test_each_claim_fails_where_figures_disagree(measured: NodesMeasured, quanti
     assert not check.holds
 
 
+def test_the_claims_of_figure_10_can_fail(measured: NodesMeasured) -> None:
+    def held(**flagged: float | None) -> list[bool | None]:
+        checks = findings_of(dataclasses.replace(measured, flagged=flagged)).checks
+        return [check.holds for check in checks if check.claim.startswith("figure 10")]
+
+    assert measured.flagged["node2"] is None
+    assert held(node2=None, node11=1e-4, node14=0.5) == [True, True]
+    assert held(node11=0.02, node14=0.01) == [False, False]
+    assert held(node11=1e-4) == [True]
+    assert held(node2=None) == []
+
+
 def test_the_claims_of_the_fit_fail_too(measured: NodesMeasured) -> None:
     far = {node: Predicted(one.published, 1.0, 0.9, 1.1) for node, one in measured.predicted.items()}
     rounding = FittedValue(1.0, 0.9, 1.1)

@@ -73,7 +73,7 @@ def made_up(study: NodesStudy, *_: object) -> Generator[str, None, NodesMeasured
     row = Compared("node11", "frequency", "fwd/attn", 0.0289, 0.029, 0.028, 0.03, True)
     measured = NodesMeasured(
         study=study, rows=(row,), predicted={}, estimates={"rounding": one}, used={},
-        together={}, responses=(Response("a small model", 0.004, {}),), trainings=(),
+        together={}, flagged={}, responses=(Response("a small model", 0.004, {}),), trainings=(),
     )  # fmt: skip
 
     yield "all of it"

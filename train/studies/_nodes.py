@@ -65,6 +65,7 @@ from sdc.nodes import (
 
 from .. import FullLoad, TrainConfig, Workload, batches, get_config, programs
 from ..programs import TrainState
+from .flags import flagged_share
 from .measurements import Compared, Drifting, NodesMeasured, Predicted, Quantity, Response
 from .parts import RecordedParts
 from .settings import SIZES, WINDOW, NodesStudy
@@ -705,6 +706,7 @@ def experiment(study: NodesStudy, kept: RecordedParts) -> Generator[str, None, N
         estimates=estimates,
         used=fitted(),
         together={node: correlation(node, seed=study.seed) for node in study.nodes},
+        flagged={node: flagged_share(node, seed=study.seed) for node in study.nodes},
         responses=tuple(responses),
         trainings=tuple(trainings),
     )

@@ -293,6 +293,7 @@ class NodesMeasured:
     # By node, the correlation of its submodules' frequencies over the steps; None if fewer than two submodules are
     # struck.
     together: Mapping[str, float | None]
+    flagged: Mapping[str, float | None]  # by node, the share of products that equation 6 would flag (`flagged_share`)
     responses: tuple[Response, ...]  # of the small models
     trainings: tuple[Drifting, ...]
 
