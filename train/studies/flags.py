@@ -62,8 +62,10 @@ def probability(
 
 @functools.cache
 def _tail(level: int) -> tuple[Float[np.ndarray, "points"], Float[np.ndarray, "points"]]:
-    """Returns many x, and the probability that the changes of a row sum to more than x: a compound Poisson distribution on
-    a grid, where V = 1 and 10^(level / STEP) elements of the row are struck on average."""
+    """Returns many x, and the probability that the changes of a row sum to more than x.
+
+    This is a compound Poisson distribution on a grid; V = 1, and 10^(level / STEP) elements are struck on average.
+    """
     struck = 10.0 ** (level / STEP)
     reach = 16 + 9 * math.sqrt(struck * 4 / 3)
     width = 2 * reach / POINTS
