@@ -26,7 +26,7 @@ class Interval(NamedTuple):
 
     def short(self, scale: float = 1.0) -> str:
         """Formats the estimate and half the width of its interval for a table, as far as known."""
-        reach, value = scale * (self.high - self.value), round(scale * self.value, 12) + 0.0  # no -1e-15, no -0
+        reach, value = (round(scale * x, 12) + 0.0 for x in (self.high - self.value, self.value))  # no -1e-15, no -0
         return f"{value:.4g}{f' ± {reach:.2g}' if math.isfinite(reach) else ''}{self.note}"
 
 
