@@ -92,14 +92,21 @@ class Mean(Combining):
     """The mean over all workers, for plain training and for `gradient_noise`, `paft_sync` and `paft`.
 
     Attributes:
-        transform: a transform of each worker's mean under the workers' axis, such as `gradient_noise`; needed where
-            parameters are sharded over the workers, so that the optimizer runs outside that axis.
+        noise: a `gradient_noise`, which disturbs each worker's mean, or its shard of the mean. If parameters are sharded
+            over the workers, give it here and not in the optimizer, which then runs outside of their axis.
     """
 
-    transform: optax.GradientTransformation | None = None
+    noise: optax.GradientTransformation | None = None
 
     def init(self, params: Tree, workers: int) -> Tree:
-        return () if self.transform is None else self.transform.init(params)
+        if self.noise is None:
+            return ()
+        state = self.noise.init(params) if isinstance(self.noise, optax.GradientTransformation) else None
+        if not isinstance(state, NoiseState):  # any other transform might need more than a shard
+            raise ValueError(
+                f"noise={self.noise!r}: expected gradient_noise(...); put other transforms in the optimizer"
+            )
+        return state
 
     def combine(
         self, gradient: Gradient, axis_name: str, params: Tree, batch: Tree, state: Tree, reduce: Reduce | None = None
@@ -107,8 +114,8 @@ class Mean(Combining):
         value, own = gradient(params, batch)
         loss, aux = _split(value)
         mean = _mean(own, axis_name, reduce)
-        if self.transform is not None:
-            mean, state = self.transform.update(mean, state)
+        if self.noise is not None:
+            mean, state = self.noise.update(mean, state)
         return WorkerGradient(mean, state, LossReport(_mean(loss, axis_name)), {"own_gradient": own}, aux)
 
 
@@ -248,10 +255,11 @@ class Workers:
     optimizer: Tree  # optimizer states, or the optimizer's state
     combining: Tree  # states of the `Combining`
     specs: tuple[P, ...]  # partition of each leaf, static
+    mesh: tuple[tuple[str, int], ...]  # axes of the mesh and their sizes, static
     shards: Shards | None = None  # division of the parameters among workers, static; None if each has a replica
 
 
-jax.tree_util.register_dataclass(Workers, ["params", "optimizer", "combining"], ["specs", "shards"])
+jax.tree_util.register_dataclass(Workers, ["params", "optimizer", "combining"], ["specs", "mesh", "shards"])
 
 
 class DataParallel(NamedTuple):
@@ -326,13 +334,27 @@ def data_parallel(
     whole = checked_optimizer(optimizer)
 
     def one_worker(params: Tree, batch: Tree) -> Any:
-        found: Any = alone(gradient, axis_name)(params, batch)
+        try:
+            found: Any = alone(gradient, axis_name)(params, batch)
+        except ValueError as error:
+            if "Auto" in str(error) and repr(axis_name) in str(error):  # of with_sharding_constraint
+                raise ValueError(
+                    f"a sharding constraint in the gradient function names {axis_name!r}, the axis of the workers, "
+                    f"each of which computes on its own rows; leave that axis out of the constraint ({error})"
+                ) from error
+            raise
         expected: Any = jax.tree.structure(params)
         if not isinstance(found, tuple) or len(found) != 2 or jax.tree.structure(found[1]) != expected:
             raise ValueError(
                 "gradient must return (loss, gradient), where the gradient has the structure of the parameters; give "
                 "jax.value_and_grad(loss)"
             )
+        for (path, own), leaf in zip(jax.tree.leaves_with_path(found[1]), jax.tree.leaves(params), strict=True):
+            name = jax.tree_util.keystr(path)
+            if own.dtype == jax.dtypes.float0:
+                raise ValueError(f"params{name} is {leaf.dtype}, which has no gradient; exclude it from the parameters")
+            if own.shape != leaf.shape:
+                raise ValueError(f"the gradient of params{name} has shape {own.shape}; expected {leaf.shape}")
         value = found[0]
         if has_aux and (not isinstance(value, tuple) or len(value) != 2):
             raise ValueError("with has_aux, gradient must return ((loss, aux), gradient); omit has_aux")
@@ -410,15 +432,19 @@ def data_parallel(
         placed = jax.tree.unflatten(jax.tree.structure(shapes), [NamedSharding(mesh, spec) for spec in specs])
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
             held = jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, placed)
-            return Workers(held[0], held[1], held[2], specs, shards)
+            return Workers(held[0], held[1], held[2], specs, tuple(mesh.shape.items()), shards)
         given = jax.tree.map(lambda spec: NamedSharding(mesh, spec), of_parameters)
         with jax.set_mesh(mesh):
             held = jax.jit(begin, out_shardings=placed)(jax.device_put(params, given))
-            return Workers(held[0], held[1], held[2], specs, shards)
+            return Workers(held[0], held[1], held[2], specs, tuple(mesh.shape.items()), shards)
 
     def step(workers: Workers, batch: Tree) -> tuple[Workers, Any]:
         if not isinstance(workers, Workers):
             raise ValueError(f"the state has type {type(workers).__name__}; start with the result of init(params)")
+        if workers.mesh != tuple(mesh.shape.items()):
+            raise ValueError(
+                f"the state is of a mesh {dict(workers.mesh)}, this step of {dict(mesh.shape)}; start with init"
+            )
         _check_rows(batch, size, axis_name)
         shards, own = workers.shards, P(axis_name)
 
@@ -455,7 +481,7 @@ def data_parallel(
                 for leaf, spec in zip(leaves, workers.specs, strict=True)
             ]
         params, inner, combined = jax.tree.unflatten(structure, placed)
-        after = Workers(params, inner, combined, workers.specs, shards)
+        after = Workers(params, inner, combined, workers.specs, workers.mesh, shards)
         return after, (report, aux) if has_aux else report
 
     def place(batch: Tree) -> Tree:
@@ -468,7 +494,7 @@ def data_parallel(
 def _spec(leaf: Any, mesh: Mesh) -> P:
     """Returns the partition of a leaf; a leaf that is not on a mesh is replicated."""
     sharding = getattr(leaf, "sharding", None)
-    if not isinstance(sharding, NamedSharding):
+    if not isinstance(sharding, NamedSharding) or 0 in jnp.shape(leaf):
         return P()
     if sharding.mesh.axis_names != mesh.axis_names or sharding.mesh.shape != mesh.shape:
         raise ValueError(

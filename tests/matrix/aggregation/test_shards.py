@@ -16,6 +16,7 @@ from orbax.checkpoint import v1 as ocp
 import sdc
 from sdc import aggregation
 from sdc.aggregation import Dropped, Mean, Own, Shadowed, data_parallel
+from sdc.costs import collective_calls
 
 AXIS, STEPS, ROWS, RATE, MOMENTUM = "fsdp", 5, 8, 0.1, 0.9
 # One dimension is divided among all three axes, so the workers' shards are divided further.
@@ -152,6 +153,8 @@ def test_every_method_is_that_of_numpy(name: str) -> None:
     assert {name: x.sharding.spec for name, x in workers.params.items()} == {
         name: P("tensor", "fsdp") if count == 4 and name == "down" else spec for name, spec in SPECS.items()
     }  # an axis of one device is none
+    trace = optax.tree.get(workers.optimizer, "trace")
+    assert {leaf: x.sharding for leaf, x in trace.items()} == {leaf: x.sharding for leaf, x in workers.params.items()}
     for leaf, x in theta.items():
         np.testing.assert_allclose(workers.params[leaf], x, rtol=1e-5, atol=1e-6, err_msg=leaf)
     if name == "shadow":
@@ -308,6 +311,8 @@ def test_the_step_can_be_transformed() -> None:
         (aggregation.lossy_zero2(SGD, AXIS), None, r"lossy_zero2 reduces .* give combining=Own\(\)"),
         (SGD, Own(), r"combining=Own\(\) leaves gradients unreduced"),
         (SGD, Shadowed(1), "ranks=2: expected at least three"),
+        (SGD, Mean(optax.clip_by_global_norm(1.0)), r"expected gradient_noise\(...\); put other transforms in the opt"),
+        (SGD, Mean(0.1), "noise=0.1: expected gradient_noise"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_one_clear_line(optimizer: Any, combining: Any, said: str) -> None:
@@ -315,3 +320,58 @@ def test_one_clear_line(optimizer: Any, combining: Any, said: str) -> None:
     placed = {name: jax.device_put(x, NamedSharding(mesh, SPECS[name])) for name, x in params().items()}
     with pytest.raises(ValueError, match=said):
         data_parallel(jax.value_and_grad(loss), optimizer, mesh, AXIS, combining=combining).init(placed)
+
+
+def test_each_device_sends_its_part() -> None:
+    """Nothing is gathered over other axes: every gather and every scatter is between two devices."""
+    mesh = jax.make_mesh((2, 4), ("fsdp", "tensor"))
+    trainer = data_parallel(jax.value_and_grad(lambda w, x: jnp.mean(x @ w)), SGD, mesh, AXIS)
+    workers = trainer.init(jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, P("fsdp", "tensor"))))
+    text = jax.jit(trainer.step).lower(workers, trainer.place(np.ones((4, 8), np.float32))).compile().as_text()
+    calls = [call for call in collective_calls(text) if call.kind in ("all-gather", "reduce-scatter")]
+    assert {call.kind for call in calls} == {"all-gather", "reduce-scatter"}
+    assert {len(group) for call in calls for group in call.groups} == {2}
+    assert max(size for call in calls for size in call.sizes) == 8 * 16 // 4 * 4
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_narrow_and_empty_parameters(dtype: Any) -> None:
+    mesh = mesh_of()
+    trainer = data_parallel(
+        jax.value_and_grad(lambda w, x: jnp.mean((x.astype(dtype) @ w["w"]) ** 2)), optax.sgd(0.1), mesh, AXIS
+    )
+    place = NamedSharding(mesh, P("fsdp"))
+    workers = trainer.init({"w": jax.device_put(jnp.ones((8, 4), dtype), place), "none": jnp.zeros((0, 4), dtype)})
+    run = jax.jit(trainer.step)
+    for _ in range(2):
+        workers, report = run(workers, trainer.place(np.ones((4, 8), np.float32)))
+    assert run._cache_size() == 1
+    assert workers.params["w"].dtype == report.loss.dtype == dtype
+    np.testing.assert_allclose(np.asarray(workers.params["w"], np.float32), 0.6**2, rtol=0.01)
+
+
+def test_wrong_gradients_and_states() -> None:
+    mesh = mesh_of()
+    batch = rows(2, 0)
+
+    def run(gradient: Any, mesh: Any = mesh, state: Any = None) -> None:
+        trainer = data_parallel(gradient, SGD, mesh, AXIS)
+        trainer.step(trainer.init(params()) if state is None else state, batch)
+
+    def turned(theta: Any, batch: Any) -> Any:
+        value, found = jax.value_and_grad(loss)(theta, batch)
+        return value, {**found, "up": found["up"].T}
+
+    def constrained(theta: Any, batch: Any) -> Any:
+        return loss(theta, (jax.lax.with_sharding_constraint(batch[0], P("fsdp")), batch[1]))
+
+    with pytest.raises(ValueError, match=r"the gradient of params\['up'\] has shape \(16, 8\); expected \(8, 16\)"):
+        run(turned)
+    with pytest.raises(ValueError, match="a sharding constraint in the gradient function names 'fsdp'"):
+        run(jax.value_and_grad(constrained))
+    trainer = data_parallel(jax.value_and_grad(loss, allow_int=True), SGD, mesh, AXIS)
+    with pytest.raises(ValueError, match=r"params\['count'\] is int32, which has no gradient"):
+        trainer.step(trainer.init({**params(), "count": jnp.zeros(4, jnp.int32)}), batch)
+    other = data_parallel(jax.value_and_grad(loss), SGD, jax.make_mesh((4, 2), ("fsdp", "tensor")), AXIS)
+    with pytest.raises(ValueError, match=r"the state is of a mesh {'fsdp': 4, 'tensor': 2}, this step of {'fsdp': 2"):
+        run(jax.value_and_grad(loss), state=other.init(params()))
