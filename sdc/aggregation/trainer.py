@@ -92,7 +92,7 @@ class Mean(Combining):
     """The mean over all workers, for plain training and for `gradient_noise`, `paft_sync` and `paft`.
 
     Attributes:
-        noise: a `gradient_noise`, which disturbs each worker's mean, or its shard of the mean. If parameters are sharded
+        noise: a `gradient_noise`, which disturbs each worker's mean, or its shard of it. If parameters are sharded
             over the workers, give it here and not in the optimizer, which then runs outside of their axis.
     """
 
