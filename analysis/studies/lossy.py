@@ -105,7 +105,9 @@ def _by_rate(measured: LossyMeasured, training: LossyTraining) -> Iterator[Findi
     if text:
         changes = np.stack([*by_rate.values()])
         finite = np.isfinite(changes).all(axis=0)
-        lines = np.polyfit(list(by_rate), np.where(finite, changes, 0.0), 1)[0]
+        # Less the first row, so that the slope of equal values is 0 and no rounding error.
+        known = np.where(finite, changes, 0.0)
+        lines = np.polyfit(list(by_rate), known - known[0], 1)[0]
         slopes = mean_interval(np.where(finite, lines, math.nan))
         yield Check(
             "perplexity rises with the loss rate",
