@@ -26,8 +26,8 @@ atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
 class Turn:
-    """The right to run several processes that compile the same programs at once. One worker of the suite has it at a
-    time; otherwise, four times as many processes as cores could exceed `LIMIT`."""
+    """The right to run a burn-in, or several processes that compile the same programs at once. One worker of the suite
+    has it at a time; otherwise, four times as many processes as cores could exceed `LIMIT`."""
 
     held: "weakref.ref[Turn] | None" = None
 
@@ -113,7 +113,9 @@ def _command(
 
 def start(*arguments: object, largest_file: int | None = None) -> Started:
     """Starts a command; a limit on the size of its files simulates a full disk."""
-    return Started(tuple(map(str, arguments)), largest_file)
+    words = tuple(map(str, arguments))
+    # Burn-ins in processes of their own lock the devices of this host.
+    return Started(words, largest_file, Turn.take() if words[:1] == ("burnin",) else None)
 
 
 def sdc(*arguments: object, largest_file: int | None = None) -> tuple[int, str, str]:
