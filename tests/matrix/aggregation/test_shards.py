@@ -152,7 +152,7 @@ def test_every_method_is_that_of_numpy(name: str) -> None:
     assert jax.tree.map(lambda x: x.sharding, workers) == before
     assert {name: x.sharding.spec for name, x in workers.params.items()} == {
         name: P("tensor", "fsdp") if count == 4 and name == "down" else spec for name, spec in SPECS.items()
-    }  # an axis of one device is none
+    }  # XLA omits axes of one device
     trace = optax.tree.get(workers.optimizer, "trace")
     assert {leaf: x.sharding for leaf, x in trace.items()} == {leaf: x.sharding for leaf, x in workers.params.items()}
     for leaf, x in theta.items():
