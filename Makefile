@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: data demo docs storms targets targets-quick test test-all test-browser test-conformance test-fleet test-latest test-latest-quick test-optimized
+.PHONY: data demo docs results storms targets targets-quick test test-all test-browser test-conformance test-fleet test-latest test-latest-quick test-optimized
 
 $(addsuffix /.installed,$(sort $(VENV) .venv-latest)): setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version)'
@@ -96,6 +96,10 @@ targets-quick: .venv-targets/.installed
 
 targets: .venv-targets/.installed
 	.venv-targets/bin/sdc bench targets
+
+# docs/results.md, from the records in docs/results/; RUNS="runs/paft ..." first adds or replaces records.
+results: $(VENV)/.installed
+	$(BIN)/python -m tests.docs.results $(RUNS)
 
 # The pages of docs/ as HTML, in docs/_build; any warning is an error.
 docs: $(VENV)/.installed

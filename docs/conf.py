@@ -13,7 +13,7 @@ napoleon_use_ivar = True
 napoleon_attr_annotations = False
 autodoc_typehints = "none"  # the signatures say enough, in the text of the types
 myst_heading_anchors = 3
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "results/*"]
 html_theme = "alabaster"
 html_theme_options = {"page_width": "1100px", "description": "Silent data corruption in JAX programs"}
 

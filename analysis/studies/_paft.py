@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy import stats
 
 from sdc.train.studies import NoisyTraining, PaftMeasured, divergence_over_time
@@ -76,6 +76,17 @@ def _training(measured: PaftMeasured, training: NoisyTraining) -> Iterator[Findi
         log="x" if higher else "xy",
     )
     if training.bursts:
+        yield Table(
+            f"{name}: bursts of noise every {study.burst_every} of {study.steps} steps, {training.metric} ({unit})",
+            ("method", "σ² of a burst", "before the first burst", "worst afterwards", "at the end"),
+            tuple(
+                (burst.method, burst.variance, *_around(burst.scores, burst.steps >= study.burst_every, higher, scale))
+                for burst in training.bursts
+            ),
+            f"Means over {study.seeds} seeds and the replicas, ± half of the 95 % interval. The score was measured "
+            f"{len(training.bursts[0].steps)} times, so that the worst one just after a burst may be missing. In all "
+            f"other steps, σ² = {variances[0]:g}.",
+        )
         yield Chart(
             f"{name}: occasional large noise",
             f"The noise has the variance σ² = {variances[0]:g}. Every {study.burst_every} steps, a burst of noise "
@@ -114,6 +125,16 @@ def _training(measured: PaftMeasured, training: NoisyTraining) -> Iterator[Findi
     )
 
 
+def _around(
+    scores: Float[np.ndarray, "seeds looks"], struck: Bool[np.ndarray, "looks"], higher: bool, scale: float
+) -> tuple[str | None, ...]:
+    """Returns the last scores before the first burst, the worst ones since then, and those at the end."""
+    before, since = scores[:, ~struck], scores[:, struck]
+    worst = (np.min if higher else np.max)(since, axis=1) if since.size else None  # NaN if one is
+    columns = (before[:, -1] if before.size else None, worst, scores[:, -1])
+    return tuple(None if one is None else mean_interval(one).short(scale) for one in columns)
+
+
 def _difference(
     upper: Float[np.ndarray, "seeds"], lower: Float[np.ndarray, "seeds"], sign: int, confidence: float
 ) -> Interval:
@@ -137,7 +158,7 @@ def _divergence(measured: PaftMeasured) -> Iterator[Finding]:
             study.sigma,
             [study.rate] * len(found),
             workers=study.workers,
-            dimension=measured.dimension,
+            dimension=drift.dimension,
             period=drift.period,
         )
         printed = printed_divergence(exact, study.workers)

@@ -93,15 +93,17 @@ def paft(
             "paft, algorithm 2": seeds(0.9, 0.8),
         },
         {"paft": seeds(2, 7, spread=1.0)},
-        (Burst("noisy", 1.0, np.array([1, 2]), seeds(0.5, np.nan).T),),
+        (
+            Burst("noisy", 1.0, np.array([1, 2, 3]), seeds(0.5, np.nan, 0.4).T),
+            Burst("paft", 1.0, np.array([1, 2, 3]), seeds(0.9, 0.5, 0.8).T),
+        ),
     )
     return PaftMeasured(
-        study=PaftStudy(**SCALE, variances=(1e-3, 0.5)),
+        study=PaftStudy(**SCALE, variances=(1e-3, 0.5), burst_every=2),
         sources=SOURCES,
         trainings=(training,),
         drifting="images",
-        dimension=1000,
-        drifts=(Drifted(None, squares),),
+        drifts=(Drifted(None, 1000, squares),),
     )
 
 
@@ -147,6 +149,9 @@ def test_paft() -> None:
     assert said.endswith("Significantly above 0: 0.001; below 0: 0.5; PAFT above clean: 0.001.")
     for diverged in ({"noisy": np.nan}, {"mended": (0.9, np.nan)}):
         assert held(findings_of(paft(EXACT, **diverged)))[claim] is None, "three seeds decide no sign test"
+    assert cells(found, "bursts of noise every 2 of 20 steps") == {
+        "noisy": (1.0, "50 ± 0", "nan (3 of 3 not finite)", "40 ± 0"), "paft": (1.0, "90 ± 0", "50 ± 0", "80 ± 0"),
+    }  # fmt: skip
     fine, lost = np.ones(8), np.full(8, np.nan)
     assert (_difference(fine, lost, 1, 0.95).low, _difference(lost, fine, 1, 0.95).high) == (math.inf, -math.inf)
     one = np.where(np.arange(8) == 0, np.nan, 1.0)

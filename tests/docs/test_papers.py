@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from sdc.records import read_record, to_json
+
+from . import results
+
 PAGE = (Path(__file__).parents[2] / "docs" / "papers.md").read_text("utf-8")
 # Numbers of tables and figures of each paper, by the heading of its section.
 PAPERS = {
@@ -30,3 +34,17 @@ def test_each_table_and_figure_has_a_row(paper: str) -> None:
     for name, *cells in rows:
         assert len(cells) == 2, name
         assert all(cell.strip(" |") for cell in cells), name
+
+
+@pytest.mark.parametrize("folder", sorted(results.RECORDS.iterdir()), ids=lambda folder: folder.name)
+def test_results_are_those_of_the_recorded_measurements(folder: Path) -> None:
+    """`make results` renews both."""
+    stored, found = read_record(folder).summary or {}, to_json(results.conclusion(folder))
+    assert stored["checks"] == found["checks"]
+    assert stored["grids"] == found["grids"]
+    assert results.section(folder) in results.PAGE.read_text("utf-8")
+
+
+def test_the_page_of_results_is_complete() -> None:
+    headings = re.findall("^## (.*)$", results.PAGE.read_text("utf-8"), re.MULTILINE)
+    assert headings == [folder.name.replace("-", " ") for folder in sorted(results.RECORDS.iterdir())]

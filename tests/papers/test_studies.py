@@ -68,7 +68,7 @@ def test_paft() -> None:
     noisy, mended = training.bursts
     assert noisy.steps.tolist() == list(range(1, STEPS + 1))
     assert noisy.scores[:, -3:].mean() < mended.scores[:, -3:].mean()
-    assert found.dimension == 2 * 256 + 2
+    assert {drift.dimension for drift in found.drifts} == {2 * 256 + 2}
     free, together = found.drifts
     assert (free.period, together.period) == (None, 4)
     assert len(free.squares) == STEPS

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 Text = Annotated[Workload, Only("config", "seed", "corpus", "tokenizer")]
 TRAINED = Only("steps", "seed", "seeds")
+NOISY = Only("workers", "steps", "variances", "burst_every", "seed", "seeds")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,9 +75,7 @@ class PaftCommand(AggregationStudyCommand):
     Example: sdc study paft --workload convnet --workers 32 --variances 1e-3 1
     """
 
-    study: Annotated[PaftStudy, Only("workers", "steps", "variances", "seed", "seeds")] = dataclasses.field(
-        default_factory=PaftStudy
-    )
+    study: Annotated[PaftStudy, NOISY] = dataclasses.field(default_factory=PaftStudy)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -66,7 +66,7 @@ from sdc.nodes import (
 from .. import FullLoad, TrainConfig, Workload, batches, get_config, programs
 from ..programs import TrainState
 from .flags import flagged_share
-from .measurements import Compared, Drifting, NodesMeasured, Predicted, Quantity, Response
+from .measurements import Compared, Drifting, NodesFit, NodesMeasured, Predicted, Quantity, Response
 from .parts import RecordedParts
 from .settings import SIZES, WINDOW, NodesStudy
 
@@ -654,14 +654,23 @@ def _norm(tree: Any, less: Any = None) -> float:
 def experiment(study: NodesStudy, kept: RecordedParts) -> Generator[str, None, NodesMeasured]:
     """Fits the parameters, simulates runs at the study's size, and trains small models."""
     model, simulated = NoiseModel(seed=study.seed), {}
+
+    def fit() -> NodesFit:
+        few = fitted()["few"].value
+        bursts = {f"bursts/{node}": fit_bursts(node, few=few) for node in NODES}
+        estimates = {**model.estimates(simulated), **severities(few).tails()}
+        return NodesFit(
+            predicted={node: model.predict(node, simulated) for node in NODES},
+            estimates=estimates | {name: found for name, found in bursts.items() if found is not None},
+            together={node: correlation(node, seed=study.seed) for node in study.nodes},
+            flagged={node: flagged_share(node, seed=study.seed) for node in study.nodes},
+        )
+
     for node in NODES:
-        simulated[node] = model.simulate(node)
+        if not kept.on_record:
+            simulated[node] = model.simulate(node)
         yield f"noise of {node}"
-    predicted = {node: model.predict(node, simulated) for node in NODES}
-    few = fitted()["few"].value
-    bursts = {f"bursts/{node}": fit_bursts(node, few=few) for node in NODES}
-    estimates = {**model.estimates(simulated), **severities(few).tails()}
-    estimates |= {name: found for name, found in bursts.items() if found is not None}
+    found = kept("fit", NodesFit, fit)
     yield "fit"
 
     rows: list[Compared] = []
@@ -673,8 +682,8 @@ def experiment(study: NodesStudy, kept: RecordedParts) -> Generator[str, None, N
     for node in study.nodes:
         title = f"tables of {node}"
         rows += kept(title, list[Compared], functools.partial(compare, node))
-        found = predicted[node]
-        rows.append(Compared(node, "noise", "", found.published, found.median, found.low, found.high, found.inside))
+        noise = found.predicted[node]
+        rows.append(Compared(node, "noise", "", noise.published, noise.median, noise.low, noise.high, noise.inside))
         yield title
 
     @functools.cache
@@ -702,11 +711,8 @@ def experiment(study: NodesStudy, kept: RecordedParts) -> Generator[str, None, N
     return NodesMeasured(
         study=study,
         rows=tuple(rows),
-        predicted=predicted,
-        estimates=estimates,
+        **vars(found),
         used=fitted(),
-        together={node: correlation(node, seed=study.seed) for node in study.nodes},
-        flagged={node: flagged_share(node, seed=study.seed) for node in study.nodes},
         responses=tuple(responses),
         trainings=tuple(trainings),
     )

@@ -57,12 +57,10 @@ def experiment(study: PaftStudy, workloads: Sequence[Task], kept: RecordedParts)
         title = f"divergence, {'no synchronization' if period is None else f'H = {period}'}"
         drifts.append(kept(title, Drifted, functools.partial(_drift, study, workloads[0], period)))
         yield title
-    params = jax.eval_shape(workloads[0].init, jax.random.key(0))
     return PaftMeasured(
         **study.about(workloads),
         trainings=tuple(trainings),
         drifting=workloads[0].name,
-        dimension=sum(leaf.size for leaf in jax.tree.leaves(params)),
         drifts=tuple(drifts),
     )
 
@@ -152,4 +150,6 @@ def _drift(study: PaftStudy, workload: Task, period: int | None) -> Drifted:
     trainer = _trainer(study.workers, workload, around, noise, report)
     steps = min(study.steps, study.drifting_steps)
     found = trainer(steps=steps, seeds=study.runs, looks=1)
-    return Drifted(period, np.mean([each.reports["square"][:, 0] for each in found], axis=0))
+    params = jax.eval_shape(workload.init, jax.random.key(0))
+    dimension = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return Drifted(period, dimension, np.mean([each.reports["square"][:, 0] for each in found], axis=0))

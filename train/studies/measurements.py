@@ -59,6 +59,7 @@ class Drifted:
     """Divergence of replicas under plain SGD."""
 
     period: int | None  # number of steps between synchronizations; None without synchronization
+    dimension: int  # number of parameters
     # Squared distance of a replica from the mean of all replicas, after each step and before a synchronization,
     # averaged over the replicas.
     squares: Float[np.ndarray, "steps"]
@@ -71,7 +72,6 @@ class PaftMeasured(Measured):
     study: PaftStudy
     trainings: tuple[NoisyTraining, ...]  # one for each workload
     drifting: str  # the workload whose divergence was measured
-    dimension: int  # number of its parameters
     drifts: tuple[Drifted, ...]  # with and without synchronization
 
 
@@ -282,18 +282,24 @@ class Drifting:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NodesMeasured:
-    """Findings of the study of the nodes, made by `sdc.train.studies.NodesStudy`."""
+class NodesFit:
+    """The model of the nodes, fitted to the published figures."""
 
-    study: NodesStudy
-    rows: tuple[Compared, ...]  # published and simulated values
     predicted: Mapping[str, Predicted]  # by node, the noise predicted from the other nodes
     estimates: Mapping[str, FittedValue]  # parameters fitted now
-    used: Mapping[str, FittedValue]  # parameters of the simulated nodes
     # By node, the correlation of its submodules' frequencies over the steps; None if fewer than two submodules are
     # struck.
     together: Mapping[str, float | None]
     flagged: Mapping[str, float | None]  # by node, the share of products that equation 6 would flag (`flagged_share`)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NodesMeasured(NodesFit):
+    """Findings of the study of the nodes, made by `sdc.train.studies.NodesStudy`."""
+
+    study: NodesStudy
+    rows: tuple[Compared, ...]  # published and simulated values
+    used: Mapping[str, FittedValue]  # parameters of the simulated nodes
     responses: tuple[Response, ...]  # of the small models
     trainings: tuple[Drifting, ...]
 

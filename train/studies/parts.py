@@ -60,6 +60,11 @@ class RecordedParts:
         with record:
             yield record, cls(record, rows)
 
+    @property
+    def on_record(self) -> bool:
+        """Whether the next part is on record, so that it need not run."""
+        return self._number < len(self._rows)
+
     def __call__(self, title: str, kind: type[T], run: Callable[[], T]) -> T:
         """Returns the result of the next part.
 
@@ -71,8 +76,9 @@ class RecordedParts:
         Raises:
             RecordError: the record contains another part at this place.
         """
-        number, self._number = self._number, self._number + 1
-        if number < len(self._rows):
+        on_record, number = self.on_record, self._number
+        self._number += 1
+        if on_record:
             row = self._rows[number]
             if row.what != title:
                 raise RecordError(

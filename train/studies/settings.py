@@ -132,7 +132,6 @@ class PaftStudy(Study["PaftMeasured"]):
 
     Attributes:
         periods: periods of `paft_sync`.
-        burst_every: number of steps from one burst to the next; the paper has one burst in 500 steps of a longer run.
         bursts: sigma^2 of the noise in bursts; in all other steps, it is the smallest of the variances.
         rate: learning rate of the plain SGD run in which divergence is measured.
         sigma: sigma of the noise in this SGD run.
@@ -147,6 +146,7 @@ class PaftStudy(Study["PaftMeasured"]):
     """sigma^2 of the noise, the paper's measure of inconsistency, in ascending order."""
     periods: tuple[int, ...] = (5, 10, 50)
     burst_every: int = 50
+    """Number of steps from one burst of noise to the next; 500 in the paper, whose runs are longer."""
     bursts: tuple[float, ...] = (0.1, 1.0)
     rate: float = 0.02
     sigma: float = 0.03
