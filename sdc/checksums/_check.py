@@ -3,10 +3,12 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Float, Float32, Shaped, UInt32
@@ -16,9 +18,10 @@ from sdc.bits import as_bits, select
 from ..program import Values, agreed, rarely, traced_once, varying
 from .products import Dot, Indexed, Product
 from .roundoff import Settings, work_type
-from .schemes import Expected, Operands, make_scheme, signed_weights
+from .schemes import Expected, Operands, kind_of, make_scheme, signed_weights
 
 LISTED = 8  # maximum number of wrong elements that are listed
+LARGEST_TOGETHER = 2**16  # maximum number of elements of a product and its factors that are checked with others
 LARGEST = 2**31 - 1  # maximum number of elements, which 32-bit integers count
 
 
@@ -67,6 +70,81 @@ class Flags(NamedTuple):
     wrong: WrongElements | None = None
 
 
+class Screened(NamedTuple):
+    """The result of the tier with which a check begins.
+
+    Attributes:
+        checked: number of rows.
+        margin: largest `|r| / bound`; NaN or infinite if a sum is undefined or overflowed. The product is suspicious
+            unless it is at most 1.
+    """
+
+    checked: UInt32[Array, "*site"]
+    margin: Float32[Array, "*site"]
+
+
+def screen(product: Product, settings: Settings, operands: Operands) -> tuple[Shaped[Array, "*c"], Screened]:
+    """Checks a product with the tier with which a check begins, and examines nothing.
+
+    Arguments and errors are those of `check`. Returns the product unchanged.
+    """
+    (c,), screened = _screened([operands.c], operands, _unsharded(product, operands), settings)
+    return c, screened
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["runs", "operands"], meta_fields=["product", "settings"]
+)
+@dataclasses.dataclass(frozen=True)
+class Deferred:
+    """A product whose first tier runs together with that of other products of its shape."""
+
+    runs: UInt32[Array, ""]  # 1; or 0 if the product is in a branch that was not taken
+    operands: Operands
+    product: Product
+    settings: Settings
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["screened"], meta_fields=["names"])
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Results of the first tier of several products, on a leading axis."""
+
+    names: tuple[str, ...]  # of the sites
+    screened: Screened
+
+
+def screen_together(found: Mapping[str, Screened | Deferred]) -> list[Stack]:
+    """Completes the results of the first tier: deferred products of equal shape are stacked and checked at once.
+
+    XLA then compiles one check for each shape instead of one for each product. The stacks are copies of the products
+    and their factors, which together have at most `LARGEST_TOGETHER` elements each.
+    """
+    stacks, groups = [], dict[Any, dict[str, Deferred]]()
+    for name, one in found.items():
+        if isinstance(one, Deferred):
+            leaves, structure = jax.tree.flatten(one)
+            groups.setdefault((structure, *((x.shape, x.dtype) for x in leaves)), {})[name] = one
+        else:
+            stacks.append(Stack((name,), Screened(*(x[None] for x in one))))
+    for group in groups.values():
+        first, *_ = several = list(group.values())
+        run = functools.partial(screen, first.product, first.settings)
+        # Without the barrier, XLA's CPU backend fuses the concatenation into every reader of it.
+        operands = lax.optimization_barrier(jax.tree.map(lambda *x: jnp.stack(x), *(one.operands for one in several)))
+        checked, margin = jax.vmap(lambda given, run=run: run(given)[1])(operands)
+        runs = [one.runs for one in several]
+        known = not any(isinstance(x, jax.core.Tracer) for x in runs)  # XLA folds constants one by one
+        checked *= jnp.asarray(np.asarray(runs)) if known else jnp.stack(runs)
+        stacks.append(Stack(tuple(group), Screened(checked, margin)))
+    return stacks
+
+
+def merge_screened(total: Screened, new: Screened) -> Screened:
+    """Merges the results of two checks; zeros change nothing."""
+    return Screened(total.checked + new.checked, jnp.maximum(total.margin, new.margin))
+
+
 def check(product: Product, settings: Settings, operands: Operands) -> tuple[Shaped[Array, "*c"], Flags]:
     """Checks a product.
 
@@ -81,13 +159,51 @@ def check(product: Product, settings: Settings, operands: Operands) -> tuple[Sha
     Raises:
         ValueError: the roundoff of a type is unknown, or a setting is unknown.
     """
-    work_type(operands.a.dtype, operands.b.dtype, operands.c.dtype)
-    if 0 in (operands.a.size, operands.b.size, operands.c.size):
+    product = _unsharded(product, operands)
+    if _is_empty(operands):
         return operands.c, no_flags(settings)
-    if isinstance(product, Dot):  # XLA may choose the sharding of the recomputation
-        product = dataclasses.replace(product, sharding=None)
     (c,), flags = _checked([operands.c], operands, product, settings)
     return c, flags
+
+
+def _unsharded(product: Product, operands: Operands) -> Product:
+    """Returns the product to recompute, whose sharding XLA may choose; raises ValueError if a roundoff is unknown."""
+    work_type(operands.a.dtype, operands.b.dtype, operands.c.dtype)
+    return dataclasses.replace(product, sharding=None) if isinstance(product, Dot) else product
+
+
+def _is_empty(given: Operands) -> bool:
+    return 0 in (given.a.size, given.b.size, given.c.size)
+
+
+@functools.partial(traced_once, static_argnums=(2, 3))
+def _screened(outs: Values, given: Operands, product: Product, settings: Settings) -> tuple[Values, Screened]:
+    if _is_empty(given):
+        return outs, Screened(jnp.uint32(0), jnp.float32(0))
+    margins = _first_margins(_at_indices(product, given), settings, given._replace(c=outs[0]))
+    return outs, Screened(jnp.uint32(margins.size), jnp.max(margins).astype(jnp.float32))
+
+
+def unexamined(settings: Settings, one: Screened, xp: Any = jnp) -> Flags:
+    """Returns the flags of a product that the first tier passes, or whose examination is left to another program.
+
+    Args:
+        settings: settings of the site's check.
+        one: result of the first tier.
+        xp: `jax.numpy`, or `numpy` for arrays that are on the host.
+    """
+    margin = xp.where(xp.isnan(one.margin), xp.float32(xp.inf), one.margin)
+    name = "margin" if first_tier(settings) == kind_of(settings.scheme).tiers else "first_margin"
+    return no_flags(settings, one.margin.shape, xp)._replace(checked=one.checked, **{name: margin})
+
+
+def _first_margins(product: Product, settings: Settings, given: Operands) -> Float[Array, "*rows"]:
+    return row_margins(product, settings, given, expect(product, settings, given, first_tier(settings)))
+
+
+def first_tier(settings: Settings) -> int:
+    """Returns the tier with which checks begin."""
+    return min(settings.tier, kind_of(settings.scheme).tiers)
 
 
 @functools.partial(traced_once, static_argnums=(2, 3))
@@ -96,12 +212,12 @@ def _checked(outs: Values, given: Operands, product: Product, settings: Settings
     return [c], flags
 
 
-def no_flags(settings: Settings, kept: tuple[int, ...] = ()) -> Flags:
-    """Returns the flags of an unchecked product, for each index of the axes `kept`."""
-    none, wrong = jnp.zeros(kept, jnp.uint32), None
+def no_flags(settings: Settings, kept: tuple[int, ...] = (), xp: Any = jnp) -> Flags:
+    """Returns the flags of an unchecked product, for each index of the axes `kept`, as arrays of `xp`."""
+    none, wrong = xp.zeros(kept, xp.uint32), None
     if settings.mode != "detect":
-        wrong = WrongElements(none, *(jnp.zeros((*kept, LISTED), dtype) for dtype in (jnp.uint32, jnp.float32)))
-    zero = jnp.zeros(kept, jnp.float32)
+        wrong = WrongElements(none, *(xp.zeros((*kept, LISTED), dtype) for dtype in (xp.uint32, xp.float32)))
+    zero = xp.zeros(kept, xp.float32)
     return Flags(none, none, none, none, none, none, zero, zero, wrong)
 
 
@@ -147,10 +263,9 @@ def _mapped(product: Product, settings: Settings, axes: int) -> Any:
 
 def _check(whole: Product, settings: Settings, axes: int, given: Operands) -> tuple[Any, Flags]:
     c, product = given.c, _at_indices(whole, given)
-    scheme = make_scheme(product, settings, given)
-    tier = min(settings.tier, scheme.tiers)
-    decided = tier == scheme.tiers
-    margins = row_margins(product, settings, given, expect(product, settings, given, tier))
+    tiers = kind_of(settings.scheme).tiers
+    decided = first_tier(settings) == tiers
+    margins = _first_margins(product, settings, given)
 
     def largest(margins: Float[Array, "*rows"]) -> Float32[Array, "*kept"]:
         return jnp.max(margins, axis=tuple(range(axes, margins.ndim))).astype(jnp.float32)
@@ -170,7 +285,7 @@ def _check(whole: Product, settings: Settings, axes: int, given: Operands) -> tu
         usable = jnp.broadcast_to(product.finite(given.a, given.b), margins.shape)
         suspicious = ~(margins <= 1)
         # Results of the first tier are not reused: the check itself may have been wrong.
-        expected = expect(product, settings, given._replace(checksum=None), scheme.tiers)
+        expected = expect(product, settings, given._replace(checksum=None), tiers)
         last = row_margins(product, settings, given._replace(totals=None), expected)
         last = jnp.where(usable, jnp.where(suspicious, last, margins if decided else 0.0), 0.0)
         most, (examined, nonfinite) = largest(last), _count(axes, suspicious & usable, ~usable)

@@ -168,7 +168,8 @@ def _product(layer: _Layer, a: Any, b: Any, folded: Any) -> Any:
     work = work_type(a.dtype, b.dtype, dtype)
     narrow = unit(dtype) > unit(work)
     if narrow and layer.settings.scheme == "residual":
-        return _carry(*carried(layer.product, layer.settings, a, b, dtype))
+        whole, operands = carried(layer.product, a, b, dtype)
+        return _carry(*check(whole, layer.settings, operands))
     product = layer.product
     if narrow and layer.output == "float32 accumulator":
         dimensions, a, b = arranged(product.dimensions, a, b)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Mode: TypeAlias = Literal["detect", "locate", "correct"]
 SchemeName: TypeAlias = Literal["two-tier", "blocks", "residual", "deterministic", "paper"]
 Output: TypeAlias = Literal["float32 accumulator", "as is"]
+Examine: TypeAlias = Literal["within", "again"]
 # Schemes that check a product as a whole, and cannot distinguish its rows.
 AS_A_WHOLE: tuple[SchemeName, ...] = ("paper",)
 

@@ -261,5 +261,10 @@ class Paper(Scheme):
 def make_scheme(product: Product, settings: Settings, given: Operands) -> Scheme:
     """Creates the scheme that the settings specify for a product of these operands."""
     units = Units.of(given.a.dtype, given.b.dtype, given.c.dtype, settings.rounding, exact=product.exact)
+    return kind_of(settings.scheme)(product, settings.scheme, given, units)
+
+
+def kind_of(scheme: SchemeName) -> type[Scheme]:
+    """Returns the class of a scheme."""
     kinds: dict[str, type[Scheme]] = {"deterministic": Deterministic, "paper": Paper}
-    return kinds.get(settings.scheme, Probabilistic)(product, settings.scheme, given, units)
+    return kinds.get(scheme, Probabilistic)

@@ -1,6 +1,8 @@
 """`abft`: checksums for every matrix product of a step, forward and backward."""
 
 import dataclasses
+import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
@@ -11,10 +13,24 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from .. import program
-from ._check import Flags, check, merge_flags, rounded_off
+from ._check import (
+    LARGEST_TOGETHER,
+    Deferred,
+    Flags,
+    Screened,
+    Stack,
+    check,
+    merge_flags,
+    merge_screened,
+    rounded_off,
+    screen,
+    screen_together,
+    unexamined,
+)
+from .examination import TRACED, Examination, Screening
 from .fused_products import multiply
-from .products import Conv, Dot, Indexed, arranged
-from .roundoff import Mode, Output, Profile, SchemeName, Settings, check_choice, known, unit, work_type
+from .products import Conv, Dot, Indexed, Product, arranged
+from .roundoff import Examine, Mode, Output, Profile, SchemeName, Settings, check_choice, known, unit, work_type
 from .schemes import Operands
 
 
@@ -26,6 +42,7 @@ def abft(
     output: Output = "float32 accumulator",
     scheme: SchemeName = "two-tier",
     profile: Profile | None = None,
+    examine: Examine = "within",
 ) -> Callable[..., tuple[Any, program.Reports]]:
     """Transforms a step so that checksums check its matrix products (algorithm-based fault tolerance).
 
@@ -44,6 +61,10 @@ def abft(
             the products; in bfloat16, only errors above 0.4 to 0.9 times a row's root mean square are then detected.
         scheme: see `schemes`.
         profile: measured profile of the device; by default, the profile assumed for the platform.
+        examine: `"within"` examines suspicious products within the step, which may be part of a larger program. With
+            `"again"`, the function is compiled and must not be wrapped in `jax.jit`: it runs the step with the first
+            tier of the check alone, and runs a suspicious step again with the full check (see `examination`). It
+            compiles in a fraction of the time, keeps its inputs in memory during the step, and waits for its result.
 
     Returns:
         A function that returns `(out, flags)`, with `Flags` for each product. `flags.skipped` lists the selected
@@ -55,14 +76,108 @@ def abft(
         ValueError: a setting is unknown, no product is selected, or no selected product can be checked.
         TypeError: `profile` is not a `Profile`.
     """
+    check_choice("examine", examine, get_args(Examine))
+    settings = Settings(mode, scheme)
+    whole = _transformed(step, where, output, _Abft(settings, profile))
+    if examine == "within":
+        return whole
+    return _again(step, where, settings, output, profile, whole)
+
+
+def screened(
+    step: Callable[..., Any],
+    where: program.Where = program.products,
+    *,
+    mode: Mode = "detect",
+    output: Output = "float32 accumulator",
+    scheme: SchemeName = "two-tier",
+    profile: Profile | None = None,
+) -> Callable[..., tuple[Any, program.Reports]]:
+    """Transforms a step as `abft` does, with the first tier of the check alone: the flags tell which products would be
+    examined."""
+    run, finish = _screening(step, where, Settings(mode, scheme), output, profile)
+
+    @program.taking(step)
+    def flagged(*args: Any, **kwargs: Any) -> tuple[Any, program.Reports]:
+        out, found = run(*args, **kwargs)
+        return out, finish(found)
+
+    return flagged
+
+
+class _Found(NamedTuple):
+    """Results of the first tier, before they become flags."""
+
+    stacks: list[Stack]
+    sites: program.Reports  # without values
+
+
+def _screening(
+    step: Callable[..., Any], where: program.Where, settings: Settings, output: Output, profile: Profile | None
+) -> tuple[Callable[..., tuple[Any, _Found]], Callable[..., program.Reports]]:
+    """Returns the step with the first tier alone, and a function that makes flags of what it finds."""
+    transformed = _transformed(step, where, output, _Screen(settings, profile))
+
+    @program.taking(step)
+    def run(*args: Any, **kwargs: Any) -> tuple[Any, _Found]:
+        out, found = transformed(*args, **kwargs)
+        return out, _Found(screen_together(found), program.Reports(found.sites, [()] * len(found), found.skipped))
+
+    def finish(found: _Found, xp: Any = jnp) -> program.Reports:
+        known, flags = Profile.given(profile), {}
+        for stack in found.stacks:
+            checked, margin = (xp.asarray(x) for x in stack.screened)
+            for row, name in enumerate(stack.names):
+                flags[name] = unexamined(known.settings(settings, name), Screened(checked[row], margin[row]), xp)
+        return program.Reports(found.sites.sites, [flags[name] for name in found.sites], found.sites.skipped)
+
+    return run, finish
+
+
+def _again(
+    step: Callable[..., Any],
+    where: program.Where,
+    settings: Settings,
+    output: Output,
+    profile: Profile | None,
+    whole: Callable[..., Any],
+) -> Callable[..., tuple[Any, program.Reports]]:
+    run, finish = _screening(step, where, settings, output, profile)
+    alone = jax.process_count() == 1  # the results of several processes are not all on this host
+
+    @jax.jit
+    def compiled(*args: Any, **kwargs: Any) -> Screening:
+        out, found = run(*args, **kwargs)
+        suspicious = ~(jnp.max(jnp.stack([jnp.max(stack.screened.margin) for stack in found.stacks])) <= 1)
+        return Screening(out, found if alone else finish(found), suspicious)
+
+    def screen(*args: Any, **kwargs: Any) -> Screening:
+        found = compiled(*args, **kwargs)
+        return found._replace(flags=finish(found.flags, np)) if alone else found
+
+    examination = Examination(screen, jax.jit(whole), settings.mode == "correct")
+
+    @functools.wraps(whole)
+    def examined(*args: Any, **kwargs: Any) -> tuple[Any, program.Reports]:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            warnings.warn(TRACED, stacklevel=2)
+            return whole(*args, **kwargs)
+        return examination(*args, **kwargs)
+
+    examined.lower = compiled.lower  # type: ignore[attr-defined]
+    return examined
+
+
+def _transformed(
+    step: Callable[..., Any], where: program.Where, output: Output, rule: "_Abft"
+) -> Callable[..., tuple[Any, program.Reports]]:
     check_choice("output", output, get_args(Output))
-    if profile is not None:
-        Profile.given(profile)
-    rule = _Abft(Settings(mode, scheme), profile)
+    if rule.profile is not None:
+        Profile.given(rule.profile)
     wanted = program.as_selector(where)
     selector = wanted & program.Selector("any product", lambda site: site.is_product)
     # The scheme `residual` requires rounded outputs.
-    wide = output == "float32 accumulator" and scheme != "residual"
+    wide = output == "float32 accumulator" and rule.settings.scheme != "residual"
     first = _widening(selector) if wide else None
 
     def reason(site: program.Site) -> str | None:
@@ -121,7 +236,7 @@ class _Abft:
     def __init__(self, settings: Settings, profile: Profile | None) -> None:
         self.settings, self.profile = settings, profile
 
-    def __call__(self, place: program.Place, bind: Callable[..., program.Values], *inputs: Any) -> tuple[Any, Flags]:
+    def __call__(self, place: program.Place, bind: Callable[..., program.Values], *inputs: Any) -> tuple[Any, Any]:
         inputs = (*program.underived(inputs, "the derivative of a checked product would not be checked"),)
         kind, out = place.site.primitive, place.site.outputs[0].dtype
         given = task(kind, place.params, list(inputs))
@@ -134,7 +249,8 @@ class _Abft:
                     f"site {place.site.name!r}: scheme='residual' needs the sums before they are rounded, but another "
                     "transformation has changed the product; apply sdc.abft first, or choose another scheme"
                 )
-            rounded, flags = carried(given.product, settings, given.a, given.b, out)
+            product, operands = carried(given.product, given.a, given.b, out)
+            rounded, flags = self.judge(place.site, product, settings, operands)
             return [rounded], flags
         if place.marked or not dense:
             inputs = lax.optimization_barrier(inputs)
@@ -146,16 +262,34 @@ class _Abft:
                 settings = dataclasses.replace(settings, fused=True)
         else:
             operands = multiply(given.product, settings, given.a, given.b)
-        checked, flags = check(given.product, settings, operands)
-        if flags.wrong is not None:
+        checked, flags = self.judge(place.site, given.product, settings, operands)
+        if isinstance(flags, Flags) and flags.wrong is not None:
             flags = flags._replace(wrong=flags.wrong._replace(element=flags.wrong.element // given.parts))
         return [given.write(checked)], flags
 
-    merge = staticmethod(merge_flags)
+    def judge(self, site: program.Site, product: Product, settings: Settings, given: Operands) -> tuple[Any, Any]:
+        """Returns the product and the report on it."""
+        return check(product, settings, given)
+
+    def merge(self, total: Any, new: Any) -> Any:
+        return merge_flags(total, new)
 
 
-def carried(product: Dot | Conv | Indexed, settings: Settings, a: Any, b: Any, dtype: Any) -> tuple[Any, Flags]:
-    """Rounds a product to a type and then checks it, using the sum of the rounding errors of each row."""
+class _Screen(_Abft):
+    """Checks with the first tier alone; small products are checked together, by `screen_together`."""
+
+    def judge(self, site: program.Site, product: Product, settings: Settings, given: Operands) -> tuple[Any, Any]:
+        alone = bool(site.trips or site.dims or program.bound_axes()) or not jax.sharding.get_abstract_mesh().empty
+        if alone or not isinstance(product, Dot) or sum(x.size for x in given[:3]) > LARGEST_TOGETHER:
+            return screen(product, settings, given)
+        return given.c, Deferred(jnp.uint32(1), given, product, settings)
+
+    def merge(self, total: Any, new: Any) -> Any:
+        return merge_screened(total, new)
+
+
+def carried(product: Dot | Conv | Indexed, a: Any, b: Any, dtype: Any) -> tuple[Dot | Conv | Indexed, Operands]:
+    """Rounds a product to a type; returns what to check, with the sum of the rounding errors of each row."""
     wide = dataclasses.replace(product, dtype=jnp.dtype(work_type(a.dtype, b.dtype)))
     a, b = lax.optimization_barrier((a, b))
     if isinstance(wide, Dot):
@@ -165,7 +299,7 @@ def carried(product: Dot | Conv | Indexed, settings: Settings, a: Any, b: Any, d
     rounded = full.astype(dtype)
     lost = rounded_off(wide, b, full, rounded)
     rounded, lost = lax.optimization_barrier((rounded, lost))
-    return check(wide, settings, Operands(a, b, rounded, lost))
+    return wide, Operands(a, b, rounded, lost)
 
 
 class ProductTask(NamedTuple):

@@ -46,7 +46,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 RECORDS, PAGE = DOCS / "results", DOCS / "results.md"
 AGGREGATION = {kind.name: kind for kind in (PaftStudy, DropComputeStudy, LossyStudy, ShadowStudy)}
 METRICS = {"convnet": "accuracy", "transformer": "perplexity"}
-MOST_ROWS = 60  # of a table on the page
+MOST_ROWS = 120  # of a table on the page
 ABOUT = """# Results of the studies
 
 `make results` computes this page from the measurements of each seed in `docs/results/`, one [record](run-record.md) for

@@ -1,0 +1,132 @@
+"""Checks in two programs: one with the first tier alone, which runs at every step, and one that examines.
+
+A product's full check has forty times as many instructions as the product. `abft(examine="again")` therefore compiles a
+program with the first tier alone. If a product looks suspicious, the same program runs again from the same inputs:
+
+==================  ==================================================================================================
+the same bits       Either the product is wrong at every repetition, or its terms cancel and the first tier cannot tell.
+                    The examining program, which has the full check and is compiled when it is first needed, decides.
+other bits          A step computes the same bits from the same inputs, so the hardware was wrong, and the fault was
+                    intermittent. A third run shows which of the two runs was wrong.
+three results       The step does not repeat itself even on healthy hardware. The examining program decides, and a
+                    warning says that it cannot find intermittent faults.
+==================  ==================================================================================================
+"""
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32
+
+from sdc.bits import as_bits
+
+from ..program import Reports
+from ._check import Flags
+
+UNREPEATED = (
+    "a suspicious step did not compute the same bits again from the same inputs, nor did a third run agree with either "
+    "of the two. The step is not deterministic, so that intermittent faults cannot be distinguished; see sdc doctor"
+)
+TRACED = (
+    "sdc.abft(examine='again') was called inside jit or another transformation, where a step cannot run again; it "
+    "examines within the step, as examine='within' does. Call it outside jit, without jit around it"
+)
+
+
+class Screening(NamedTuple):
+    """The result of a program with the first tier alone."""
+
+    out: Any  # output of the step
+    flags: Reports  # `Flags` without examined rows
+    suspicious: Bool[Array, ""]  # whether a product must be examined
+
+
+@dataclasses.dataclass(frozen=True)
+class Examination:
+    """Runs a step with the first tier of a check, and examines suspicious steps by running them again.
+
+    Attributes:
+        screen: runs the step with the first tier, from inputs that it leaves intact.
+        examine: runs the step with the full check: `(out, flags)`.
+        corrects: whether the full check replaces wrong rows.
+    """
+
+    screen: Callable[..., Screening]
+    examine: Callable[..., tuple[Any, Reports]]
+    corrects: bool = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
+        """Returns `(out, flags)` as a step with the full check does. The host waits for the result of the first tier.
+
+        An intermittent fault, of which the rows are unknown, counts as one flagged and confirmed row of each product
+        whose first tier found it.
+        """
+        first = self.screen(*args, **kwargs)
+        if not first.suspicious:
+            return first.out, first.flags
+        again = self.screen(*args, **kwargs)
+        if _same(first, again):
+            return self._examined(first, *args, **kwargs)
+        third = self.screen(*args, **kwargs)
+        right = next((run for run in (again, first) if _same(run, third)), None)
+        if right is None:
+            warnings.warn(UNREPEATED, stacklevel=2)
+            return self._examined(first, *args, **kwargs)
+        out, flags = self._examined(right, *args, **kwargs) if right.suspicious else (right.out, right.flags)
+        wrong = first if right is again else again
+        return out if self.corrects else first.out, _intermittent(flags, wrong.flags, right.flags, self.corrects)
+
+    def _examined(self, screened: Screening, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
+        """Examines a step. Its output is that of the first tier's program, unless rows are replaced."""
+        out, flags = self.examine(*args, **kwargs)
+        return out if self.corrects else screened.out, flags
+
+
+def _passed_on(flag: Flags) -> Bool[Array, "*site"]:
+    return ~(_margin(flag) <= 1)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _intermittent(flags: Reports, wrong: Reports, right: Reports, corrects: bool) -> Reports:
+    """Adds a fault that did not recur to the flags of the run that is right."""
+    apart = {name: as_bits(_margin(wrong[name])) != as_bits(_margin(right[name])) for name in flags}
+    suspected = {name: _passed_on(wrong[name]) for name in flags}
+    # The products whose first tier found the fault; or those that differ at all; or those that were suspicious.
+    levels = (
+        {name: apart[name] & suspected[name] for name in flags},
+        apart,
+        {name: suspected[name] | _passed_on(right[name]) for name in flags},
+    )
+    found = [jnp.any(jnp.stack([jnp.any(rows) for rows in level.values()])) for level in levels]
+    values = []
+    for name, flag in flags.items():
+        struck = jnp.where(found[0], levels[0][name], jnp.where(found[1], levels[1][name], levels[2][name]))
+        rows, margin = struck.astype(jnp.uint32), jnp.maximum(_margin(wrong[name]), _margin(right[name]))
+        values.append(flag._replace(
+            examined=flag.examined + rows,
+            flagged=flag.flagged + rows,
+            confirmed=flag.confirmed + rows,
+            corrected=flag.corrected + rows * jnp.uint32(corrects),
+            margin=jnp.where(struck, margin, flag.margin),
+        ))  # fmt: skip
+    return Reports(flags.sites, values, flags.skipped)
+
+
+def _margin(flag: Flags) -> Float32[Array, "*site"]:
+    return jnp.maximum(flag.margin, flag.first_margin)
+
+
+@jax.jit
+def _equal(ours: list[Array], theirs: list[Array]) -> Bool[Array, ""]:
+    return jnp.all(jnp.stack([jnp.array_equal(as_bits(a), as_bits(b)) for a, b in zip(ours, theirs, strict=True)]))
+
+
+def _same(one: Screening, other: Screening) -> bool:
+    """Returns whether two runs computed the same bits."""
+    ours, theirs = ([jnp.asarray(leaf) for leaf in jax.tree.leaves(run[:2])] for run in (one, other))
+    return bool(_equal(ours, theirs))

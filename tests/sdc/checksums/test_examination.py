@@ -1,0 +1,179 @@
+"""`abft(examine="again")`: the first tier in a program of its own, and what a suspicious step is then found to be."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import sdc
+from sdc.checksums import coverage
+from sdc.checksums._check import LARGEST_TOGETHER
+from sdc.checksums.examination import TRACED, UNREPEATED
+from sdc.faults import Moment
+from sdc.faults.kinds import Scale
+from sdc.program.interpreter import rewrite
+from sdc.program.selectors import products
+
+from .test_transform import FORWARD, RNG, W, X, assert_same_bits, step_of
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_flags_of_a_healthy_and_of_a_faulty_step_are_those_of_one_program(name: str) -> None:
+    faulty = sdc.inject(sdc.checksums.accumulators(step_of(name)), [sdc.Fault(Scale(-2.0), 0.05, products)])
+    healthy, moment = step_of(name), Moment(jax.random.key(1), jnp.int32(1))
+    for step, arguments in ((healthy, (W, X)), (faulty, (moment, W, X))):
+        out, flags = sdc.abft(step, examine="again")(*arguments)
+        expected, within = jax.jit(sdc.abft(step))(*arguments)
+        assert flags.sites == within.sites
+        assert coverage(flags) == coverage(within)
+        for one, other in zip(flags.values(), within.values(), strict=True):
+            for count in ("checked", "examined", "flagged", "confirmed", "corrected", "nonfinite"):
+                np.testing.assert_array_equal(getattr(one, count), getattr(other, count))
+            for margin in ("margin", "first_margin"):
+                np.testing.assert_allclose(getattr(one, margin), getattr(other, margin), rtol=0.2, atol=0.2)
+        for ours, theirs in zip(jax.tree.leaves(out), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", ["deterministic", "paper", "blocks", "residual"])
+@pytest.mark.parametrize("mode", ["detect", "locate"])
+def test_schemes(scheme: Any, mode: Any) -> None:
+    if (scheme, mode) == ("paper", "locate"):
+        pytest.skip("checks a product as a whole")
+    x = jnp.asarray(X, jnp.bfloat16)
+    step = lambda x: x @ x.T  # noqa: E731
+    _, flags = sdc.abft(step, mode=mode, scheme=scheme, examine="again")(x)
+    _, within = jax.jit(sdc.abft(step, mode=mode, scheme=scheme))(x)
+    assert jax.tree.structure(flags) == jax.tree.structure(within)
+    assert [leaf.dtype for leaf in jax.tree.leaves(flags)] == [leaf.dtype for leaf in jax.tree.leaves(within)]
+    [one], [other] = flags.values(), within.values()
+    np.testing.assert_allclose((one.margin, one.first_margin), (other.margin, other.first_margin), rtol=0.2)
+
+
+class _Adds:
+    """Adds the next of some numbers to the first element of a product."""
+
+    def __init__(self, numbers: Iterator[float]) -> None:
+        self._numbers = numbers
+
+    def __call__(self, place: Any, bind: Any, *inputs: Any) -> Any:
+        (out,) = bind(*inputs)
+        error = jax.pure_callback(lambda _: np.float32(next(self._numbers, 0.0)), jax.ShapeDtypeStruct((), "f4"), out)
+        return [out.at[0, 0].add(error)], ()
+
+    def merge(self, total: Any, new: Any) -> Any:
+        return ()
+
+
+def flaky(numbers: Sequence[float]) -> Callable[[Any, Any], Any]:
+    """Returns a step of two products. A number is added to the second one in each run."""
+    clean = lambda w, x: jnp.tanh(x @ w[0]) @ w[1]  # noqa: E731
+    _, second = sdc.sites(clean, W, X, where=products)
+    rule = _Adds(iter(numbers))
+    return lambda w, x: rewrite(clean, lambda site: site.name == second.name, rule)(w, x)[0]
+
+
+EXPECTED = np.tanh(X @ W[0]) @ W[1]
+
+
+@pytest.mark.parametrize("mode", ["detect", "correct"])
+@pytest.mark.parametrize(
+    ("numbers", "first"),
+    [((9.0,), 9.0), ((np.nan,), np.nan), ((9.0, 5.0, 9.0, 9.0), 9.0), ((9.0, 0.0, 9.0, 9.0), 9.0)],
+    ids=["once", "NaN once", "the second run differs", "the second run is right"],
+)
+def test_a_fault_that_does_not_recur_is_never_dropped(mode: Any, numbers: Sequence[float], first: float) -> None:
+    """If two of three runs agree, the third was wrong; the first tier's product is flagged."""
+    out, flags = sdc.abft(flaky(numbers), mode=mode, examine="again")(W, X)
+    before, struck = flags.values()
+    assert int(before.flagged) == 0
+    assert int(struck.flagged) >= 1
+    assert int(struck.confirmed) == int(struck.flagged)
+    assert int(struck.corrected) == (int(struck.flagged) if mode == "correct" else 0)
+    assert float(struck.margin) > 1
+    assert not np.isnan(struck.margin)
+    error = np.zeros_like(EXPECTED)
+    error[0, 0] = 0 if mode == "correct" else first
+    np.testing.assert_allclose(out, EXPECTED + error, rtol=1e-5, atol=1e-5)
+
+
+def test_a_fault_in_a_repetition_is_one_too() -> None:
+    """Terms that cancel are suspicious; a fault strikes the second run only."""
+    x = jnp.asarray([[1e6, 1.0, -1e6]] * 2, jnp.float32)
+    rule = _Adds(iter((0.0, 9.0, 0.0, 0.0)))
+
+    def step(x: Any) -> Any:
+        return rewrite(lambda x: x @ jnp.ones((3, 2)), products, rule)(x)[0]
+
+    out, flags = sdc.abft(step, examine="again")(x)
+    [flag] = flags.values()
+    assert int(flag.examined) >= 1
+    assert int(flag.flagged) == int(flag.confirmed) == 1
+    np.testing.assert_array_equal(out, np.ones((2, 2)))
+
+
+def test_a_step_that_never_repeats_itself_is_examined_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="not deterministic") as said:
+        _, flags = sdc.abft(flaky((9.0, 5.0, 7.0, 3.0)), examine="again")(W, X)
+    assert str(said[0].message) == UNREPEATED
+    assert int(list(flags.values())[1].flagged) == 1
+
+
+def test_inside_jit_it_examines_within() -> None:
+    checked = sdc.abft(step_of("plain"), examine="again")
+    with pytest.warns(UserWarning, match="inside jit") as said:
+        out = jax.jit(checked)(W, X)
+    assert str(said[0].message) == TRACED
+    assert_same_bits(out, jax.jit(sdc.abft(step_of("plain")))(W, X))
+
+
+def test_an_unknown_way_to_examine() -> None:
+    with pytest.raises(ValueError, match="examine=later: expected one of 'within', 'again'"):
+        sdc.abft(step_of("plain"), examine="later")  # type: ignore[arg-type]
+
+
+def test_a_branch_that_is_not_taken_counts_no_rows() -> None:
+    def step(x: Any) -> Any:
+        return lax.cond(x[0, 0] > 100, lambda: x @ x.T, lambda: x @ x.T + x @ x.T)
+
+    _, flags = sdc.abft(step, examine="again")(X)
+    assert [int(flag.checked) for flag in flags.values()] == [len(X), len(X), 0]
+
+
+def layers(weights: Any, x: Any) -> Any:
+    for w in weights:
+        x = jnp.tanh(x @ w)
+    return x
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_the_program_has_few_instructions_for_each_product(together: bool) -> None:
+    """A check in full has several hundred; small products of one shape share a check."""
+    width = 16 if together else 256
+    assert (width * width + 2 * 4 * width <= LARGEST_TOGETHER) == together
+    most = {True: 12, False: 100}[together]
+    numbers = {}
+    for count in (4, 12):
+        arguments = [jnp.eye(width)] * count, jnp.ones((4, width))
+        programs = (jax.jit(layers), sdc.abft(layers, examine="again"))
+        numbers[count] = [instructions(program.lower(*arguments).compile()) for program in programs]
+    added = [numbers[12][way] - numbers[4][way] for way in (0, 1)]
+    assert (added[1] - added[0]) / 8 < most, added
+
+
+def instructions(compiled: Any) -> int:
+    return sum(" = " in line for line in compiled.as_text().splitlines())
+
+
+def test_together_or_alone_products_have_the_same_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, x = [jnp.asarray(RNG.normal(size=(8, 8)), jnp.float32) for _ in range(5)], jnp.asarray(X)
+    _, together = sdc.abft(layers, examine="again")(weights, x)
+    monkeypatch.setattr("sdc.checksums.transform.LARGEST_TOGETHER", 0)
+    _, alone = sdc.abft(layers, examine="again")(weights, x)
+    for one, other in zip(together.values(), alone.values(), strict=True):
+        assert int(one.checked) == int(other.checked) == len(X)
+        np.testing.assert_allclose(one.first_margin, other.first_margin, rtol=0.1)
