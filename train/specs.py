@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 import sdc
 from sdc.aggregation import Aggregation, parse_aggregation
-from sdc.checksums import Mode, Profile, SchemeName, Settings
+from sdc.checksums import Examine, Mode, Profile, SchemeName, Settings
 from sdc.costs import read_options
 from sdc.faults import Fault, as_fault, parse_fault, read_hit, write_hit
 from sdc.nodes import NODES, Load, expected_frequency, node_faults, parse_suspect, published
@@ -110,6 +110,9 @@ class Checks:
     """Selector of the matrix products to check."""
     profile: Annotated[str | PathLike[str] | None, Flag("abft_profile", Path)] = None
     """Profile that sdc abft calibrate wrote on this kind of device (default: assumptions about the platform)."""
+    examine: Annotated[Examine, Flag("abft_examine")] = "again"
+    """Examine suspicious steps again, in another program that is compiled when it is first needed (a run of one copy
+    in one process; the step then needs a second copy of its state), or within each step."""
     least_coverage: Annotated[float, Within(0, 1)] = 0.9
     """Minimum share of the matrix products' arithmetic that must be checked for a verdict of clean. If the step calls
     an opaque kernel of unknown cost, the share is 0."""
@@ -126,9 +129,19 @@ class Checks:
 
     def transform(self) -> "programs.Transform":
         """Returns the transformation of a step. JAX must have started its devices."""
-        return functools.partial(
-            sdc.abft, where=as_selector(self.where), mode=self.mode, scheme=self.scheme, profile=self.read_profile()
-        )
+        return functools.partial(sdc.abft, **self._options())
+
+    def screens(self) -> "programs.Transform | None":
+        """Returns the transformation with the first tier alone; None if steps are examined within."""
+        import jax
+
+        # Several processes compile before they meet, so that no examination can be compiled later.
+        again = self.examine == "again" and jax.process_count() == 1
+        return functools.partial(sdc.checksums.screened, **self._options()) if again else None
+
+    def _options(self) -> dict[str, Any]:
+        where, profile = as_selector(self.where), self.read_profile()
+        return {"where": where, "mode": self.mode, "scheme": self.scheme, "profile": profile}
 
     def read_profile(self) -> Profile:
         """Returns the profile, or the assumptions about the platform. JAX must have started its devices."""
@@ -145,6 +158,7 @@ class Checks:
         return {
             "mode": self.mode,
             "scheme": self.scheme,
+            "examine": self.examine,
             "where": self.where if isinstance(self.where, str) else self.where.text,
             "profile": "assumed of the platform" if self.profile is None else str(self.profile),
             "kappa": read.rounding.kappa,
@@ -458,7 +472,10 @@ class Training(CheckedJob):
             if aggregation.clocked:
                 self._check_clock(aggregation)
                 return programs.ClockedProgram(work, placement, replicas, donate=donate)
-        return programs.SingleProgram(work, placement, donate=donate, **self.tools(config))
+        again = {}
+        if self.checks is not None:
+            again = {"screens": self.checks.screens(), "corrects": self.checks.mode == "correct"}
+        return programs.SingleProgram(work, placement, donate=donate, **again, **self.tools(config))
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         manifest = super().manifest(config)

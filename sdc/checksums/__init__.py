@@ -4,6 +4,7 @@ backward passes.
 - `transform`: checks the matrix products of a whole step.
 - `layers`: checks the matrix products of single layers.
 - `_check`: checks one product with a scheme from `schemes`, and recomputes the product if it looks wrong.
+- `examination`: runs a suspicious step again, in another program.
 - `products`: matrix products as linear maps.
 - `fused_products`: kernels that multiply and sum rows at the same time.
 - `roundoff`: settings, roundoff of types and devices, and measured profiles of devices.
@@ -27,14 +28,16 @@ if TYPE_CHECKING:
     from .roundoff import Profile as Profile, Rounding as Rounding, Settings as Settings
 
 if TYPE_CHECKING:  # for the other packages of this project
+    from .examination import Examination as Examination, Screening as Screening, is_suspicious as is_suspicious
     from ._check import expect as expect, rounded_off as rounded_off, row_margins as row_margins
-    from .transform import product_of as product_of
+    from .transform import product_of as product_of, screened as screened
     from .fused_products import multiply as multiply, time_both as time_both
     from .products import Dot as Dot
     from .roundoff import (
         PLATFORMS as PLATFORMS,
         SIGMAS as SIGMAS,
         SPREAD as SPREAD,
+        Examine as Examine,
         Mode as Mode,
         SchemeName as SchemeName,
         Units as Units,

@@ -70,17 +70,21 @@ class Flags(NamedTuple):
     wrong: WrongElements | None = None
 
 
-class Screened(NamedTuple):
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["checked", "margin"], meta_fields=["last"])
+@dataclasses.dataclass(frozen=True)
+class Screened:
     """The result of the tier with which a check begins.
 
     Attributes:
         checked: number of rows.
         margin: largest `|r| / bound`; NaN or infinite if a sum is undefined or overflowed. The product is suspicious
             unless it is at most 1.
+        last: whether this tier is the last one.
     """
 
     checked: UInt32[Array, "*site"]
     margin: Float32[Array, "*site"]
+    last: bool
 
 
 def screen(product: Product, settings: Settings, operands: Operands) -> tuple[Shaped[Array, "*c"], Screened]:
@@ -126,23 +130,23 @@ def screen_together(found: Mapping[str, Screened | Deferred]) -> list[Stack]:
             leaves, structure = jax.tree.flatten(one)
             groups.setdefault((structure, *((x.shape, x.dtype) for x in leaves)), {})[name] = one
         else:
-            stacks.append(Stack((name,), Screened(*(x[None] for x in one))))
+            stacks.append(Stack((name,), jax.tree.map(lambda x: x[None], one)))
     for group in groups.values():
         first, *_ = several = list(group.values())
         run = functools.partial(screen, first.product, first.settings)
         # Without the barrier, XLA's CPU backend fuses the concatenation into every reader of it.
         operands = lax.optimization_barrier(jax.tree.map(lambda *x: jnp.stack(x), *(one.operands for one in several)))
-        checked, margin = jax.vmap(lambda given, run=run: run(given)[1])(operands)
+        screened = jax.vmap(lambda given, run=run: run(given)[1])(operands)
         runs = [one.runs for one in several]
         known = not any(isinstance(x, jax.core.Tracer) for x in runs)  # XLA folds constants one by one
-        checked *= jnp.asarray(np.asarray(runs)) if known else jnp.stack(runs)
-        stacks.append(Stack(tuple(group), Screened(checked, margin)))
+        checked = screened.checked * (jnp.asarray(np.asarray(runs)) if known else jnp.stack(runs))
+        stacks.append(Stack(tuple(group), dataclasses.replace(screened, checked=checked)))
     return stacks
 
 
 def merge_screened(total: Screened, new: Screened) -> Screened:
     """Merges the results of two checks; zeros change nothing."""
-    return Screened(total.checked + new.checked, jnp.maximum(total.margin, new.margin))
+    return Screened(total.checked + new.checked, jnp.maximum(total.margin, new.margin), new.last)
 
 
 def check(product: Product, settings: Settings, operands: Operands) -> tuple[Shaped[Array, "*c"], Flags]:
@@ -179,9 +183,14 @@ def _is_empty(given: Operands) -> bool:
 @functools.partial(traced_once, static_argnums=(2, 3))
 def _screened(outs: Values, given: Operands, product: Product, settings: Settings) -> tuple[Values, Screened]:
     if _is_empty(given):
-        return outs, Screened(jnp.uint32(0), jnp.float32(0))
+        return outs, Screened(jnp.uint32(0), jnp.float32(0), is_last(settings))
     margins = _first_margins(_at_indices(product, given), settings, given._replace(c=outs[0]))
-    return outs, Screened(jnp.uint32(margins.size), jnp.max(margins).astype(jnp.float32))
+    return outs, Screened(jnp.uint32(margins.size), jnp.max(margins).astype(jnp.float32), is_last(settings))
+
+
+def is_last(settings: Settings) -> bool:
+    """Returns whether the tier with which checks begin decides."""
+    return first_tier(settings) == kind_of(settings.scheme).tiers
 
 
 def unexamined(settings: Settings, one: Screened, xp: Any = jnp) -> Flags:
@@ -193,7 +202,7 @@ def unexamined(settings: Settings, one: Screened, xp: Any = jnp) -> Flags:
         xp: `jax.numpy`, or `numpy` for arrays that are on the host.
     """
     margin = xp.where(xp.isnan(one.margin), xp.float32(xp.inf), one.margin)
-    name = "margin" if first_tier(settings) == kind_of(settings.scheme).tiers else "first_margin"
+    name = "margin" if one.last else "first_margin"
     return no_flags(settings, one.margin.shape, xp)._replace(checked=one.checked, **{name: margin})
 
 
@@ -264,7 +273,7 @@ def _mapped(product: Product, settings: Settings, axes: int) -> Any:
 def _check(whole: Product, settings: Settings, axes: int, given: Operands) -> tuple[Any, Flags]:
     c, product = given.c, _at_indices(whole, given)
     tiers = kind_of(settings.scheme).tiers
-    decided = first_tier(settings) == tiers
+    decided = is_last(settings)
     margins = _first_margins(product, settings, given)
 
     def largest(margins: Float[Array, "*rows"]) -> Float32[Array, "*kept"]:

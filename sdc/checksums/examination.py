@@ -46,6 +46,12 @@ class Screening(NamedTuple):
     suspicious: Bool[Array, ""]  # whether a product must be examined
 
 
+@jax.jit
+def is_suspicious(flags: Reports) -> Bool[Array, ""]:
+    """Returns whether the first tier passes on any product."""
+    return jnp.any(jnp.stack([jnp.any(_passed_on(flag)) for flag in flags.values()]))
+
+
 @dataclasses.dataclass(frozen=True)
 class Examination:
     """Runs a step with the first tier of a check, and examines suspicious steps by running them again.

@@ -149,6 +149,7 @@ class Settings:
         scheme: see `schemes`.
         rounding: rounding of the device.
         tier: the tier with which checks begin.
+        cancels: whether terms may cancel, so that the first tier estimates their norm.
         fused: whether the fused kernel computes the products for which it is suitable.
 
     Raises:
@@ -159,6 +160,7 @@ class Settings:
     scheme: SchemeName = "two-tier"
     rounding: Rounding = EXACT
     tier: int = 1
+    cancels: bool = False
     fused: bool = False
 
     def __post_init__(self) -> None:

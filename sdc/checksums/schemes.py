@@ -44,6 +44,7 @@ LOSSY = 16.0  # upper limit of kappa for rows whose recomputation is identical
 RUN = 512
 BLOCK = 128  # columns of a block
 SEED = 20_250_218
+MEAN_SQUARE = sum((n / 128) ** 2 for n in range(64, 128)) / 64  # of the weights
 
 
 class Operands(NamedTuple):
@@ -71,9 +72,10 @@ class Expected(NamedTuple):
 
     sums: Float[Array, "*rows blocks"]  # cs of each block of each row
     bound: Float[Array, "*#rows #blocks"]  # the part of the bound that does not depend on the product
-    # In a second tier, q^2, the minimum assumed for the sum of squares of a row, and the powers of two by which both
-    # factors were scaled before all these values were computed from them.
-    second: tuple[Float[Array, "*rows blocks"], Powers] | None = None
+    # q^2 or an estimate of it, the minimum assumed for the sum of squares of a row; None if terms should not cancel.
+    squares: Float[Array, "*rows blocks"] | None = None
+    # In a second tier, the powers of two by which both factors were scaled before these values were computed from them.
+    powers: Powers | None = None
 
 
 @functools.cache
@@ -108,8 +110,8 @@ class Scheme(abc.ABC):
 
     tiers = 1  # 2 if `margin` has a second tier
 
-    def __init__(self, product: Product, name: SchemeName, given: Operands, units: Units) -> None:
-        self.product, self.name, self.units = product, name, units
+    def __init__(self, product: Product, name: SchemeName, given: Operands, units: Units, cancels: bool) -> None:
+        self.product, self.name, self.units, self.cancels = product, name, units, cancels
         self.depth, self.width = product.depth(given.a, given.b), product.width(given.a, given.b)
         self.blocks = blocks_of(name, self.width)
         self.epsilon = max(float(jnp.finfo(x.dtype).eps) for x in (given.a, given.b))
@@ -129,20 +131,23 @@ class Scheme(abc.ABC):
 
     def should_be(self, given: Operands, *, careful: bool = False) -> Sums:
         """Computes the sums cs that the rows should have; if `careful`, adds the terms in parts."""
+        return self.product.apply(given.a, self.folded(given, careful=careful), careful=careful)
+
+    def folded(self, given: Operands, *, careful: bool = False) -> Folded:
+        """Computes the checksum of the second factor, unless the caller has one."""
         folded = given.checksum
         if folded is None:
             folded = fold(self.name, self.product, given.b, careful=careful)
         # XLA's CPU backend fuses a sum of sums into one kernel despite barriers, which takes seventy times as long in
         # bfloat16 (64 ms instead of 0.9 ms at 2,048 squared). A select prevents this fusion, and changes no bit.
-        folded = jnp.where(jnp.isnan(folded), jnp.nan, folded)
-        return self.product.apply(given.a, folded, careful=careful)
+        return jnp.where(jnp.isnan(folded), jnp.nan, folded)
 
     def residual(self, given: Operands, expected: Expected) -> Sums:
         """Computes r, the difference between the sums of the rows and the expected sums; in a second tier, the terms
         are added in parts."""
         if given.totals is None:
             weights = weights_of(self.name, self.width, given.c.dtype)
-            found = self.product.total(given.c, weights, self.blocks, careful=expected.second is not None)
+            found = self.product.total(given.c, weights, self.blocks, careful=expected.powers is not None)
         else:
             found = given.totals[0][..., None]
         if given.carried is not None:
@@ -168,8 +173,12 @@ class Probabilistic(Scheme):
 
     def expect(self, given: Operands, tier: int) -> Expected:
         if tier == 1:
-            sums = self.should_be(given)
-            return Expected(sums, self._relative * jnp.abs(sums))
+            folded = self.folded(given)
+            sums, squares = self.product.apply(given.a, folded), None
+            if self.cancels:
+                # The weights have random signs, so s_k^2 is sum_j (B_kj w_j)^2 on average.
+                squares = self.product.apply(given.a * given.a, folded * folded / MEAN_SQUARE)
+            return Expected(sums, self._relative * jnp.abs(sums), squares)
         # Factors are scaled exactly, by powers of two, so that elements are at most 1, and the squares of a row neither
         # overflow nor all vanish.
         powers = self.product.powers(given.a, given.b)
@@ -178,14 +187,14 @@ class Probabilistic(Scheme):
         squares = self.product.apply(a * a, self.product.fold(b * b, jnp.ones(self.width, b.dtype), self.blocks))
         # Squares of numbers below the root of the smallest normal number vanish.
         lost = math.sqrt(float(jnp.finfo(b.dtype).tiny)) * 3 * math.sqrt(self.depth * self.width)
-        return Expected(sums, self._relative * (jnp.abs(sums) + lost), (squares, powers))
+        return Expected(sums, self._relative * (jnp.abs(sums) + lost), squares, powers)
 
     def margin(self, given: Operands, expected: Expected) -> Float[Array, "*rows"]:
         c, size = given.c, self.depth * self.width
         # Errors of sums below the normal numbers, and of rounding them to the output's type.
         least: Any = size * float(jnp.finfo(c.dtype).tiny) + SIGMAS * math.sqrt(self.width) * self.units.least
-        if expected.second is not None:
-            by_a, by_b = expected.second[1].rows
+        if expected.powers is not None:
+            by_a, by_b = expected.powers.rows
             tiny, most = (jnp.asarray(x, c.dtype) for x in (jnp.finfo(c.dtype).tiny, 1e30))
             for power in (by_a, by_b):
                 c = c * (self.product.spread(power, c) if power.ndim else power)
@@ -199,7 +208,7 @@ class Probabilistic(Scheme):
             squares = self.product.total(c * c, jnp.ones(self.width, c.dtype), self.blocks)
         else:
             squares = given.totals[1][..., None]
-        largest = squares if expected.second is None else jnp.maximum(squares, expected.second[0])
+        largest = squares if expected.squares is None else jnp.maximum(squares, expected.squares)
         bound = self._relative * jnp.sqrt(largest) + expected.bound + least
         if given.carried is None:
             bound += SIGMAS * self.units.output * jnp.sqrt(squares)
@@ -261,7 +270,7 @@ class Paper(Scheme):
 def make_scheme(product: Product, settings: Settings, given: Operands) -> Scheme:
     """Creates the scheme that the settings specify for a product of these operands."""
     units = Units.of(given.a.dtype, given.b.dtype, given.c.dtype, settings.rounding, exact=product.exact)
-    return kind_of(settings.scheme)(product, settings.scheme, given, units)
+    return kind_of(settings.scheme)(product, settings.scheme, given, units, settings.cancels)
 
 
 def kind_of(scheme: SchemeName) -> type[Scheme]:

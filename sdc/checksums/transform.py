@@ -17,7 +17,6 @@ from ._check import (
     LARGEST_TOGETHER,
     Deferred,
     Flags,
-    Screened,
     Stack,
     check,
     merge_flags,
@@ -124,11 +123,11 @@ def _screening(
         return out, _Found(screen_together(found), program.Reports(found.sites, [()] * len(found), found.skipped))
 
     def finish(found: _Found, xp: Any = jnp) -> program.Reports:
-        known, flags = Profile.given(profile), {}
+        flags = {}
         for stack in found.stacks:
-            checked, margin = (xp.asarray(x) for x in stack.screened)
+            whole = jax.tree.map(xp.asarray, stack.screened)
             for row, name in enumerate(stack.names):
-                flags[name] = unexamined(known.settings(settings, name), Screened(checked[row], margin[row]), xp)
+                flags[name] = unexamined(settings, jax.tree.map(lambda x, row=row: x[row], whole), xp)
         return program.Reports(found.sites.sites, [flags[name] for name in found.sites], found.sites.skipped)
 
     return run, finish
@@ -276,9 +275,16 @@ class _Abft:
 
 
 class _Screen(_Abft):
-    """Checks with the first tier alone; small products are checked together, by `screen_together`."""
+    """Checks with the first tier alone; small products are checked together, by `screen_together`.
+
+    In backward products, terms cancel so often that the first tier would pass on rows in many steps. Those of attention
+    (with batch axes) begin with the second tier; in all others, the first tier estimates the norm of the terms.
+    """
 
     def judge(self, site: program.Site, product: Product, settings: Settings, given: Operands) -> tuple[Any, Any]:
+        if site.direction == "bwd":
+            batched = isinstance(product, Dot) and bool(product.dimensions[1][0])
+            settings = dataclasses.replace(settings, tier=2 if batched else settings.tier, cancels=True)
         alone = bool(site.trips or site.dims or program.bound_axes()) or not jax.sharding.get_abstract_mesh().empty
         if alone or not isinstance(product, Dot) or sum(x.size for x in given[:3]) > LARGEST_TOGETHER:
             return screen(product, settings, given)

@@ -201,13 +201,15 @@ class Program(abc.ABC):
         """Shapes, types and shardings of the inputs of `compiled`."""
         return self.abstract(), (self.batch, self.beside())
 
-    def jitted(self, fn: Callable[[Any, Any], Any], shared: Any, *reports: Any) -> jax.stages.Wrapped:
+    def jitted(
+        self, fn: Callable[[Any, Any], Any], shared: Any, *reports: Any, donate: bool | None = None
+    ) -> jax.stages.Wrapped:
         """Places and jits a per-device function of `(state, (tokens, shared))` that returns state, metrics and
-        reports."""
+        reports; by default, `donate` is that of the program."""
         specs = self.work.state_specs
         out = (specs, self.work.metrics_specs, *reports)
         mapped = self.placement.map(fn, stacked=specs, shared=(BATCH_SPEC, shared), out=out)
-        return self.placement.jit(mapped, donate=self.donate)
+        return self.placement.jit(mapped, donate=self.donate if donate is None else donate)
 
 
 _digest, _digest_of_each = jax.jit(tree_digest), jax.jit(jax.vmap(tree_digest))

@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import sdc
-from sdc.checksums import accumulators
+from sdc.checksums import Examination, Screening, accumulators, is_suspicious
 from sdc.program import Reports, Selector, everything
 from sdc.twins import (
     SITES,
@@ -56,10 +56,14 @@ class Instrumented(Program):
     def compiled(self) -> jax.stages.Wrapped:
         """Jitted function `(state, (tokens, key)) -> (state, metrics, (reports, events, flags))`; the reports are those
         of the outer transformation."""
+        return self.instrumented(self.checks, donate=self.donate)
+
+    def instrumented(self, checks: Transform | None, *, donate: bool) -> jax.stages.Wrapped:
+        """Returns the function `compiled` with given checks."""
         # Faults simulate hardware errors, so if matrix products are checked, faults strike the sums before rounding.
-        wide = self.work.fn if self.checks is None else accumulators(self.work.fn)
+        wide = self.work.fn if checks is None else accumulators(self.work.fn)
         faulty = sdc.inject(wide, self.faults) if self.faults else lambda _, *args: (wide(*args), NONE)
-        checked = (lambda *args: (faulty(*args), NONE)) if self.checks is None else self.checks(faulty)
+        checked = (lambda *args: (faulty(*args), NONE)) if checks is None else checks(faulty)
 
         # Inputs and outputs are sites too, named by their positions in this signature.
         def instrumented(moment: sdc.Moment, state: Any, tokens: Any) -> tuple[Any, Reports, Reports]:
@@ -73,7 +77,7 @@ class Instrumented(Program):
             (out, events, flags), reports = step(sdc.Moment(key, state.step), state, tokens)
             return *out, (reports, events, flags)
 
-        return self.jitted(fn, P(), RANKS)
+        return self.jitted(fn, P(), RANKS, donate=donate)
 
     def beside(self) -> Any:
         return jax.eval_shape(jax.random.key, 0)
@@ -86,10 +90,44 @@ class Instrumented(Program):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SingleProgram(Instrumented):
-    """A program that trains one copy, with the fields of `Instrumented`."""
+    """A program that trains one copy.
+
+    Attributes:
+        work, placement, donate, faults, checks, seed: see `Instrumented`.
+        screens: the first tier of the checks alone, which then runs at every step; `checks` examines suspicious steps,
+            in a program that is compiled when it is first needed, from inputs that no step donates.
+        corrects: whether `checks` replaces wrong rows.
+    """
+
+    _: dataclasses.KW_ONLY
+    screens: Transform | None = None
+    corrects: bool = False
+
+    @functools.cached_property
+    def compiled(self) -> jax.stages.Wrapped:
+        return super().compiled if self.screens is None else self.instrumented(self.screens, donate=False)
+
+    @functools.cached_property
+    def _examination(self) -> Examination:
+        examining = functools.cache(lambda: self.instrumented(self.checks, donate=False).lower(*self.inputs).compile())
+
+        def screen(*given: Any) -> Screening:
+            *out, (reports, events, flags) = self.executables["step"](*given)
+            return Screening((out, reports, events), flags, is_suspicious(flags))
+
+        def examine(*given: Any) -> tuple[Any, Reports]:
+            *out, (reports, events, flags) = examining()(*given)
+            return (out, reports, events), flags
+
+        return Examination(screen, examine, self.corrects)
 
     def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
-        state, (metrics, reports) = super().step(state, batch, number)
+        if self.screens is None:
+            state, (metrics, reports) = super().step(state, batch, number)
+        else:
+            given = state, (batch, jax.random.key(self.seed + 1))
+            ((state, metrics), *reports), flags = self._examination(*given)
+            reports = (*reports, flags)
         return state, (metrics._replace(gradient=None), reports)
 
     def rows(self, number: int, out: Any, seen: Any) -> StepRows:
