@@ -149,7 +149,7 @@ class Settings:
         scheme: see `schemes`.
         rounding: rounding of the device.
         tier: the tier with which checks begin.
-        cancels: whether terms may cancel, so that the first tier estimates their norm.
+        cancels: whether terms may cancel, so that the first tier uses q_i too, without scaling.
         fused: whether the fused kernel computes the products for which it is suitable.
 
     Raises:

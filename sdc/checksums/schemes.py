@@ -44,7 +44,6 @@ LOSSY = 16.0  # upper limit of kappa for rows whose recomputation is identical
 RUN = 512
 BLOCK = 128  # columns of a block
 SEED = 20_250_218
-MEAN_SQUARE = sum((n / 128) ** 2 for n in range(64, 128)) / 64  # of the weights
 
 
 class Operands(NamedTuple):
@@ -72,7 +71,7 @@ class Expected(NamedTuple):
 
     sums: Float[Array, "*rows blocks"]  # cs of each block of each row
     bound: Float[Array, "*#rows #blocks"]  # the part of the bound that does not depend on the product
-    # q^2 or an estimate of it, the minimum assumed for the sum of squares of a row; None if terms should not cancel.
+    # q^2, the minimum assumed for the sum of squares of a row; None if terms are assumed not to cancel.
     squares: Float[Array, "*rows blocks"] | None = None
     # In a second tier, the powers of two by which both factors were scaled before these values were computed from them.
     powers: Powers | None = None
@@ -131,16 +130,13 @@ class Scheme(abc.ABC):
 
     def should_be(self, given: Operands, *, careful: bool = False) -> Sums:
         """Computes the sums cs that the rows should have; if `careful`, adds the terms in parts."""
-        return self.product.apply(given.a, self.folded(given, careful=careful), careful=careful)
-
-    def folded(self, given: Operands, *, careful: bool = False) -> Folded:
-        """Computes the checksum of the second factor, unless the caller has one."""
         folded = given.checksum
         if folded is None:
             folded = fold(self.name, self.product, given.b, careful=careful)
         # XLA's CPU backend fuses a sum of sums into one kernel despite barriers, which takes seventy times as long in
         # bfloat16 (64 ms instead of 0.9 ms at 2,048 squared). A select prevents this fusion, and changes no bit.
-        return jnp.where(jnp.isnan(folded), jnp.nan, folded)
+        folded = jnp.where(jnp.isnan(folded), jnp.nan, folded)
+        return self.product.apply(given.a, folded, careful=careful)
 
     def residual(self, given: Operands, expected: Expected) -> Sums:
         """Computes r, the difference between the sums of the rows and the expected sums; in a second tier, the terms
@@ -173,21 +169,22 @@ class Probabilistic(Scheme):
 
     def expect(self, given: Operands, tier: int) -> Expected:
         if tier == 1:
-            folded = self.folded(given)
-            sums, squares = self.product.apply(given.a, folded), None
-            if self.cancels:
-                # The weights have random signs, so s_k^2 is sum_j (B_kj w_j)^2 on average.
-                squares = self.product.apply(given.a * given.a, folded * folded / MEAN_SQUARE)
-            return Expected(sums, self._relative * jnp.abs(sums), squares)
+            sums = self.should_be(given)
+            return Expected(sums, self._relative * jnp.abs(sums), self._squares(given.a, given.b, self.cancels))
         # Factors are scaled exactly, by powers of two, so that elements are at most 1, and the squares of a row neither
         # overflow nor all vanish.
         powers = self.product.powers(given.a, given.b)
         a, b = given.a * powers.a, given.b * powers.b
         sums = self.should_be(given._replace(a=a, b=b, checksum=None), careful=True)
-        squares = self.product.apply(a * a, self.product.fold(b * b, jnp.ones(self.width, b.dtype), self.blocks))
         # Squares of numbers below the root of the smallest normal number vanish.
         lost = math.sqrt(float(jnp.finfo(b.dtype).tiny)) * 3 * math.sqrt(self.depth * self.width)
-        return Expected(sums, self._relative * (jnp.abs(sums) + lost), squares, powers)
+        return Expected(sums, self._relative * (jnp.abs(sums) + lost), self._squares(a, b), powers)
+
+    def _squares(self, a: Float[Array, "*a"], b: Float[Array, "*b"], needed: bool = True) -> Sums | None:
+        """Returns q^2."""
+        if not needed:
+            return None
+        return self.product.apply(a * a, self.product.fold(b * b, jnp.ones(self.width, b.dtype), self.blocks))
 
     def margin(self, given: Operands, expected: Expected) -> Float[Array, "*rows"]:
         c, size = given.c, self.depth * self.width

@@ -278,7 +278,7 @@ class _Screen(_Abft):
     """Checks with the first tier alone; small products are checked together, by `screen_together`.
 
     In backward products, terms cancel so often that the first tier would pass on rows in many steps. Those of attention
-    (with batch axes) begin with the second tier; in all others, the first tier estimates the norm of the terms.
+    (with batch axes) begin with the second tier; in all others, the first tier takes the norm of the terms.
     """
 
     def judge(self, site: program.Site, product: Product, settings: Settings, given: Operands) -> tuple[Any, Any]:

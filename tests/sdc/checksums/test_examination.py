@@ -31,10 +31,12 @@ def test_flags_of_a_healthy_and_of_a_faulty_step_are_those_of_one_program(name: 
         assert flags.sites == within.sites
         assert coverage(flags) == coverage(within)
         for one, other in zip(flags.values(), within.values(), strict=True):
-            for count in ("checked", "examined", "flagged", "confirmed", "corrected", "nonfinite"):
+            for count in ("checked", "flagged", "confirmed", "corrected", "nonfinite"):
                 np.testing.assert_array_equal(getattr(one, count), getattr(other, count))
-            for margin in ("margin", "first_margin"):
-                np.testing.assert_allclose(getattr(one, margin), getattr(other, margin), rtol=0.2, atol=0.2)
+            # The first tier of backward products takes the norm of the terms, so that it passes on fewer rows.
+            assert (
+                np.maximum(one.margin, one.first_margin) <= 1.5 * np.maximum(other.margin, other.first_margin)
+            ).all()
         for ours, theirs in zip(jax.tree.leaves(out), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
