@@ -9,11 +9,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 import sdc
 from sdc.campaigns import Campaign
@@ -43,8 +45,12 @@ TRANSFORM_BARS = {
     "tracing_4000_sites_seconds": 10.0,
     "compiling_96_layers_detect": 2.0,
     "compiling_96_layers_correct": 3.0,
+    "compiling_96_layers_again": 2.0,
     "compiling_tiny_detect": 2.0,
     "compiling_tiny_correct": 3.0,
+    "compiling_tiny_again": 2.0,
+    "compiling_nnx_again": 2.0,
+    "compiling_equinox_again": 2.0,
 }
 ELEMENTS = 16 * 2**20  # elements of the array whose digest is timed
 LAYERS, WIDTH, ROWS = 96, 32, 16
@@ -119,14 +125,71 @@ def _unrolled(times: int) -> dict[str, float]:
     found["tracing_4000_sites_seconds"] = harness.tracing_seconds(
         sdc.fingerprint(_operations, operations), jnp.ones(WIDTH)
     )
-    for name, step, arguments in (
-        ("96_layers", _layers, layers),
-        ("tiny", *harness.reference_step(get_config("tiny"))),
-    ):
+    subjects = {"96_layers": (_layers, layers), "tiny": harness.reference_step(get_config("tiny")), "nnx": _nnx_step()}
+    if find_spec("equinox"):
+        subjects["equinox"] = _equinox_step()
+    for name, (step, arguments) in subjects.items():
         whole = _compiling_seconds(step, arguments)
         for mode in ("detect", "correct"):
             found[f"compiling_{name}_{mode}"] = _compiling_seconds(sdc.abft(step, mode=mode), arguments) / whole
+        again = sdc.abft(step, examine="again")
+        seconds = harness.seconds_of(lambda: again.lower(*arguments).compile(), anew=True)  # noqa: B023, called here
+        found[f"compiling_{name}_again"] = seconds / whole
     return found
+
+
+def _nnx_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Returns the gradient of two transformer layers of Flax NNX, and its arguments."""
+    rngs = nnx.Rngs(0)
+
+    class Layer(nnx.Module):
+        def __init__(self) -> None:
+            self.norms = nnx.List([nnx.LayerNorm(WIDTH, rngs=rngs) for _ in range(2)])
+            self.attention = nnx.MultiHeadAttention(4, WIDTH, decode=False, rngs=rngs)
+            self.up, self.down = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs), nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            x += self.attention(self.norms[0](x))
+            return x + self.down(jax.nn.gelu(self.up(self.norms[1](x))))
+
+    graph, params, rest = nnx.split(nnx.List([Layer(), Layer()]), nnx.Param, ...)
+
+    def loss(params: Any, x: Any) -> Any:
+        for layer in nnx.merge(graph, params, rest):
+            x = layer(x)
+        return jnp.mean(x**2)
+
+    return jax.grad(loss), (params, jnp.ones((2, ROWS, WIDTH)))
+
+
+def _equinox_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Returns the gradient of two transformer layers of Equinox, and its arguments."""
+    import equinox as eqx
+
+    class Layer(eqx.Module):
+        attention: eqx.nn.MultiheadAttention
+        mlp: eqx.nn.MLP
+        norms: list[eqx.nn.LayerNorm]
+
+        def __init__(self, key: Any) -> None:
+            ours, theirs = jax.random.split(key)
+            self.attention = eqx.nn.MultiheadAttention(4, WIDTH, key=ours)
+            self.mlp = eqx.nn.MLP(WIDTH, WIDTH, 4 * WIDTH, 1, jax.nn.gelu, key=theirs)
+            self.norms = [eqx.nn.LayerNorm(WIDTH) for _ in range(2)]
+
+        def __call__(self, x: Any) -> Any:
+            y = jax.vmap(self.norms[0])(x)
+            x += self.attention(y, y, y)
+            return x + jax.vmap(lambda x: self.mlp(self.norms[1](x)))(x)
+
+    params, rest = eqx.partition([Layer(key) for key in jax.random.split(jax.random.key(0))], eqx.is_array)
+
+    def loss(params: Any, x: Any) -> Any:
+        for layer in eqx.combine(params, rest):
+            x = jax.vmap(layer)(x)
+        return jnp.mean(x**2)
+
+    return jax.grad(loss), (params, jnp.ones((2, ROWS, WIDTH)))
 
 
 def _compiling_seconds(step: Callable[..., Any], arguments: Any) -> float:

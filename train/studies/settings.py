@@ -156,6 +156,8 @@ class PaftStudy(Study["PaftMeasured"]):
         super().check()
         if not 2 <= self.workers <= MOST_NODES:
             raise SettingError("workers", self.workers, f"expected 2 to {MOST_NODES:,}")
+        if not 1 <= self.burst_every <= MOST:
+            raise SettingError("burst_every", self.burst_every, f"expected 1 to {MOST:,} steps")
         rising = self.variances and list(self.variances) == sorted(set(self.variances))
         if not rising or not 0 < self.variances[0] <= self.variances[-1] < math.inf:
             raise SettingError("variances", self.variances, "expected one or more positive numbers in ascending order")
