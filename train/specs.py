@@ -472,7 +472,7 @@ class Training(CheckedJob):
             if aggregation.clocked:
                 self._check_clock(aggregation)
                 return programs.ClockedProgram(work, placement, replicas, donate=donate)
-        again = {}
+        again: dict[str, Any] = {}
         if self.checks is not None:
             again = {"screens": self.checks.screens(), "corrects": self.checks.mode == "correct"}
         return programs.SingleProgram(work, placement, donate=donate, **again, **self.tools(config))

@@ -148,7 +148,8 @@ def _again(
     def compiled(*args: Any, **kwargs: Any) -> Screening:
         out, found = run(*args, **kwargs)
         suspicious = ~(jnp.max(jnp.stack([jnp.max(stack.screened.margin) for stack in found.stacks])) <= 1)
-        return Screening(out, found if alone else finish(found), suspicious)
+        flags: Any = found if alone else finish(found)
+        return Screening(out, flags, suspicious)
 
     def screen(*args: Any, **kwargs: Any) -> Screening:
         found = compiled(*args, **kwargs)

@@ -9,6 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -132,7 +133,7 @@ def _unrolled(times: int) -> dict[str, float]:
         whole = _compiling_seconds(step, arguments)
         for mode in ("detect", "correct"):
             found[f"compiling_{name}_{mode}"] = _compiling_seconds(sdc.abft(step, mode=mode), arguments) / whole
-        again = sdc.abft(step, examine="again")
+        again: Any = sdc.abft(step, examine="again")
         seconds = harness.seconds_of(lambda: again.lower(*arguments).compile(), anew=True)  # noqa: B023, called here
         found[f"compiling_{name}_again"] = seconds / whole
     return found
@@ -152,7 +153,8 @@ def _nnx_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
             x += self.attention(self.norms[0](x))
             return x + self.down(jax.nn.gelu(self.up(self.norms[1](x))))
 
-    graph, params, rest = nnx.split(nnx.List([Layer(), Layer()]), nnx.Param, ...)
+    parts: Any = nnx.split(nnx.List([Layer(), Layer()]), nnx.Param, ...)
+    graph, params, rest = parts
 
     def loss(params: Any, x: Any) -> Any:
         for layer in nnx.merge(graph, params, rest):
@@ -164,12 +166,12 @@ def _nnx_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 def _equinox_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Returns the gradient of two transformer layers of Equinox, and its arguments."""
-    import equinox as eqx
+    eqx: Any = import_module("equinox")  # which this package does not require
 
-    class Layer(eqx.Module):
-        attention: eqx.nn.MultiheadAttention
-        mlp: eqx.nn.MLP
-        norms: list[eqx.nn.LayerNorm]
+    class Layer(eqx.Module):  # type: ignore[misc]
+        attention: Any
+        mlp: Any
+        norms: list[Any]
 
         def __init__(self, key: Any) -> None:
             ours, theirs = jax.random.split(key)

@@ -653,7 +653,8 @@ def _norm(tree: Any, less: Any = None) -> float:
 
 def experiment(study: NodesStudy, kept: RecordedParts) -> Generator[str, None, NodesMeasured]:
     """Fits the parameters, simulates runs at the study's size, and trains small models."""
-    model, simulated = NoiseModel(seed=study.seed), {}
+    model = NoiseModel(seed=study.seed)
+    simulated: dict[str, Float64[np.ndarray, "fews responses roundings runs"]] = {}
 
     def fit() -> NodesFit:
         few = fitted()["few"].value
