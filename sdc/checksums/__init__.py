@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .roundoff import Profile as Profile, Rounding as Rounding, Settings as Settings
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .examination import Examination as Examination, Screening as Screening, is_suspicious as is_suspicious
+    from .examination import ScreenedStep as ScreenedStep, Screening as Screening, is_suspicious as is_suspicious
     from ._check import expect as expect, rounded_off as rounded_off, row_margins as row_margins
     from .transform import product_of as product_of, screened as screened
     from .fused_products import multiply as multiply, time_both as time_both

@@ -4,8 +4,8 @@ A product's full check has forty times as many instructions as the product. `abf
 program with the first tier alone. If a product looks suspicious, the same program runs again from the same inputs:
 
 ==================  ==================================================================================================
-the same bits       Either the product is wrong at every repetition, or its terms cancel and the first tier cannot tell.
-                    The examining program, which has the full check and is compiled when it is first needed, decides.
+the same bits       The product is wrong at every repetition, or its terms cancel. The examining program, which has the
+                    full check and is compiled when it is first needed, decides.
 other bits          A step computes the same bits from the same inputs, so the hardware was wrong, and the fault was
                     intermittent. A third run shows which of the two runs was wrong.
 three results       The step does not repeat itself even on healthy hardware. The examining program decides, and a
@@ -53,7 +53,7 @@ def is_suspicious(flags: Reports) -> Bool[Array, ""]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Examination:
+class ScreenedStep:
     """Runs a step with the first tier of a check, and examines suspicious steps by running them again.
 
     Attributes:

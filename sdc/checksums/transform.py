@@ -26,7 +26,7 @@ from ._check import (
     screen_together,
     unexamined,
 )
-from .examination import TRACED, Examination, Screening
+from .examination import TRACED, ScreenedStep, Screening
 from .fused_products import multiply
 from .products import Conv, Dot, Indexed, Product, arranged
 from .roundoff import Examine, Mode, Output, Profile, SchemeName, Settings, check_choice, known, unit, work_type
@@ -92,7 +92,7 @@ def screened(
     scheme: SchemeName = "two-tier",
     profile: Profile | None = None,
 ) -> Callable[..., tuple[Any, program.Reports]]:
-    """Transforms a step as `abft` does, with the first tier of the check alone: the flags tell which products would be
+    """Transforms a step as `abft` does, with the first tier of the check alone: the flags show which products would be
     examined."""
     run, finish = _screening(step, where, Settings(mode, scheme), output, profile)
 
@@ -155,7 +155,7 @@ def _again(
         found = compiled(*args, **kwargs)
         return found._replace(flags=finish(found.flags, np)) if alone else found
 
-    examination = Examination(screen, jax.jit(whole), settings.mode == "correct")
+    examination = ScreenedStep(screen, jax.jit(whole), settings.mode == "correct")
 
     @functools.wraps(whole)
     def examined(*args: Any, **kwargs: Any) -> tuple[Any, program.Reports]:

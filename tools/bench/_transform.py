@@ -143,7 +143,7 @@ def _nnx_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Returns the gradient of two transformer layers of Flax NNX, and its arguments."""
     rngs = nnx.Rngs(0)
 
-    class Layer(nnx.Module):
+    class NnxLayer(nnx.Module):
         def __init__(self) -> None:
             self.norms = nnx.List([nnx.LayerNorm(WIDTH, rngs=rngs) for _ in range(2)])
             self.attention = nnx.MultiHeadAttention(4, WIDTH, decode=False, rngs=rngs)
@@ -153,7 +153,7 @@ def _nnx_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
             x += self.attention(self.norms[0](x))
             return x + self.down(jax.nn.gelu(self.up(self.norms[1](x))))
 
-    parts: Any = nnx.split(nnx.List([Layer(), Layer()]), nnx.Param, ...)
+    parts: Any = nnx.split(nnx.List([NnxLayer(), NnxLayer()]), nnx.Param, ...)
     graph, params, rest = parts
 
     def loss(params: Any, x: Any) -> Any:
@@ -168,7 +168,7 @@ def _equinox_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Returns the gradient of two transformer layers of Equinox, and its arguments."""
     eqx: Any = import_module("equinox")  # which this package does not require
 
-    class Layer(eqx.Module):  # type: ignore[misc]
+    class EquinoxLayer(eqx.Module):  # type: ignore[misc]
         attention: Any
         mlp: Any
         norms: list[Any]
@@ -184,7 +184,7 @@ def _equinox_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
             x += self.attention(y, y, y)
             return x + jax.vmap(lambda x: self.mlp(self.norms[1](x)))(x)
 
-    params, rest = eqx.partition([Layer(key) for key in jax.random.split(jax.random.key(0))], eqx.is_array)
+    params, rest = eqx.partition([EquinoxLayer(key) for key in jax.random.split(jax.random.key(0))], eqx.is_array)
 
     def loss(params: Any, x: Any) -> Any:
         for layer in eqx.combine(params, rest):

@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import sdc
-from sdc.checksums import Examination, Screening, accumulators, is_suspicious
+from sdc.checksums import ScreenedStep, Screening, accumulators, is_suspicious
 from sdc.program import Reports, Selector, everything
 from sdc.twins import (
     SITES,
@@ -108,7 +108,7 @@ class SingleProgram(Instrumented):
         return super().compiled if self.screens is None else self.instrumented(self.screens, donate=False)
 
     @functools.cached_property
-    def _examination(self) -> Examination:
+    def _screened(self) -> ScreenedStep:
         examining = functools.cache(lambda: self.instrumented(self.checks, donate=False).lower(*self.inputs).compile())
 
         def screen(*given: Any) -> Screening:
@@ -119,14 +119,14 @@ class SingleProgram(Instrumented):
             *out, (reports, events, flags) = examining()(*given)
             return (out, reports, events), flags
 
-        return Examination(screen, examine, self.corrects)
+        return ScreenedStep(screen, examine, self.corrects)
 
     def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
         if self.screens is None:
             state, (metrics, reports) = super().step(state, batch, number)
         else:
             given = state, (batch, jax.random.key(self.seed + 1))
-            ((state, metrics), *reports), flags = self._examination(*given)
+            ((state, metrics), *reports), flags = self._screened(*given)
             reports = (*reports, flags)
         return state, (metrics._replace(gradient=None), reports)
 
