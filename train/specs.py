@@ -111,8 +111,8 @@ class Checks:
     profile: Annotated[str | PathLike[str] | None, Flag("abft_profile", Path)] = None
     """Profile that sdc abft calibrate wrote on this kind of device (default: assumptions about the platform)."""
     examine: Annotated[Examine, Flag("abft_examine")] = "again"
-    """Examine suspicious steps again, in another program that is compiled when it is first needed (a run of one copy
-    in one process; the step then needs a second copy of its state), or within each step."""
+    """Examine suspicious steps again, in another program that is compiled when it is first needed (only a run of one
+    copy in one process; it holds a second copy of its state, and four during an examination), or within each step."""
     least_coverage: Annotated[float, Within(0, 1)] = 0.9
     """Minimum share of the matrix products' arithmetic that must be checked for a verdict of clean. If the step calls
     an opaque kernel of unknown cost, the share is 0."""
@@ -158,7 +158,6 @@ class Checks:
         return {
             "mode": self.mode,
             "scheme": self.scheme,
-            "examine": self.examine,
             "where": self.where if isinstance(self.where, str) else self.where.text,
             "profile": "assumed of the platform" if self.profile is None else str(self.profile),
             "kappa": read.rounding.kappa,
@@ -479,6 +478,9 @@ class Training(CheckedJob):
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         manifest = super().manifest(config)
+        if self.checks is not None:
+            examine = "within" if self.checks.screens() is None else "again"
+            manifest = {**manifest, "abft": {**manifest["abft"], "examine": examine}}
         if self.running is not None:
             running = self.running.describe()
             manifest = _with_faults({**manifest, "running": running}, "losses", running["losses"])

@@ -224,6 +224,8 @@ def _checked(outs: Values, given: Operands, product: Product, settings: Settings
 def no_flags(settings: Settings, kept: tuple[int, ...] = (), xp: Any = jnp) -> Flags:
     """Returns the flags of an unchecked product, for each index of the axes `kept`, as arrays of `xp`."""
     none, wrong = xp.zeros(kept, xp.uint32), None
+    if xp is np:
+        none.setflags(write=False)  # several fields share it
     if settings.mode != "detect":
         wrong = WrongElements(none, *(xp.zeros((*kept, LISTED), dtype) for dtype in (xp.uint32, xp.float32)))
     zero = xp.zeros(kept, xp.float32)

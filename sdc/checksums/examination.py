@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,9 @@ from sdc.bits import as_bits
 
 from ..program import Reports
 from ._check import Flags
+from .schemes import LOSSY
+
+FAR = 2.0  # margin beyond which the first tier of two programs, which round differently, cannot disagree
 
 UNREPEATED = (
     "a suspicious step did not compute the same bits again from the same inputs, nor did a third run agree with either "
@@ -77,59 +80,103 @@ class ScreenedStep:
             return first.out, first.flags
         again = self.screen(*args, **kwargs)
         if _same(first, again):
+            del again  # its memory is needed
             return self._examined(first, *args, **kwargs)
         third = self.screen(*args, **kwargs)
         right = next((run for run in (again, first) if _same(run, third)), None)
         if right is None:
             warnings.warn(UNREPEATED, stacklevel=2)
-            return self._examined(first, *args, **kwargs)
+            out, flags = self._examined(first, *args, **kwargs)
+            runs = [run.flags for run in (first, again, third)]
+            return out, _with_faults(flags, runs, _unlike(runs), self.corrects)
         out, flags = self._examined(right, *args, **kwargs) if right.suspicious else (right.out, right.flags)
-        wrong = first if right is again else again
-        return out if self.corrects else first.out, _intermittent(flags, wrong.flags, right.flags, self.corrects)
+        runs = [(first if right is again else again).flags, right.flags]
+        return out if self.corrects else first.out, _with_faults(flags, runs, _odd(*runs), self.corrects)
 
     def _examined(self, screened: Screening, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
-        """Examines a step. Its output is that of the first tier's program, unless rows are replaced."""
+        """Examines a step. Its output is that of the first tier's program, unless rows are replaced.
+
+        If the examination finds nothing where the first tier was far beyond its bound, the fault did not recur.
+        """
         out, flags = self.examine(*args, **kwargs)
-        return out if self.corrects else screened.out, flags
+        lost = _lost(flags, screened.flags)
+        return out if self.corrects else screened.out, _with_faults(flags, [screened.flags], lost, self.corrects)
 
 
-def _passed_on(flag: Flags) -> Bool[Array, "*site"]:
-    return ~(_margin(flag) <= 1)
-
-
-@functools.partial(jax.jit, static_argnums=3)
-def _intermittent(flags: Reports, wrong: Reports, right: Reports, corrects: bool) -> Reports:
-    """Adds a fault that did not recur to the flags of the run that is right."""
-    apart = {name: as_bits(_margin(wrong[name])) != as_bits(_margin(right[name])) for name in flags}
-    suspected = {name: _passed_on(wrong[name]) for name in flags}
-    # The products whose first tier found the fault; or those that differ at all; or those that were suspicious.
-    levels = (
-        {name: apart[name] & suspected[name] for name in flags},
-        apart,
-        {name: suspected[name] | _passed_on(right[name]) for name in flags},
-    )
-    found = [jnp.any(jnp.stack([jnp.any(rows) for rows in level.values()])) for level in levels]
-    values = []
-    for name, flag in flags.items():
-        struck = jnp.where(found[0], levels[0][name], jnp.where(found[1], levels[1][name], levels[2][name]))
-        rows, margin = struck.astype(jnp.uint32), jnp.maximum(_margin(wrong[name]), _margin(right[name]))
-        values.append(flag._replace(
-            examined=flag.examined + rows,
-            flagged=flag.flagged + rows,
-            confirmed=flag.confirmed + rows,
-            corrected=flag.corrected + rows * jnp.uint32(corrects),
-            margin=jnp.where(struck, margin, flag.margin),
-        ))  # fmt: skip
-    return Reports(flags.sites, values, flags.skipped)
+Struck: TypeAlias = dict[str, Bool[Array, "*site"]]  # by site, whether a fault struck that did not recur
 
 
 def _margin(flag: Flags) -> Float32[Array, "*site"]:
     return jnp.maximum(flag.margin, flag.first_margin)
 
 
+def _passed_on(flag: Flags) -> Bool[Array, "*site"]:
+    return ~(_margin(flag) <= 1)
+
+
+@jax.jit
+def _odd(wrong: Reports, right: Reports) -> Struck:
+    """Returns where a run differs from two equal ones: products whose first tier found the fault; if there are none,
+    those whose margins differ; or else, those that were suspicious."""
+    apart = {name: as_bits(_margin(wrong[name])) != as_bits(_margin(right[name])) for name in right}
+    suspected = {name: _passed_on(wrong[name]) for name in right}
+    levels = (
+        {name: apart[name] & suspected[name] for name in right},
+        apart,
+        {name: suspected[name] | _passed_on(right[name]) for name in right},
+    )
+    found = [jnp.any(jnp.stack([jnp.any(rows) for rows in level.values()])) for level in levels]
+    return {
+        name: jnp.where(found[0], levels[0][name], jnp.where(found[1], levels[1][name], levels[2][name]))
+        for name in right
+    }
+
+
+@jax.jit
+def _unlike(runs: list[Reports]) -> Struck:
+    """Returns where one of several runs is within the bound and another one far beyond it."""
+    margins = {name: jnp.stack([_margin(run[name]) for run in runs]) for name in runs[0]}
+    return {name: jnp.any(of > FAR, axis=0) & jnp.any(of <= 1, axis=0) for name, of in margins.items()}
+
+
+@jax.jit
+def _lost(examined: Reports, screened: Reports) -> Struck:
+    """Returns where an examination finds no reason for what the first tier found."""
+    struck = {}
+    for name, flag in examined.items():
+        unseen = (flag.examined == 0) & (flag.nonfinite == 0) & (_margin(screened[name]) > FAR)
+        # A last tier beyond all errors of long sums.
+        struck[name] = unseen | ((screened[name].margin > FAR * LOSSY) & (flag.flagged == 0) & (flag.margin <= 1))
+    return struck
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _with_faults(flags: Reports, runs: list[Reports], struck: Struck, corrects: bool) -> Reports:
+    """Adds faults that did not recur to the flags of a step."""
+    values = []
+    for name, flag in flags.items():
+        rows = struck[name].astype(jnp.uint32)
+        margin = functools.reduce(jnp.maximum, [_margin(run[name]) for run in runs], flag.margin)
+        values.append(flag._replace(
+            examined=flag.examined + rows,
+            flagged=flag.flagged + rows,
+            confirmed=flag.confirmed + rows,
+            corrected=flag.corrected + rows * jnp.uint32(corrects),
+            margin=jnp.where(struck[name], margin, flag.margin),
+        ))  # fmt: skip
+    return Reports(flags.sites, values, flags.skipped)
+
+
 @jax.jit
 def _equal(ours: list[Array], theirs: list[Array]) -> Bool[Array, ""]:
-    return jnp.all(jnp.stack([jnp.array_equal(as_bits(a), as_bits(b)) for a, b in zip(ours, theirs, strict=True)]))
+    pairs = ((_bits(a), _bits(b)) for a, b in zip(ours, theirs, strict=True))
+    return jnp.all(jnp.stack([jnp.array_equal(a, b) for a, b in pairs]))
+
+
+def _bits(x: Array) -> Array:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) or jax.dtypes.itemsize_bits(x.dtype) >= 8:
+        return as_bits(x)
+    return x.astype(jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else jnp.float32)
 
 
 def _same(one: Screening, other: Screening) -> bool:

@@ -1,5 +1,6 @@
 """`abft`: checksums for every matrix product of a step, forward and backward."""
 
+import contextlib
 import dataclasses
 import functools
 import warnings
@@ -142,30 +143,50 @@ def _again(
     whole: Callable[..., Any],
 ) -> Callable[..., tuple[Any, program.Reports]]:
     run, finish = _screening(step, where, settings, output, profile)
-    alone = jax.process_count() == 1  # the results of several processes are not all on this host
+
+    def alone() -> bool:
+        return jax.process_count() == 1  # the results of several processes are not all on this host
 
     @jax.jit
     def compiled(*args: Any, **kwargs: Any) -> Screening:
         out, found = run(*args, **kwargs)
-        suspicious = ~(jnp.max(jnp.stack([jnp.max(stack.screened.margin) for stack in found.stacks])) <= 1)
-        flags: Any = found if alone else finish(found)
+        most = [jnp.max(stack.screened.margin, initial=0.0) for stack in found.stacks]
+        suspicious = ~(jnp.max(jnp.stack(most)) <= 1)
+        flags: Any = found if alone() else finish(found)
         return Screening(out, flags, suspicious)
 
     def screen(*args: Any, **kwargs: Any) -> Screening:
         found = compiled(*args, **kwargs)
-        return found._replace(flags=finish(found.flags, np)) if alone else found
+        return found._replace(flags=finish(found.flags, np)) if alone() else found
 
     examination = ScreenedStep(screen, jax.jit(whole), settings.mode == "correct")
 
     @functools.wraps(whole)
     def examined(*args: Any, **kwargs: Any) -> tuple[Any, program.Reports]:
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
-            warnings.warn(TRACED, stacklevel=2)
-            return whole(*args, **kwargs)
-        return examination(*args, **kwargs)
+        _check_arguments(args, kwargs)
+        if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            # A step that closes over traced arrays has no result whose value is known.
+            with contextlib.suppress(jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
+                return examination(*args, **kwargs)
+        warnings.warn(TRACED, stacklevel=2)
+        return whole(*args, **kwargs)
 
     examined.lower = compiled.lower  # type: ignore[attr-defined]
     return examined
+
+
+def _check_arguments(*trees: Any) -> None:
+    """Raises ValueError for arguments with which a step cannot run again."""
+    problem = None
+    if program.holds_objects(trees):
+        problem = "a Flax NNX object, which each run would change; pass its state (nnx.split)"
+    for leaf in jax.tree.leaves(trees):
+        if not program.is_array(leaf, numbers=True):
+            problem = f"{leaf!r:.40}, which is not an array; bind it with functools.partial, or a closure"
+        elif not isinstance(jax.typeof(leaf), jax.core.ShapedArray):
+            problem = f"{jax.typeof(leaf)}, which each run would change; pass an array"
+    if problem:
+        raise ValueError(f"sdc.abft(examine='again') was given {problem}, or choose examine='within'")
 
 
 def _transformed(

@@ -7,6 +7,7 @@ studies that are there. `test_papers.py` compares the page with the records.
 """
 
 import dataclasses
+import json
 import re
 import shlex
 import shutil
@@ -28,7 +29,7 @@ from sdc.analysis.report import (
     to_markdown,
 )
 from sdc.analysis.studies import conclude_study, findings_of
-from sdc.records import read_manifest, read_record, to_json
+from sdc.records import RecordError, read_record, to_json
 from sdc.records.format import write_sealed
 from sdc.train.finetuning import FinetuneStudy
 from sdc.train.studies import (
@@ -46,6 +47,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 RECORDS, PAGE = DOCS / "results", DOCS / "results.md"
 AGGREGATION = {kind.name: kind for kind in (PaftStudy, DropComputeStudy, LossyStudy, ShadowStudy)}
 METRICS = {"convnet": "accuracy", "transformer": "perplexity"}
+KINDS = ("aggregation study", "scar study", "nodes study", "finetune study")
+HOST = {"name": "not recorded"}
 MOST_ROWS = 120  # of a table on the page
 ABOUT = """# Results of the studies
 
@@ -60,7 +63,8 @@ class Recorded(RecordedParts):
     """Parts on record, of which none is run."""
 
     def __call__(self, title: str, kind: Any, run: Any) -> Any:
-        assert self.on_record, f"{title} is missing"
+        if not self.on_record:
+            raise RecordError(f"part {title!r} is missing; run the study again")
         return super().__call__(title, kind, run)
 
 
@@ -106,33 +110,62 @@ def section(folder: Path) -> str:
     return to_markdown(report).removeprefix("# \n\n")
 
 
+def folders() -> list[Path]:
+    """Returns the recorded studies."""
+    return sorted(path.parent for path in RECORDS.glob("*/manifest.json"))
+
+
 def page() -> str:
     """Returns the page of all recorded studies."""
-    return "\n".join((ABOUT, *map(section, sorted(RECORDS.iterdir()))))
+    checks = [(folder.name, to_json(check.holds)) for folder in folders() for check in conclusion(folder).checks]
+    counts = {answer: [name for name, holds in checks if holds is answer] for answer in (True, False, None)}
+    not_here = ", ".join(f"{name} ({counts[False].count(name)})" for name in dict.fromkeys(counts[False]))
+    total = (
+        f"Of {len(checks)} claims of the papers and criteria of this project, {len(counts[True])} hold here, "
+        f"{len(counts[False])} do not ({not_here}), and {len(counts[None])} are undecided.\n"
+    )
+    return "\n".join((ABOUT, total, *map(section, folders())))
 
 
 def keep(run: Path) -> None:
-    """Copies a record of a complete study, without the names of the machine."""
-    record, place = read_record(run), RECORDS / run.resolve().name
-    assert record.ended, f"{run} is incomplete; resume it"
+    """Copies a record of a complete study, without the names and paths of the machine.
+
+    Raises:
+        RecordError: it is no complete study, or it holds paths of the machine.
+    """
+    record, place = read_record(run, *KINDS), RECORDS / run.resolve().name
+    if not record.ended:
+        raise RecordError(f"{run} is incomplete; resume it")
+    conclusion(run)  # raises an error before anything is written
+    command = [*record.study.command]
+    if "--run" in command:
+        command[command.index("--run") + 1] = str(place.relative_to(DOCS.parent))
+    sources = {
+        name: re.sub(r" \([/\"][^()]*\)", "", text) for name, text in record.manifest.get("workloads", {}).items()
+    }
+    manifest = {**record.manifest, "command": command, **({"workloads": sources} if sources else {}), "host": HOST}
+    if paths := re.findall(r"(?:^|[ =\"])(/[^ \"]+)", json.dumps(manifest)):
+        raise RecordError(f"{run} holds paths of the machine: {', '.join(paths)}; run the study with relative paths")
     place.mkdir(parents=True, exist_ok=True)
-    for name in ("parts.jsonl", "summary.json"):
-        shutil.copy(run / name, place)
-    manifest = {**read_manifest(run), "host": {"name": "not recorded"}}
-    text = msgspec.json.encode(manifest).decode()
-    write_sealed(place / "manifest.json", msgspec.json.decode(re.sub(r" \((?:/|\\\")[^()]*\)", "", text)))
+    write_sealed(place / "summary.json", {**(record.summary or {}), "host": HOST})
+    if place.resolve() != run.resolve():
+        shutil.copy(run / "parts.jsonl", place)
+    write_sealed(place / "manifest.json", manifest)
 
 
 def main(runs: Sequence[str]) -> None:
     for run in runs:
         keep(Path(run))
-    for folder in RECORDS.iterdir():
-        stored, found = read_record(folder).summary or {}, to_json(conclusion(folder))
-        write_sealed(
-            folder / "summary.json", {**stored, **{name: found[name] for name in ("grids", "charts", "checks")}}
-        )
-    PAGE.write_text(page(), "utf-8")
+    found = {folder: to_json(conclusion(folder)) for folder in folders()}
+    text = page()
+    for folder, summary in found.items():
+        renewed = {name: summary[name] for name in ("grids", "charts", "checks")}
+        write_sealed(folder / "summary.json", {**(read_record(folder).summary or {}), **renewed})
+    PAGE.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except RecordError as error:
+        sys.exit(f"make results: {error}")

@@ -1,15 +1,18 @@
 """The page of the papers has one row for each of their tables and figures."""
 
+import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
-from sdc.records import read_record, to_json
+from sdc.records import Record, RecordError, read_record, to_json
 
 from . import results
 
 PAGE = (Path(__file__).parents[2] / "docs" / "papers.md").read_text("utf-8")
+RECORDS = results.RECORDS
 # Numbers of tables and figures of each paper, by the heading of its section.
 PAPERS = {
     "Silent data corruption in training": (9, 11),
@@ -36,7 +39,7 @@ def test_each_table_and_figure_has_a_row(paper: str) -> None:
         assert all(cell.strip(" |") for cell in cells), name
 
 
-@pytest.mark.parametrize("folder", sorted(results.RECORDS.iterdir()), ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", results.folders(), ids=lambda folder: folder.name)
 def test_results_are_those_of_the_recorded_measurements(folder: Path) -> None:
     """`make results` renews both."""
     stored, found = read_record(folder).summary or {}, to_json(results.conclusion(folder))
@@ -47,4 +50,26 @@ def test_results_are_those_of_the_recorded_measurements(folder: Path) -> None:
 
 def test_the_page_of_results_is_complete() -> None:
     headings = re.findall("^## (.*)$", results.PAGE.read_text("utf-8"), re.MULTILINE)
-    assert headings == [folder.name.replace("-", " ") for folder in sorted(results.RECORDS.iterdir())]
+    assert headings == [folder.name.replace("-", " ") for folder in results.folders()]
+
+
+def test_records_of_results_name_no_machine() -> None:
+    for folder in results.folders():
+        for name in ("manifest.json", "summary.json"):
+            found = json.loads((folder / name).read_text())
+            assert found["host"] == results.HOST
+            assert not re.search(r"(?:^|[ =\"])/[^ \"]+", json.dumps(found)), folder
+
+
+def test_only_complete_studies_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written for anything else."""
+    monkeypatch.setattr(results, "RECORDS", tmp_path / "results")
+    shadow = next(folder for folder in results.folders() or [RECORDS / "shadow"])
+    for name, said in (("summary.json", "incomplete"), ("parts.jsonl", "parts.jsonl")):
+        broken = Path(shutil.copytree(shadow, tmp_path / name))
+        (broken / name).unlink()
+        with pytest.raises(RecordError, match=said):
+            results.keep(broken)
+    with Record.create(tmp_path / "train", {"kind": "train"}) as record, pytest.raises(RecordError, match="kind"):
+        results.keep(Path(record.path))
+    assert not (tmp_path / "results").exists()

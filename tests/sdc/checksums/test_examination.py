@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax import lax
 
 import sdc
@@ -85,8 +86,14 @@ EXPECTED = np.tanh(X @ W[0]) @ W[1]
 @pytest.mark.parametrize("mode", ["detect", "correct"])
 @pytest.mark.parametrize(
     ("numbers", "first"),
-    [((9.0,), 9.0), ((np.nan,), np.nan), ((9.0, 5.0, 9.0, 9.0), 9.0), ((9.0, 0.0, 9.0, 9.0), 9.0)],
-    ids=["once", "NaN once", "the second run differs", "the second run is right"],
+    [
+        ((9.0,), 9.0),
+        ((np.nan,), np.nan),
+        ((9.0, 5.0, 9.0, 9.0), 9.0),
+        ((9.0, 0.0, 9.0, 9.0), 9.0),
+        ((9.0, 9.0, 0.0, 0.0), 9.0),
+    ],
+    ids=["once", "NaN once", "the second run differs", "the second run is right", "the examination is right"],
 )
 def test_a_fault_that_does_not_recur_is_never_dropped(mode: Any, numbers: Sequence[float], first: float) -> None:
     """If two of three runs agree, the third was wrong; the first tier's product is flagged."""
@@ -123,6 +130,41 @@ def test_a_step_that_never_repeats_itself_is_examined_with_a_warning() -> None:
         _, flags = sdc.abft(flaky((9.0, 5.0, 7.0, 3.0)), examine="again")(W, X)
     assert str(said[0].message) == UNREPEATED
     assert int(list(flags.values())[1].flagged) == 1
+
+
+@pytest.mark.parametrize("numbers", [(9.0, 5.0, 7.0, 0.0), (9.0, 0.0, 7.0, 0.0)])
+def test_three_results_and_a_fourth_are_no_clean_step(numbers: Sequence[float]) -> None:
+    with pytest.warns(UserWarning, match="not deterministic"):
+        _, flags = sdc.abft(flaky(numbers), examine="again")(W, X)
+    assert int(list(flags.values())[1].flagged) >= 1
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        (nnx.Variable(jnp.ones(())), "Flax NNX object"),
+        ("relu", "'relu', which is not an array"),
+        (jax.new_ref(jnp.ones(())), "which each run would change"),
+    ],
+    ids=["NNX", "text", "reference"],
+)
+def test_arguments_with_which_a_step_cannot_run_again(argument: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        sdc.abft(lambda x, other: x @ x.T, examine="again")(X, argument)
+
+
+def test_a_step_that_closes_over_traced_arrays_examines_within() -> None:
+    with pytest.warns(UserWarning, match="inside jit"):
+        out = jax.jit(lambda w: sdc.abft(lambda x: x @ w, examine="again")(x=X)[0])(W[0])
+    np.testing.assert_allclose(out, X @ W[0], rtol=1e-5)
+
+
+def test_a_loop_without_iterations_and_outputs_of_four_bits() -> None:
+    _, flags = sdc.abft(lambda w, x: lax.scan(lambda c, w: (c @ w, None), x, w)[0], examine="again")(W[:0], X)
+    assert [np.size(flag.checked) for flag in flags.values()] == [0]
+    cancelling = jnp.asarray([[1e6, 1.0, -1e6]] * 2, jnp.float32)
+    out, _ = sdc.abft(lambda x: (x @ jnp.ones((3, 2)), x.astype(jnp.int4)), examine="again")(cancelling)
+    assert out[1].dtype == jnp.int4
 
 
 def test_inside_jit_it_examines_within() -> None:
