@@ -129,19 +129,19 @@ class Checks:
 
     def transform(self) -> "programs.Transform":
         """Returns the transformation of a step. JAX must have started its devices."""
-        return functools.partial(sdc.abft, **self._options())
+        return functools.partial(
+            sdc.abft, where=as_selector(self.where), mode=self.mode, scheme=self.scheme, profile=self.read_profile()
+        )
 
     def screens(self) -> "programs.Transform | None":
         """Returns the transformation with the first tier alone; None if steps are examined within."""
         import jax
 
         # Several processes compile before they meet, so that no examination can be compiled later.
-        again = self.examine == "again" and jax.process_count() == 1
-        return functools.partial(sdc.checksums.screened, **self._options()) if again else None
-
-    def _options(self) -> dict[str, Any]:
-        where, profile = as_selector(self.where), self.read_profile()
-        return {"where": where, "mode": self.mode, "scheme": self.scheme, "profile": profile}
+        if self.examine == "within" or jax.process_count() > 1:
+            return None
+        where, settings = as_selector(self.where), Settings(self.mode, self.scheme)
+        return functools.partial(sdc.checksums.screened, where=where, settings=settings, profile=self.read_profile())
 
     def read_profile(self) -> Profile:
         """Returns the profile, or the assumptions about the platform. JAX must have started its devices."""

@@ -8,8 +8,8 @@ the same bits       The product is wrong at every repetition, or its terms cance
                     full check and is compiled when it is first needed, decides.
 other bits          A step computes the same bits from the same inputs, so the hardware was wrong, and the fault was
                     intermittent. A third run shows which of the two runs was wrong.
-three results       The step does not repeat itself even on healthy hardware. The examining program decides, and a
-                    warning says that it cannot find intermittent faults.
+three results       The step does not repeat itself. The examining program decides, and a warning says that intermittent
+                    faults may be missed; one that moved a margin from within the bound to far beyond it is kept.
 ==================  ==================================================================================================
 """
 
@@ -33,7 +33,7 @@ FAR = 2.0  # margin beyond which the first tier of two programs, which round dif
 
 UNREPEATED = (
     "a suspicious step did not compute the same bits again from the same inputs, nor did a third run agree with either "
-    "of the two. The step is not deterministic, so that intermittent faults cannot be distinguished; see sdc doctor"
+    "of the two. The step is not deterministic, so that intermittent faults may be missed; see sdc doctor"
 )
 TRACED = (
     "sdc.abft(examine='again') was called inside jit or another transformation, where a step cannot run again; it "

@@ -85,17 +85,11 @@ def abft(
 
 
 def screened(
-    step: Callable[..., Any],
-    where: program.Where = program.products,
-    *,
-    mode: Mode = "detect",
-    output: Output = "float32 accumulator",
-    scheme: SchemeName = "two-tier",
-    profile: Profile | None = None,
+    step: Callable[..., Any], where: program.Where, settings: Settings, profile: Profile | None = None
 ) -> Callable[..., tuple[Any, program.Reports]]:
     """Transforms a step as `abft` does, with the first tier of the check alone: the flags show which products would be
     examined."""
-    run, finish = _screening(step, where, Settings(mode, scheme), output, profile)
+    run, finish = _screening(step, where, settings, "float32 accumulator", profile)
 
     @program.taking(step)
     def flagged(*args: Any, **kwargs: Any) -> tuple[Any, program.Reports]:
@@ -171,7 +165,7 @@ def _again(
         warnings.warn(TRACED, stacklevel=2)
         return whole(*args, **kwargs)
 
-    examined.lower = compiled.lower  # type: ignore[attr-defined]
+    examined.lower = compiled.lower  # type: ignore[attr-defined] # functions can have attributes
     return examined
 
 

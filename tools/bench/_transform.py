@@ -134,8 +134,7 @@ def _unrolled(times: int) -> dict[str, float]:
         for mode in ("detect", "correct"):
             found[f"compiling_{name}_{mode}"] = _compiling_seconds(sdc.abft(step, mode=mode), arguments) / whole
         again: Any = sdc.abft(step, examine="again")
-        seconds = harness.seconds_of(lambda: again.lower(*arguments).compile(), anew=True)  # noqa: B023, called here
-        found[f"compiling_{name}_again"] = seconds / whole
+        found[f"compiling_{name}_again"] = _lowering_seconds(again, arguments) / whole
     return found
 
 
@@ -168,7 +167,7 @@ def _equinox_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Returns the gradient of two transformer layers of Equinox, and its arguments."""
     eqx: Any = import_module("equinox")  # which this package does not require
 
-    class EquinoxLayer(eqx.Module):  # type: ignore[misc]
+    class EquinoxLayer(eqx.Module):  # type: ignore[misc] # of a package that may be missing
         attention: Any
         mlp: Any
         norms: list[Any]
@@ -192,6 +191,10 @@ def _equinox_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return jnp.mean(x**2)
 
     return jax.grad(loss), (params, jnp.ones((2, ROWS, WIDTH)))
+
+
+def _lowering_seconds(jitted: Any, arguments: Any) -> float:
+    return harness.seconds_of(lambda: jitted.lower(*arguments).compile(), anew=True)
 
 
 def _compiling_seconds(step: Callable[..., Any], arguments: Any) -> float:

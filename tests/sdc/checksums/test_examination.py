@@ -1,5 +1,6 @@
 """`abft(examine="again")`: the first tier in a program of its own, and what a suspicious step is then found to be."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from sdc.checksums.examination import TRACED, UNREPEATED
 from sdc.faults import Moment
 from sdc.faults.kinds import Scale
 from sdc.program.interpreter import rewrite
-from sdc.program.selectors import products
+from sdc.program.selectors import direction, products
 
 from .test_transform import FORWARD, RNG, W, X, assert_same_bits, step_of
 
@@ -42,13 +43,16 @@ def test_flags_of_a_healthy_and_of_a_faulty_step_are_those_of_one_program(name: 
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("scheme", ["deterministic", "paper", "blocks", "residual"])
-@pytest.mark.parametrize("mode", ["detect", "locate"])
+def square(x: Any) -> Any:
+    return x @ x.T
+
+
+@pytest.mark.parametrize(
+    ("scheme", "mode"),
+    [("paper", "detect"), *itertools.product(("deterministic", "blocks", "residual"), ("detect", "locate"))],
+)
 def test_schemes(scheme: Any, mode: Any) -> None:
-    if (scheme, mode) == ("paper", "locate"):
-        pytest.skip("checks a product as a whole")
-    x = jnp.asarray(X, jnp.bfloat16)
-    step = lambda x: x @ x.T  # noqa: E731
+    x, step = jnp.asarray(X, jnp.bfloat16), square
     _, flags = sdc.abft(step, mode=mode, scheme=scheme, examine="again")(x)
     _, within = jax.jit(sdc.abft(step, mode=mode, scheme=scheme))(x)
     assert jax.tree.structure(flags) == jax.tree.structure(within)
@@ -72,9 +76,12 @@ class _Adds:
         return ()
 
 
+def clean(w: Any, x: Any) -> Any:
+    return jnp.tanh(x @ w[0]) @ w[1]
+
+
 def flaky(numbers: Sequence[float]) -> Callable[[Any, Any], Any]:
     """Returns a step of two products. A number is added to the second one in each run."""
-    clean = lambda w, x: jnp.tanh(x @ w[0]) @ w[1]  # noqa: E731
     _, second = sdc.sites(clean, W, X, where=products)
     rule = _Adds(iter(numbers))
     return lambda w, x: rewrite(clean, lambda site: site.name == second.name, rule)(w, x)[0]
@@ -139,6 +146,19 @@ def test_three_results_and_a_fourth_are_no_clean_step(numbers: Sequence[float]) 
     assert int(list(flags.values())[1].flagged) >= 1
 
 
+def test_faults_in_both_repetitions_are_kept() -> None:
+    """The first run is right, and suspicious only where terms cancel."""
+    step, cancelling = flaky((0.0, 9.0, 7.0, 0.0)), jnp.asarray([[1e6, 1.0, -1e6]] * 2, jnp.float32)
+
+    def both(w: Any, x: Any) -> Any:
+        return cancelling @ jnp.ones((3, 2)), step(w, x)
+
+    with pytest.warns(UserWarning, match="not deterministic"):
+        (_, out), flags = sdc.abft(both, examine="again")(W, X)
+    assert [int(flag.flagged) for flag in flags.values()] == [0, 0, 1]
+    np.testing.assert_allclose(out, EXPECTED, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
@@ -178,6 +198,27 @@ def test_inside_jit_it_examines_within() -> None:
 def test_an_unknown_way_to_examine() -> None:
     with pytest.raises(ValueError, match="examine=later: expected one of 'within', 'again'"):
         sdc.abft(step_of("plain"), examine="later")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_backward_products_whose_terms_cancel_are_not_examined(batched: bool) -> None:
+    """Within a step, their rows would reach the second tier; here, the whole step would run again."""
+    w, x = jnp.asarray([[1e6, 1.0, -1e6]] * 4, jnp.float32), jnp.ones((2, 4))
+    if batched:
+        w, x = jnp.stack([w, w]), jnp.stack([x, x])
+    step = jax.grad(lambda x, w: jnp.sum(jnp.sin(jnp.matmul(x, w) * 1e-9)) * 1e9)
+    _, within = jax.jit(sdc.abft(step, direction("bwd") & products))(x, w)
+    assert sum(int(flag.examined) for flag in within.values()) > 0
+    runs = []
+
+    def counted(x: Any, w: Any) -> Any:
+        jax.debug.callback(lambda: runs.append(1))
+        return step(x, w)
+
+    _, flags = sdc.abft(counted, direction("bwd") & products, examine="again")(x, w)
+    jax.effects_barrier()
+    assert len(runs) == 1
+    assert all(int(flag.flagged) == 0 < int(flag.checked) for flag in flags.values())
 
 
 def test_a_branch_that_is_not_taken_counts_no_rows() -> None:
