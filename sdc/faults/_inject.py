@@ -3,8 +3,8 @@
 import functools
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,14 @@ from sdc.settings import SettingError
 
 from .. import program
 from .fault import Fault, One, Whole, parse_fault
-from .kinds import by_layer
+from .kinds import Change, FaultKind, by_layer
 
 # Elements are counted by 32-bit integers.
 LARGEST = 2**31 - 1
 # Above this rate, drawing a random number for every element is cheaper than scattering the hits.
 DENSE = 1 / 16
+# Maximum number of elements, in one evaluation of a site and in all, whose changes are drawn before the step begins.
+LARGEST_DIRECT, LARGEST_EARLY = 256, 1 << 16
 
 
 @program.aside
@@ -143,7 +145,8 @@ def inject(
             raise TypeError(f"{moment}: expected a whole number for the step")
         with jax.named_scope(program.Tags.HIDDEN):
             rule = _Inject(known, moment, record)
-        out, events = program.rewrite(step, program.Selector("faults", rule.chosen), rule)(*args, **kwargs)
+        selector = program.Selector("faults", rule.chosen)
+        out, events = program.rewrite(step, selector, rule, begin=rule.begin)(*args, **kwargs)
         for number in sorted(set(range(len(known))) - rule.placed):
             if not known[number].by_name:
                 program.sites(step, *args, where=known[number].selector, **kwargs)
@@ -189,6 +192,28 @@ def _refuse(fault: Fault, all_sites: Sequence[program.Site]) -> None:
     )
 
 
+class Plan(NamedTuple):
+    """The hits of a fault on one array: where they are, and how the elements change.
+
+    Attributes:
+        groups: flat indices of the elements that each hit strikes; the array's size for unused entries.
+        parts: parts of the change that are drawn, by name (see `Change`).
+        order: order of the elements of all groups by index, and their indices, each listed once; None if every group
+            is a single element, since these are in order already.
+        drawn: the kind's draw for the step and layer, and the layer; None for kinds that draw nothing.
+    """
+
+    groups: Int32[Array, "hits n"]
+    parts: dict[str, Shaped[Array, "..."]]
+    order: tuple[Int32[Array, "_"], Int32[Array, "_"]] | None
+    drawn: tuple[Float32[ArrayLike, ""], Int[Array, ""]] | None
+
+
+# A function of the array's bits, further arrays, and where a fault strikes; it returns the bits after the fault, and
+# the struck elements, or None if these are where the last argument says.
+Corrupt: TypeAlias = Callable[[Any, Any, Any], tuple[Any, Any]]
+
+
 class Draw(NamedTuple):
     """A fault at one site, with the random draw of the elements that it strikes."""
 
@@ -196,13 +221,10 @@ class Draw(NamedTuple):
     keys: PRNGKeyArray  # two keys: one for the places, one for the changes
     rate: Float32[Array, ""]  # probability that a hit starts at an element
     like: jax.ShapeDtypeStruct  # shape and dtype of the array
+    size: Int[ArrayLike, ""]  # number of elements of the array
+    room: int  # see `_room`
     layer: Int[Array, ""]
     u: Float32[ArrayLike, ""]  # the kind's draw for the step and layer
-
-    @property
-    def sparse(self) -> bool:
-        """Whether hits are so rare that drawing their places costs less than drawing a number for every element."""
-        return not isinstance(self.fault.pattern, Whole) and self.fault.largest_rate() <= DENSE
 
     def found(self) -> Bool[Array, "*#size"]:
         """Returns whether the fault strikes the array or, for a dense fault, which elements it strikes, since this
@@ -210,8 +232,8 @@ class Draw(NamedTuple):
         if isinstance(self.fault.pattern, Whole):  # a hit anywhere strikes all elements: 1 - (1 - rate)^size
             any_start = -jnp.expm1(self.like.size * jnp.log1p(-jnp.minimum(self.rate, 1 - 2.0**-24)))
             return (jax.random.uniform(self.keys[0]) < any_start) & (self.rate > 0)
-        if self.sparse:  # there is a hit if the first distance lies inside the array
-            return self._gaps()[0] <= self.like.size
+        if _sparse(self.fault):  # there is a hit if the first distance lies inside the array
+            return self._gaps()[0] <= self.size
         if self.fault.pattern != One():
             raise ValueError(
                 f"rate={self.fault.rate} with a pattern of several elements would corrupt most of the tensor; "
@@ -222,53 +244,102 @@ class Draw(NamedTuple):
     def where(self, bits: UInt[Array, "*shape"], hit: Bool[Array, "*#size"]) -> UInt[Array, "*shape"]:
         """Returns the bits after the fault has changed the elements for which `hit` is true."""
         mask = hit.reshape(bits.shape) if hit.ndim else hit
-        return jnp.where(mask, self._after(bits.reshape(-1)).reshape(bits.shape), bits)
+        numbers = lax.bitcast_convert_type(bits.reshape(-1), self.like.dtype)
+        after = as_bits(self._what(self.keys[1], numbers, self.layer))
+        return jnp.where(mask, after.reshape(bits.shape), bits)
 
-    def at(self, bits: UInt[Array, "*shape"]) -> tuple[UInt[Array, "*shape"], Int32[Array, "_"]]:
-        """Returns the bits after the fault, and the index of each struck element, listed once; unused indices are out
-        of range.
+    def planned(self) -> tuple[Plan, dict[str, Any]]:
+        """Draws the hits; returns their plan, and the parts of their change that are the same in every draw.
 
         If patterns overlap, the first pattern determines the value of an element; in hardware, the order of two writes
         to one place would be arbitrary as well.
         """
         # Saturating sums cannot wrap, and are associative.
-        most = jnp.uint32(self.like.size + 1)
+        most = jnp.asarray(self.size, jnp.uint32) + 1
         starts = (lax.associative_scan(lambda a, b: jnp.minimum(a + b, most), self._gaps()) - 1).astype(jnp.int32)
-        groups = self.fault.pattern.positions(starts, self.like.shape)
-        # Elements cut off at an edge come last.
-        groups = jnp.sort(groups, axis=-1) if groups.shape[-1] > 1 else groups
-        count = jnp.sum(groups < bits.size, axis=-1, dtype=jnp.int32)
-        values = self._after(take(bits, groups), count)
-        at, values = groups.reshape(-1), values.reshape(-1)
+        groups, order = self.fault.pattern.positions(starts, self.like.shape), None
         if groups.shape[-1] > 1:
-            order = jnp.argsort(at)
-            at, values = at[order], values[order]
+            groups = jnp.sort(groups, axis=-1)  # elements cut off at an edge come last
+            at = groups.reshape(-1)
+            rank = jnp.argsort(at)
+            at = at[rank]
             again = jnp.concatenate([jnp.zeros(1, jnp.bool_), at[1:] == at[:-1]])
-            at = jnp.where(again, bits.size, at).astype(at.dtype)
-        return bits.at[_indices(at, bits.shape)].set(values, mode="drop"), at
+            order = rank.astype(jnp.int32), jnp.where(again, self.size, at).astype(at.dtype)
+        change = self._what.change(self.keys[1], groups.shape, self.like.dtype, self.layer)._asdict()
+        parts = {name: part for name, part in change.items() if isinstance(part, jax.core.Tracer)}
+        drawn = (self.u, self.layer) if self.fault.what.draws else None
+        same = {name: part for name, part in change.items() if name not in parts}
+        return Plan(groups, parts, order, drawn), same
+
+    @property
+    def _what(self) -> FaultKind:
+        return self.fault.what.on(self.u, self.layer)
 
     def _gaps(self) -> UInt32[Array, "hits"]:
         """Draws the distances from the start of one hit to the start of the next; the first is measured from index -1.
 
-        The distances have a geometric distribution: 1 + floor(log(1 - u) / log(1 - rate)). The array has room for the
-        number of hits expected at the largest rate, plus eight standard deviations, plus twelve; further hits would be
-        lost.
+        The distances have a geometric distribution: 1 + floor(log(1 - u) / log(1 - rate)).
         """
-        size = self.like.size
-        expected = size * self.fault.largest_rate()
-        room = min(size, int(expected + 8 * np.sqrt(expected)) + 12)
+        size = jnp.asarray(self.size, jnp.float32)
         # Drawn from 32 random bits rather than 23, so that small distances keep their probability at very low rates.
-        u = (jax.random.bits(self.keys[0], (room,)).astype(jnp.float32) + 0.5) * np.float32(2.0**-32)
+        bits = jax.random.bits(self.keys[0], (self.room,), jnp.uint32)
+        u = (bits.astype(jnp.float32) + 0.5) * np.float32(2.0**-32)
         gap = jnp.floor(jnp.log1p(-u) / jnp.log1p(-jnp.maximum(self.rate, 1e-30)))
         return jnp.where(self.rate > 0, jnp.minimum(gap, size), size).astype(jnp.uint32) + 1
 
-    def _after(
-        self, bits: UInt[Array, "*groups n"], count: Int[Array, "*#groups"] | None = None
-    ) -> UInt[Array, "*groups n"]:
-        """Returns the bits of the struck elements after the fault."""
-        numbers = lax.bitcast_convert_type(bits, self.like.dtype)
-        what = self.fault.what.on(self.u, self.layer)
-        return as_bits(what(self.keys[1], numbers, self.layer, count))
+
+def _sparse(fault: Fault) -> bool:
+    """Returns whether hits are so rare that drawing their places costs less than drawing a number for every element."""
+    return not isinstance(fault.pattern, Whole) and fault.largest_rate() <= DENSE
+
+
+def _room(fault: Fault, size: int) -> int:
+    """Returns the number of hits for which an array has room: those expected at the largest rate, plus eight standard
+    deviations, plus twelve; further hits would be lost. Small numbers are rounded up to powers of two, so that arrays
+    of different sizes can share a draw."""
+    expected = size * fault.largest_rate()
+    room = int(expected + 8 * np.sqrt(expected)) + 12
+    return 1 << (room - 1).bit_length() if room <= LARGEST_DIRECT else min(room, size)
+
+
+class Struck(NamedTuple):
+    """Elements that hits have struck, each listed once, by index; unused entries have an index out of range."""
+
+    at: Int32[Array, "n"]
+    old: UInt[Array, "n"]
+    new: UInt[Array, "n"]
+
+
+def _apply(
+    like: jax.ShapeDtypeStruct,
+    what: FaultKind,
+    same: Mapping[str, Any],
+    bits: UInt[Array, "*shape"],
+    plan: Plan,
+    hit: Bool[Array, "*#size"] | None = None,
+) -> tuple[UInt[Array, "*shape"], Struck]:
+    """Returns the bits after the planned hits, and the struck elements."""
+    count = jnp.sum(plan.groups < like.size, axis=-1, dtype=jnp.int32)
+    before = take(bits, plan.groups)
+    numbers = lax.bitcast_convert_type(before, like.dtype)
+    kind = what if plan.drawn is None else what.on(*plan.drawn)
+    after = as_bits(kind.changed(numbers, Change(**plan.parts, **same), count))
+    struck = Struck(plan.groups.reshape(-1), before.reshape(-1), after.reshape(-1))
+    if plan.order is not None:
+        rank, at = plan.order
+        struck = Struck(at, struck.old[rank], struck.new[rank])
+    return bits.at[_indices(struck.at, bits.shape)].set(struck.new, mode="drop"), struck
+
+
+def _corrupt_drawn(
+    draw: Draw, bits: UInt[Array, "*shape"], arrays: Mapping[str, Any], hit: Bool[Array, "*#size"]
+) -> tuple[UInt[Array, "*shape"], Struck | None]:
+    """Draws the hits again, from `arrays`, and returns the bits after them, and the struck elements."""
+    draw = draw._replace(**arrays)
+    if not _sparse(draw.fault):
+        return draw.where(bits, hit), None
+    plan, same = draw.planned()
+    return _apply(draw.like, draw.fault.what, same, bits, plan)
 
 
 def take(x: Shaped[Array, "*shape"], at: Int32[Array, "*n"]) -> Shaped[Array, "*n"]:
@@ -288,11 +359,48 @@ def _indices(at: Int32[Array, "*n"], shape: tuple[int, ...]) -> tuple[Int32[Arra
     return at, *reversed(found)
 
 
+class _Packed(NamedTuple):
+    """The plans of a fault for several evaluations, as the words of one array.
+
+    XLA compiles equal kernels once. Which plan a kernel takes must therefore not be a part of the kernel: it is a
+    constant array of indices, whereas XLA would put a constant number into the kernel.
+    """
+
+    words: UInt32[Array, "rows_times_words"]
+    layout: Plan  # of `jax.ShapeDtypeStruct`
+    same: dict[str, Any]  # see `Draw.planned`
+
+    @property
+    def size(self) -> int:
+        """Number of words of a plan."""
+        return sum(map(_word_count, jax.tree.leaves(self.layout)))
+
+    def plan(self, words: UInt32[Array, "words"]) -> Plan:
+        parts, structure = jax.tree.flatten(self.layout)
+        ends = np.cumsum([_word_count(part) for part in parts])
+        found = []
+        for part, end in zip(parts, ends, strict=True):
+            piece = words[end - _word_count(part) : end].reshape(
+                *part.shape, *([2] if part.dtype.itemsize == 8 else [])
+            )
+            found.append(lax.bitcast_convert_type(piece, part.dtype))
+        return jax.tree.unflatten(structure, found)
+
+
+def _word_count(part: jax.ShapeDtypeStruct) -> int:
+    return math.prod(part.shape) * part.dtype.itemsize // 4
+
+
+def _packed(plan: Plan) -> UInt32[Array, "words"]:
+    parts = [lax.bitcast_convert_type(part, jnp.uint32).reshape(-1) for part in jax.tree.leaves(plan)]
+    return jnp.concatenate(parts)
+
+
 class _Inject:
     def __init__(self, faults: tuple[Fault, ...], moment: Moment, record: int) -> None:
         self.faults, self.record = faults, record
         # Values shared by all sites are computed here, outside all loops, since random numbers compile slowly.
-        key = jax.random.fold_in(moment.key, moment.step)
+        key = jax.random.fold_in(_own_key(moment.key), moment.step)
         # A spike affects a whole device at once, not single sites: faults with equal `at` and `when` share spikes.
         alike = [(fault.when, fault.at) for fault in faults]
         factors = [
@@ -302,13 +410,124 @@ class _Inject:
         self.key, self.factors = program.closable((key, factors))
         self._corrupted = program.traced_once(self._corrupt_all, static_argnums=6)
         self.placed: set[int] = set()  # numbers of the faults that can strike a site of the step
+        # Plans that were drawn early, with the number of the first: by site, output and fault.
+        self._early: dict[str, dict[tuple[int, int], tuple[_Packed, int]]] = {}
+        self._planned: dict[Any, Callable[..., Any]] = {}  # `_corrupt_planned` for sites with equal plans
 
     def chosen(self, site: program.Site) -> bool:
         if not any(map(corruptible, site.outputs)):
             return False
-        placed = {number for number, fault in enumerate(self.faults) if _may_hit(fault, site)}
+        placed = set(self._numbers(site))
         self.placed |= placed
         return bool(placed)
+
+    def _numbers(self, site: program.Site) -> tuple[int, ...]:
+        return tuple(number for number, fault in enumerate(self.faults) if _may_hit(fault, site))
+
+    def begin(self, sites: Sequence[program.Site]) -> None:
+        """Draws the hits of all sites whose number of evaluations is known, together for sites of the same dtype.
+
+        Random numbers compile slowly: a program in which each site drew its own took minutes to compile.
+        """
+        groups: dict[Any, list[program.Site]] = {}
+        axes = program.bound_axes()
+        for site in sites:
+            numbers, runs, most = self._numbers(site), math.prod(site.trips), 0
+            faults, keys = [self.faults[number] for number in numbers], []
+            for output, x in enumerate(site.outputs):
+                if strikable(x):
+                    rooms = tuple(_room(fault, x.size) for fault in faults)
+                    most = max(
+                        most, *(room * fault.pattern.size(x.shape) for room, fault in zip(rooms, faults, strict=True))
+                    )
+                    shape = None if all(fault.pattern == One() for fault in faults) else x.shape
+                    keys.append((numbers, output, x.dtype, shape, rooms, site.loops))
+            small = all(math.prod(x.shape) < LARGEST for x in site.outputs)
+            known = runs and small and all(map(_sparse, faults)) and axes.keys() >= dict(site.mesh).keys()
+            if known and most <= LARGEST_DIRECT and most * runs <= LARGEST_EARLY:
+                for key in keys:
+                    groups.setdefault(key, []).append(site)
+        for (numbers, output, dtype, shape, rooms, _), group in groups.items():
+            self._draw_early(numbers, output, jax.ShapeDtypeStruct(shape or (), dtype), rooms, group)
+
+    def _draw_early(
+        self,
+        numbers: tuple[int, ...],
+        output: int,
+        like: jax.ShapeDtypeStruct,
+        rooms: tuple[int, ...],
+        group: Sequence[program.Site],
+    ) -> None:
+        """Draws the hits on an output of several sites, in all iterations of their loops."""
+        runs = [math.prod(site.trips) for site in group]
+        grids = [
+            np.indices(site.trips, np.int32).reshape(site.loops, each) for site, each in zip(group, runs, strict=True)
+        ]
+        names = np.asarray([zlib.crc32(site.name.encode()) for site in group], np.uint32)
+        sizes = np.asarray([math.prod(site.outputs[output].shape) for site in group], np.int32)
+        now = [self._now(number, group, grids) for number in numbers]
+        layouts: dict[int, tuple[Plan, dict[str, Any]]] = {}
+
+        def draw(_: program.Values, key: Any, factors: Any, rows: Any) -> tuple[program.Values, Any]:
+            def one(name: Any, size: Any, iteration: Any, now: Any) -> Any:
+                words = {}
+                for number, draw in self._draws(numbers, key, factors, name, iteration, now, output, like, size, rooms):
+                    plan, same = draw.planned()
+                    layouts[number] = jax.eval_shape(lambda: plan), same  # noqa: B023
+                    words[number] = _packed(plan)
+                return words
+
+            return [], {number: words.reshape(-1) for number, words in jax.vmap(one)(*rows).items()}
+
+        rows = np.repeat(names, runs), np.repeat(sizes, runs), tuple(np.concatenate(grids, axis=1)), now
+        words = program.closable(program.traced_once(draw)([], self.key, self.factors, rows)[1])
+        packed = {number: _Packed(each, *layouts[number]) for number, each in words.items()}
+        first = np.cumsum([0, *runs])
+        for site, row in zip(group, map(int, first), strict=False):
+            self._early.setdefault(site.name, {}).update({(output, each): (packed[each], row) for each in packed})
+
+    def _now(
+        self, number: int, group: Sequence[program.Site], grids: Sequence[Int32[np.ndarray, "loops runs"]]
+    ) -> Bool[ArrayLike, "rows"]:
+        """Returns whether a fault's selector chooses each site in each iteration."""
+        fault, found = self.faults[number], []
+        for site, grid in zip(group, grids, strict=True):
+            now = fault.by_name or fault.selector.now(site, tuple(map(jnp.asarray, grid)))
+            found.append(np.full(grid.shape[1], now) if isinstance(now, bool) else now)
+        # Concatenation by NumPy keeps constants out of the program.
+        return jnp.concatenate(found) if any(isinstance(now, jax.Array) for now in found) else np.concatenate(found)
+
+    def _draws(
+        self,
+        numbers: Sequence[int],
+        step_key: PRNGKeyArray,
+        factors: Sequence[Float32[Array, ""]],
+        site: UInt32[ArrayLike, ""],
+        iteration: Sequence[Int[Array, ""]],
+        here: Sequence[Bool[ArrayLike, ""]],
+        output: int,
+        like: jax.ShapeDtypeStruct,
+        size: Int[ArrayLike, ""],
+        rooms: Sequence[int],
+    ) -> Iterator[tuple[int, Draw]]:
+        """Returns the draws of the faults with these numbers for an output of a site, as far as `here` enables the
+        faults in this iteration."""
+        # Every site, iteration and device has its own key. Axes of size one are ignored, so that draws do not depend
+        # on which of these axes are mapped.
+        key = jax.random.fold_in(step_key, site)
+        for index in iteration:
+            key = jax.random.fold_in(key, index)
+        for axis, devices in sorted(program.bound_axes().items()):
+            if devices > 1:
+                key = jax.random.fold_in(jax.random.fold_in(key, zlib.crc32(axis.encode())), lax.axis_index(axis))
+        key = key if output == 0 else jax.random.fold_in(key, output)
+        layer = iteration[-1] if iteration else jnp.int32(0)
+        for number, now, room in zip(numbers, here, rooms, strict=True):
+            fault = self.faults[number]
+            u = _draw(fault, step_key, number, layer)
+            rate = self._rate(fault, factors[number], now, layer, u)
+            keys = jax.random.split(jax.random.fold_in(key, number))
+            yield number, Draw(fault, keys, rate, like, size, room, layer, u)
 
     def __call__(
         self, place: program.Place, bind: Callable[..., program.Values], *inputs: Any
@@ -320,11 +539,24 @@ class _Inject:
                     f"site {place.site.name!r} has {x.size:,} elements on one device, but faults can strike "
                     f"only tensors of fewer than {LARGEST:,} elements; shard the tensor, or choose another site"
                 )
-        numbers = tuple(number for number, fault in enumerate(self.faults) if _may_hit(fault, place.site))
-        chosen = [self.faults[number] for number in numbers]
-        now = [fault.by_name or fault.selector.now(place.site, place.iteration) for fault in chosen]
-        site = np.uint32(zlib.crc32(place.site.name.encode()))
-        after, events = self._corrupted(before, self.key, self.factors, site, place.iteration, now, numbers)
+        if early := self._early.get(place.site.name):
+            row: Any = np.int32(0)
+            for trips, index in zip(place.site.trips, place.iteration, strict=True):
+                row = row * np.int32(trips) + index
+            given = {}
+            for key, (packed, number) in early.items():
+                own = np.arange(number * packed.size, (number + 1) * packed.size, dtype=np.int32)
+                given[key] = packed.words, own + row * np.int32(packed.size)
+            plans = {key: packed for key, (packed, _) in early.items()}
+            corrupted = program.traced_once(functools.partial(self._corrupt_planned, plans))
+            corrupted = self._planned.setdefault(tuple((key, id(plans[key])) for key in plans), corrupted)
+            after, events = corrupted(before, given)
+        else:
+            numbers = self._numbers(place.site)
+            chosen = [self.faults[number] for number in numbers]
+            now = [fault.by_name or fault.selector.now(place.site, place.iteration) for fault in chosen]
+            name = np.uint32(zlib.crc32(place.site.name.encode()))
+            after, events = self._corrupted(before, self.key, self.factors, name, place.iteration, now, numbers)
         for old, new in zip(before, after, strict=True):
             # With check_vma=True, a fault on one device cannot strike a value that is typed as equal on all devices.
             if added := jax.typeof(new).manual_axis_type.varying - jax.typeof(old).manual_axis_type.varying:
@@ -345,29 +577,40 @@ class _Inject:
         here: Sequence[Bool[ArrayLike, ""]],
         numbers: tuple[int, ...],
     ) -> tuple[program.Values, Events]:
-        """Applies the faults with these numbers to the outputs of a site, as far as `here` enables them in this
-        iteration."""
-        after, events = [], []
-        # Every site, iteration and device has its own key. Axes of size one are ignored, so that draws do not depend
-        # on which of these axes are mapped.
-        key = jax.random.fold_in(step_key, site)
-        for index in iteration:
-            key = jax.random.fold_in(key, index)
-        for axis, size in sorted(program.bound_axes().items()):
-            if size > 1:
-                key = jax.random.fold_in(jax.random.fold_in(key, zlib.crc32(axis.encode())), lax.axis_index(axis))
-        layer = iteration[-1] if iteration else jnp.int32(0)
-        drawn = {number: _draw(self.faults[number], step_key, number, layer) for number in numbers}
-        rates = {
-            number: self._rate(self.faults[number], factors[number], now, layer, drawn[number])
-            for number, now in zip(numbers, here, strict=True)
-        }
+        """Draws the hits of the faults with these numbers at a site, and applies them."""
+        struck: dict[int, list[tuple[Bool[Array, "*#size"], Any, Corrupt]]] = {}
+        for output, x in enumerate(before):
+            if strikable(x):
+                rooms = [_room(self.faults[number], x.size) for number in numbers]
+                like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+                draws = self._draws(numbers, step_key, factors, site, iteration, here, output, like, x.size, rooms)
+                for _, draw in draws:
+                    arrays = {name: getattr(draw, name) for name in ("keys", "rate", "layer", "u")}
+                    corrupt = functools.partial(_corrupt_drawn, draw)
+                    struck.setdefault(output, []).append((draw.found(), arrays, corrupt))
+        return self._all_outputs(before, struck)
+
+    def _corrupt_planned(
+        self, packed: Mapping[tuple[int, int], _Packed], before: program.Values, given: Mapping[tuple[int, int], Any]
+    ) -> tuple[program.Values, Events]:
+        """Applies planned hits; `given` holds the words of all plans, and the indices of those of this evaluation."""
+        struck: dict[int, list[tuple[None, Any, Corrupt]]] = {}
+        for (output, number), (words, at) in given.items():
+            x, own = before[output], packed[output, number]
+            like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+            plan = own.plan(words.at[at].get(mode="promise_in_bounds"))
+            corrupt = functools.partial(_apply, like, self.faults[number].what, own.same)
+            struck.setdefault(output, []).append((None, plan, corrupt))
+        return self._all_outputs(before, struck)
+
+    def _all_outputs(
+        self, before: program.Values, struck: Mapping[int, Sequence[tuple[Any, Any, Corrupt]]]
+    ) -> tuple[program.Values, Events]:
+        after, events = [*before], []
         for output, x in enumerate(before):
             if corruptible(x):
-                own = key if output == 0 else jax.random.fold_in(key, output)
-                x, event = self._corrupt(rates, drawn, own, output, layer, x)
+                after[output], event = self._corrupt(struck.get(output, ()), output, x)
                 events.append(event)
-            after.append(x)
         return after, functools.reduce(self.merge, events)
 
     def merge(self, total: Events, new: Events) -> Events:
@@ -380,11 +623,8 @@ class _Inject:
 
     def _corrupt(
         self,
-        rates: Mapping[int, Float32[Array, ""]],
-        drawn_here: Mapping[int, Float32[ArrayLike, ""]],
-        key: PRNGKeyArray,
+        struck: Sequence[tuple[Bool[Array, "*#size"] | None, Any, Corrupt]],
         output: int,
-        layer: Int[Array, ""],
         before: Shaped[Array, "*shape"],
     ) -> tuple[Shaped[Array, "*shape"], Events]:
         # Works on bits throughout: XLA widens narrow floats to move them, and so loses the payloads of NaNs.
@@ -393,33 +633,29 @@ class _Inject:
         nothing = program.varying(
             (jnp.uint32(0), jnp.uint32(0), Hits(none, none, pairs, pairs) if self.record else None)
         )
-        if not old.size:
+        if not struck:
             return before, Events(*nothing)
-        like = jax.ShapeDtypeStruct(before.shape, before.dtype)
-        draws, found = [], []
-        for number, rate in rates.items():
-            keys = jax.random.split(jax.random.fold_in(key, number))
-            draws.append(Draw(self.faults[number], keys, rate, like, layer, drawn_here[number]))
-            found.append(draws[-1].found())
-        any_hit = functools.reduce(jnp.logical_or, map(jnp.any, found))
 
-        def change(carried: Any, draws: Sequence[Any], found: Sequence[Any]) -> Any:
+        def change(carried: Any, given: Sequence[Any]) -> Any:
             old, *_ = carried
             new, touched, masked, drawn = old, [], [], jnp.uint32(0)
-            for number, (keys, rate, layer, u), hit in zip(rates, draws, found, strict=True):
-                draw = Draw(self.faults[number], keys, rate, like, layer, u)
-                if draw.sparse:
-                    new, at = draw.at(new)
-                    drawn += jnp.sum(at < old.size, dtype=jnp.uint32)
-                    touched.append(at)
+            for (hit, arrays), (_, _, corrupt) in zip(given, struck, strict=True):
+                new, found = corrupt(new, arrays, hit)
+                if found is not None:
+                    drawn += jnp.sum(found.at < old.size, dtype=jnp.uint32)
+                    touched.append(found)
                 else:
-                    new = draw.where(new, hit)
                     drawn += jnp.sum(jnp.broadcast_to(hit, (old.size,)), dtype=jnp.uint32)
                     masked.append(jnp.atleast_1d(hit))
-            return new, *program.varying((drawn, *self._compare(output, old, new, touched, masked)))
+            found = touched[0] if len(struck) == len(touched) == 1 else _struck(old, new, touched, masked)
+            return new, *program.varying((drawn, *self._compare(output, found, old.size)))
 
-        arrays = [(draw.keys, draw.rate, draw.layer, draw.u) for draw in draws]
-        new, *events = program.rarely(program.agreed(any_hit), change, (old, *nothing), arrays, found)
+        given = [(hit, arrays) for hit, arrays, _ in struck]
+        if hits := [jnp.any(hit) for hit, _ in given if hit is not None]:
+            any_hit = program.agreed(functools.reduce(jnp.logical_or, hits))
+            new, *events = program.rarely(any_hit, change, (old, *nothing), given)
+        else:  # few elements: changing them, or none, costs less than a branch
+            new, *events = change((old, *nothing), given)
         return from_bits(new.reshape(before.shape), before), Events(*events)
 
     def _rate(
@@ -451,31 +687,14 @@ class _Inject:
             factor *= fault.what.share(u)
         return jnp.where(here, jnp.minimum(rate * factor, 1.0), 0.0)
 
-    def _compare(
-        self,
-        output: int,
-        before: UInt[Array, "*shape"],
-        after: UInt[Array, "*shape"],
-        touched: list[Int32[Array, "_"]],
-        masked: list[Bool[Array, "#size"]],
-    ) -> tuple[UInt32[Array, ""], Hits | None]:
-        """Counts the struck elements whose bits changed (each element once), and lists the first of these elements.
+    def _compare(self, output: int, struck: Struck, size: int) -> tuple[UInt32[Array, ""], Hits | None]:
+        """Counts the struck elements whose bits changed, and lists the first of these elements.
 
         Elements that were not struck are ignored: XLA may compute a value once for the step and once for this
         comparison, and the two results occasionally differ in the last bit.
         """
-        if masked or not touched:
-            at, old, new = jnp.arange(before.size, dtype=jnp.int32), before.reshape(-1), after.reshape(-1)
-            hit = jnp.zeros(before.size, jnp.bool_)
-            for mask in masked:
-                hit |= mask
-            for places in touched:
-                hit = hit.at[places].set(True, mode="drop")
-        else:
-            at = jnp.sort(jnp.concatenate(touched))
-            hit = jnp.concatenate([jnp.ones(1, jnp.bool_), at[1:] != at[:-1]]) & (at < before.size)
-            old, new = (take(x, at) for x in (before, after))
-        differs = hit & (old != new)
+        at, old, new = struck
+        differs = (at < size) & (old != new)
         changed = jnp.sum(differs, dtype=jnp.uint32)
         if not self.record:
             return changed, None
@@ -488,6 +707,34 @@ class _Inject:
 
         outputs = jnp.where(known, jnp.uint32(output), 0).astype(jnp.uint32)
         return changed, Hits(outputs, pick(at), pick(_words(old)), pick(_words(new)))
+
+
+def _struck(
+    before: UInt[Array, "*shape"],
+    after: UInt[Array, "*shape"],
+    touched: list[Struck],
+    masked: list[Bool[Array, "#size"]],
+) -> Struck:
+    """Returns the elements that at least one of several faults has struck, with their bits before and after all."""
+    if masked:
+        hit = jnp.zeros(before.size, jnp.bool_)
+        for mask in masked:
+            hit |= mask
+        for each in touched:
+            hit = hit.at[each.at].set(True, mode="drop")
+        at = jnp.where(hit, jnp.arange(before.size, dtype=jnp.int32), before.size)
+        return Struck(at, before.reshape(-1), after.reshape(-1))
+    at = jnp.sort(jnp.concatenate([each.at for each in touched]))
+    again = jnp.concatenate([jnp.zeros(1, jnp.bool_), at[1:] == at[:-1]])
+    return Struck(jnp.where(again, before.size, at), take(before, at), take(after, at))
+
+
+def _own_key(key: PRNGKeyArray) -> PRNGKeyArray:
+    """Returns a key whose draws under `vmap` are those of each row alone, as those of JAX's hardware generators are
+    not."""
+    if jax.random.key_impl(key) == "threefry2x32":
+        return key
+    return jax.random.wrap_key_data(jax.random.bits(key, (2,), jnp.uint32), impl="threefry2x32")
 
 
 def _draw(fault: Fault, key: PRNGKeyArray, number: int, layer: Int[Array, ""]) -> Float32[ArrayLike, ""]:

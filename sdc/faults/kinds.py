@@ -176,7 +176,12 @@ class FaultKind(abc.ABC):
         count: Int[Array, "*#groups"] | None = None,
     ) -> Shaped[Array, "*groups n"]:
         """Returns the elements after the fault; for `count` see `apply`."""
-        change = self.change(key, x.shape, x.dtype, layer)
+        return self.changed(x, self.change(key, x.shape, x.dtype, layer), count)
+
+    def changed(
+        self, x: Shaped[Array, "*groups n"], change: Change, count: Int[Array, "*#groups"] | None = None
+    ) -> Shaped[Array, "*groups n"]:
+        """Returns the elements after a change that `change` drew for their shape; for `count` see `apply`."""
         return self.settled(x, change, apply(x, change, count=count))
 
     def settled(self, x: Shaped[Array, "*n"], change: Change, changed: Shaped[Array, "*n"]) -> Shaped[Array, "*n"]:

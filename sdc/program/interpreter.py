@@ -74,6 +74,7 @@ def rewrite(
     reason: Callable[[Site], str | None] = lambda site: None,
     first: tuple[Where, Replace] | None = None,
     around: Around | None = None,
+    begin: Callable[[Sequence[Site]], None] = lambda sites: None,
 ) -> Callable[..., tuple[Any, Reports]]:
     """Transforms a step so that `rule` replaces every equation that `where` selects.
 
@@ -87,6 +88,8 @@ def rewrite(
         first: arguments of a `substitute` to apply beforehand; if it replaces anything, the arrays that enter and leave
             the step are no longer sites.
         around: a function that runs the part of the step that holds all sites; lock-step needs it.
+        begin: a function that is called before the rule is, with all sites, and again within each `shard_map` outside
+            of loops, with the sites there; what it computes, the rule can use at these sites.
 
     Returns:
         A function of the same arguments that returns `(step's output, Reports)`. Wrap this function in `jax.jit`, since
@@ -117,7 +120,9 @@ def rewrite(
             jaxpr = live if plan.sites else closed
             if around is not None and plan.sites:
                 jaxpr, plan = with_region(live, plan, whole=around.whole)
-            outs, reports = evaluate(plan, jaxpr, (), _Applied(selector, rule, around), program.inputs)
+            applied = _Applied(selector, rule, around, begin)
+            applied.begin(plan.sites)
+            outs, reports = evaluate(plan, jaxpr, (), applied, program.inputs)
             values = [reports[site.name] for site in plan.sites]
             here = jax.sharding.get_abstract_mesh()
             if not here.empty:  # parts of a step may have different explicit axes
@@ -172,6 +177,9 @@ class _Substitute:
         outs = None if eqn.primitive is mark_p else self.replace(eqn.primitive, eqn.params, operands)
         return bind_equation(eqn, operands) if outs is None else outs, ()
 
+    def begin(self, sites: Sequence[Site]) -> None:
+        pass
+
     def merge(self, total: tuple[()], new: tuple[()]) -> tuple[()]:
         return ()
 
@@ -215,9 +223,15 @@ def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwa
 class _Applied:
     """A rule with the features that all rules share: selection of iterations, and marks for outer transformations."""
 
-    def __init__(self, selector: Selector, rule: Rule, around: Around | None = None) -> None:
+    def __init__(
+        self,
+        selector: Selector,
+        rule: Rule,
+        around: Around | None = None,
+        begin: Callable[[Sequence[Site]], None] = lambda sites: None,
+    ) -> None:
         self.selector, self.rule, self.around = selector, rule, around
-        self.merge = rule.merge
+        self.begin, self.merge = jax.named_scope(Tags.HIDDEN)(begin), rule.merge
 
     def __call__(self, eqn: Any, place: Place, operands: Values) -> tuple[Values, Report]:
         primitive, params, known = eqn.primitive, eqn.params, None
@@ -470,6 +484,8 @@ def _shard_map(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied
     axes = manual_axes(eqn)
 
     def body(iteration: tuple[Any, ...], args: Values) -> tuple[tuple[Any, ...], dict[str, Report]]:
+        if not iteration:
+            rule.begin(plans[0].sites)
         outs, reports = evaluate(plans[0], params["jaxpr"], iteration, rule, args)
         with jax.named_scope(Tags.HIDDEN):
             rows = jax.tree.map(lambda x: lax.expand_dims(x, range(len(axes))), reports)

@@ -1,6 +1,7 @@
 """Faults do what they say, where and when they say, and the events are the ground truth."""
 
 import math
+import re
 from typing import Any
 
 import jax
@@ -43,6 +44,50 @@ def test_same_key_same_faults_other_step_other_faults() -> None:
     assert not bits_changed(a, b).any()
     assert bits_changed(a, c).any()
     assert bits_changed(a, d).any()
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_the_faults_of_a_site_do_not_depend_on_other_sites(impl: str) -> None:
+    def step(x: Any) -> Any:
+        return sdc.probe(sdc.probe(x, "p") + 1, "q")
+
+    now = Moment(jax.random.key(0, impl=impl), jnp.int32(0))
+    drawn = [
+        sdc.inject(step, [sdc.Fault(BitFlip(), 0.01, where)], record=64)(now, X)[1]["fwd/q"].hits
+        for where in ("fwd/q", "fwd/*")
+    ]
+    assert np.count_nonzero(drawn[0].element) > 10
+    assert drawn[0].element.tolist() == drawn[1].element.tolist()
+
+
+def test_rates_with_numbers_of_64_bits() -> None:
+    run = sdc.inject(identity, [sdc.Fault(BitFlip((1,)), 0.01)])
+    expected = np.asarray(run(moment(), X)[0])
+    with jax.enable_x64(True):
+        assert not bits_changed(run(moment(), X)[0], expected).any()
+
+
+def unrolled(ws: Any, x: Any) -> Any:
+    for w in ws:
+        x = jnp.tanh(x @ w)
+    return x
+
+
+def test_sites_of_equal_shape_share_kernels() -> None:
+    """The time to compile is that of the kernels, and XLA compiles equal kernels once."""
+
+    def kernels(layers: int) -> tuple[int, int]:
+        run = sdc.inject(unrolled, ["bitflip(rate=1e-3, where=operations)"])
+        text = jax.jit(run).lower(moment(), [jnp.eye(16)] * layers, jnp.ones((8, 16))).compile().as_text()
+        assert text is not None
+        used = set(re.findall(r"fusion\([^\n]*calls=%?([\w.\-]+)", text))
+        bodies = [body for body in text.split("\n\n") if re.split("[ (]", body.strip().lstrip("%"))[0] in used]
+        names = r", metadata=\{[^}]*\}|%[\w.\-]+|[\w\-]+\.\d[\d.]*"
+        return len(used), len({re.sub(names, "", body) for body in bodies})
+
+    (few, distinct), (many, still) = kernels(4), kernels(16)
+    assert many - few <= 12 * 24  # two sites in each layer; a site that draws its own faults has about 58
+    assert still <= distinct + 4
 
 
 def layered(x: Any) -> Any:
