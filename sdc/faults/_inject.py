@@ -25,7 +25,7 @@ LARGEST = 2**31 - 1
 # Above this rate, drawing a random number for every element is cheaper than scattering the hits.
 DENSE = 1 / 16
 # Maximum number of elements, in one evaluation of a site and in all, whose changes are drawn before the step begins.
-LARGEST_DIRECT, LARGEST_EARLY = 256, 1 << 16
+LARGEST_PLAN, LARGEST_EARLY = 256, 1 << 16
 
 
 @program.aside
@@ -209,6 +209,45 @@ class Plan(NamedTuple):
     drawn: tuple[Float32[ArrayLike, ""], Int[Array, ""]] | None
 
 
+class _Packed(NamedTuple):
+    """The plans of a fault for several evaluations, as the words of one array.
+
+    XLA compiles equal kernels once. Which plan a kernel takes must therefore not be a part of the kernel: it is a
+    constant array of indices, whereas XLA would put a constant number into the kernel.
+    """
+
+    words: UInt32[Array, "rows_times_words"]
+    layout: Plan  # of `jax.ShapeDtypeStruct`
+    same: dict[str, Any]  # see `Draw.planned`
+
+    @property
+    def size(self) -> int:
+        """Number of words of a plan."""
+        return sum(map(_word_count, jax.tree.leaves(self.layout)))
+
+    def plan(self, words: UInt32[Array, "rows_times_words"], at: Int32[Array, "words"]) -> Plan:
+        """Returns the plan that consists of the words at these indices."""
+        words = words.at[at].get(mode="promise_in_bounds")
+        parts, structure = jax.tree.flatten(self.layout)
+        ends = np.cumsum([_word_count(part) for part in parts])
+        found = []
+        for part, end in zip(parts, ends, strict=True):
+            piece = words[end - _word_count(part) : end].reshape(
+                *part.shape, *([2] if part.dtype.itemsize == 8 else [])
+            )
+            found.append(lax.bitcast_convert_type(piece, part.dtype))
+        return jax.tree.unflatten(structure, found)
+
+
+def _word_count(part: jax.ShapeDtypeStruct) -> int:
+    return math.prod(part.shape) * part.dtype.itemsize // 4
+
+
+def _packed(plan: Plan) -> UInt32[Array, "words"]:
+    parts = [lax.bitcast_convert_type(part, jnp.uint32).reshape(-1) for part in jax.tree.leaves(plan)]
+    return jnp.concatenate(parts)
+
+
 # A function of the array's bits, further arrays, and where a fault strikes; it returns the bits after the fault, and
 # the struck elements, or None if these are where the last argument says.
 Corrupt: TypeAlias = Callable[[Any, Any, Any], tuple[Any, Any]]
@@ -299,7 +338,7 @@ def _room(fault: Fault, size: int) -> int:
     of different sizes can share a draw."""
     expected = size * fault.largest_rate()
     room = int(expected + 8 * np.sqrt(expected)) + 12
-    return 1 << (room - 1).bit_length() if room <= LARGEST_DIRECT else min(room, size)
+    return 1 << (room - 1).bit_length() if room <= LARGEST_PLAN else min(room, size)
 
 
 class Struck(NamedTuple):
@@ -311,12 +350,7 @@ class Struck(NamedTuple):
 
 
 def _apply(
-    like: jax.ShapeDtypeStruct,
-    what: FaultKind,
-    same: Mapping[str, Any],
-    bits: UInt[Array, "*shape"],
-    plan: Plan,
-    hit: Bool[Array, "*#size"] | None = None,
+    like: jax.ShapeDtypeStruct, what: FaultKind, same: Mapping[str, Any], bits: UInt[Array, "*shape"], plan: Plan
 ) -> tuple[UInt[Array, "*shape"], Struck]:
     """Returns the bits after the planned hits, and the struck elements."""
     count = jnp.sum(plan.groups < like.size, axis=-1, dtype=jnp.int32)
@@ -329,6 +363,13 @@ def _apply(
         rank, at = plan.order
         struck = Struck(at, struck.old[rank], struck.new[rank])
     return bits.at[_indices(struck.at, bits.shape)].set(struck.new, mode="drop"), struck
+
+
+def _corrupt_packed(
+    packed: _Packed, like: jax.ShapeDtypeStruct, what: FaultKind, bits: UInt[Array, "*shape"], arrays: Any, hit: Any
+) -> tuple[UInt[Array, "*shape"], Struck]:
+    """Returns the bits after the hits of a plan, given as in `_Packed.plan`, and the struck elements."""
+    return _apply(like, what, packed.same, bits, packed.plan(*arrays))
 
 
 def _corrupt_drawn(
@@ -357,43 +398,6 @@ def _indices(at: Int32[Array, "*n"], shape: tuple[int, ...]) -> tuple[Int32[Arra
         found.append(lax.rem(at, jnp.int32(number)))
         at = lax.div(at, jnp.int32(number))
     return at, *reversed(found)
-
-
-class _Packed(NamedTuple):
-    """The plans of a fault for several evaluations, as the words of one array.
-
-    XLA compiles equal kernels once. Which plan a kernel takes must therefore not be a part of the kernel: it is a
-    constant array of indices, whereas XLA would put a constant number into the kernel.
-    """
-
-    words: UInt32[Array, "rows_times_words"]
-    layout: Plan  # of `jax.ShapeDtypeStruct`
-    same: dict[str, Any]  # see `Draw.planned`
-
-    @property
-    def size(self) -> int:
-        """Number of words of a plan."""
-        return sum(map(_word_count, jax.tree.leaves(self.layout)))
-
-    def plan(self, words: UInt32[Array, "words"]) -> Plan:
-        parts, structure = jax.tree.flatten(self.layout)
-        ends = np.cumsum([_word_count(part) for part in parts])
-        found = []
-        for part, end in zip(parts, ends, strict=True):
-            piece = words[end - _word_count(part) : end].reshape(
-                *part.shape, *([2] if part.dtype.itemsize == 8 else [])
-            )
-            found.append(lax.bitcast_convert_type(piece, part.dtype))
-        return jax.tree.unflatten(structure, found)
-
-
-def _word_count(part: jax.ShapeDtypeStruct) -> int:
-    return math.prod(part.shape) * part.dtype.itemsize // 4
-
-
-def _packed(plan: Plan) -> UInt32[Array, "words"]:
-    parts = [lax.bitcast_convert_type(part, jnp.uint32).reshape(-1) for part in jax.tree.leaves(plan)]
-    return jnp.concatenate(parts)
 
 
 class _Inject:
@@ -444,7 +448,7 @@ class _Inject:
                     keys.append((numbers, output, x.dtype, shape, rooms, site.loops))
             small = all(math.prod(x.shape) < LARGEST for x in site.outputs)
             known = runs and small and all(map(_sparse, faults)) and axes.keys() >= dict(site.mesh).keys()
-            if known and most <= LARGEST_DIRECT and most * runs <= LARGEST_EARLY:
+            if known and most <= LARGEST_PLAN and most * runs <= LARGEST_EARLY:
                 for key in keys:
                     groups.setdefault(key, []).append(site)
         for (numbers, output, dtype, shape, rooms, _), group in groups.items():
@@ -594,13 +598,12 @@ class _Inject:
         self, packed: Mapping[tuple[int, int], _Packed], before: program.Values, given: Mapping[tuple[int, int], Any]
     ) -> tuple[program.Values, Events]:
         """Applies planned hits; `given` holds the words of all plans, and the indices of those of this evaluation."""
-        struck: dict[int, list[tuple[None, Any, Corrupt]]] = {}
-        for (output, number), (words, at) in given.items():
+        struck: dict[int, list[tuple[Bool[Array, "*#size"], Any, Corrupt]]] = {}
+        for (output, number), arrays in given.items():
             x, own = before[output], packed[output, number]
             like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-            plan = own.plan(words.at[at].get(mode="promise_in_bounds"))
-            corrupt = functools.partial(_apply, like, self.faults[number].what, own.same)
-            struck.setdefault(output, []).append((None, plan, corrupt))
+            corrupt = functools.partial(_corrupt_packed, own, like, self.faults[number].what)
+            struck.setdefault(output, []).append((own.plan(*arrays).groups < like.size, arrays, corrupt))
         return self._all_outputs(before, struck)
 
     def _all_outputs(
@@ -623,7 +626,7 @@ class _Inject:
 
     def _corrupt(
         self,
-        struck: Sequence[tuple[Bool[Array, "*#size"] | None, Any, Corrupt]],
+        struck: Sequence[tuple[Bool[Array, "*#size"], Any, Corrupt]],
         output: int,
         before: Shaped[Array, "*shape"],
     ) -> tuple[Shaped[Array, "*shape"], Events]:
@@ -651,11 +654,8 @@ class _Inject:
             return new, *program.varying((drawn, *self._compare(output, found, old.size)))
 
         given = [(hit, arrays) for hit, arrays, _ in struck]
-        if hits := [jnp.any(hit) for hit, _ in given if hit is not None]:
-            any_hit = program.agreed(functools.reduce(jnp.logical_or, hits))
-            new, *events = program.rarely(any_hit, change, (old, *nothing), given)
-        else:  # few elements: changing them, or none, costs less than a branch
-            new, *events = change((old, *nothing), given)
+        any_hit = program.agreed(functools.reduce(jnp.logical_or, (jnp.any(hit) for hit, _ in given)))
+        new, *events = program.rarely(any_hit, change, (old, *nothing), given)
         return from_bits(new.reshape(before.shape), before), Events(*events)
 
     def _rate(
