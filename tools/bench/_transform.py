@@ -5,6 +5,7 @@ the plain step. `sdc bench campaign`: the cost of injections through one program
 injection.
 """
 
+import functools
 import statistics
 import tempfile
 import time
@@ -22,7 +23,7 @@ import sdc
 from sdc.campaigns import Campaign
 from sdc.faults import BitFlip
 from sdc.nodes import node_faults
-from sdc.program import direction, named, operations, primitive, probes, products
+from sdc.program import arithmetic, direction, named, operations, primitive, probes, products
 from sdc.train import CampaignJob, Loaded, TrainConfig, Workload, get_config, make_campaign
 from sdc.train.programs import Placement, initial_state, place, plain, sharded
 from sdc.twins import digest
@@ -52,6 +53,9 @@ TRANSFORM_BARS = {
     "compiling_tiny_again": 2.0,
     "compiling_nnx_again": 2.0,
     "compiling_equinox_again": 2.0,
+    **{f"compiling_{name}_fingerprint": 1.5 for name in ("96_layers", "tiny", "nnx", "equinox")},
+    **{f"lowering_{name}_inject": 5.0 for name in ("96_layers", "tiny", "nnx", "equinox")},
+    "compiling_nnx_lockstep": 2.5,
 }
 ELEMENTS = 16 * 2**20  # elements of the array whose digest is timed
 LAYERS, WIDTH, ROWS = 96, 32, 16
@@ -130,12 +134,34 @@ def _unrolled(times: int) -> dict[str, float]:
     if find_spec("equinox"):
         subjects["equinox"] = _equinox_step()
     for name, (step, arguments) in subjects.items():
-        whole = _compiling_seconds(step, arguments)
-        for mode in ("detect", "correct"):
-            found[f"compiling_{name}_{mode}"] = _compiling_seconds(sdc.abft(step, mode=mode), arguments) / whole
-        again: Any = sdc.abft(step, examine="again")
-        found[f"compiling_{name}_again"] = _lowering_seconds(again, arguments) / whole
+        found |= {f"{what}_{name}_{tool}": ratio for (what, tool), ratio in _compiling(step, arguments).items()}
+    step, arguments = subjects["nnx"]
+    twins = jax.tree.map(lambda x: jnp.stack([x, x]), arguments)
+    plain, locked = (jax.vmap(fn, axis_name="twin") for fn in (step, sdc.lockstep(step, "twin", where=products)))
+    found["compiling_nnx_lockstep"] = _compiling_seconds(locked, twins) / _compiling_seconds(plain, twins)
     return found
+
+
+def _compiling(step: Callable[..., Any], arguments: Any) -> dict[tuple[str, str], float]:
+    """Returns the time of lowering, and of lowering and compiling, relative to the plain step."""
+    moment = sdc.Moment(jax.random.key(0), jnp.int32(0))
+    faulty = {
+        name: sdc.inject(step, [sdc.Fault(BitFlip(), 1e-6, where)])
+        for name, where in (("products", products), ("all", operations & arithmetic))
+    }
+    lowered, whole = _lowering_seconds(step, arguments), _compiling_seconds(step, arguments)
+    again: Any = sdc.abft(step, examine="again")
+    compiling = {
+        "detect": _compiling_seconds(sdc.abft(step), arguments),
+        "correct": _compiling_seconds(sdc.abft(step, mode="correct"), arguments),
+        "again": harness.seconds_of(lambda: again.lower(*arguments).compile(), anew=True),
+        "fingerprint": _compiling_seconds(sdc.fingerprint(step, products), arguments),
+        "inject": _compiling_seconds(functools.partial(faulty["products"], moment), arguments),
+    }
+    return {
+        **{("compiling", tool): seconds / whole for tool, seconds in compiling.items()},
+        ("lowering", "inject"): _lowering_seconds(functools.partial(faulty["all"], moment), arguments) / lowered,
+    }
 
 
 def _nnx_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -193,8 +219,8 @@ def _equinox_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return jax.grad(loss), (params, jnp.ones((2, ROWS, WIDTH)))
 
 
-def _lowering_seconds(jitted: Any, arguments: Any) -> float:
-    return harness.seconds_of(lambda: jitted.lower(*arguments).compile(), anew=True)
+def _lowering_seconds(step: Callable[..., Any], arguments: Any) -> float:
+    return harness.seconds_of(lambda: jax.jit(lambda *args: step(*args)).lower(*arguments), anew=True)
 
 
 def _compiling_seconds(step: Callable[..., Any], arguments: Any) -> float:
