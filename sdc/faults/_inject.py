@@ -204,7 +204,7 @@ class Plan(NamedTuple):
     """
 
     groups: Int32[Array, "hits n"]
-    parts: dict[str, Shaped[Array, "..."]]
+    parts: Mapping[str, Shaped[Array, "..."]]
     order: tuple[Int32[Array, "_"], Int32[Array, "_"]] | None
     drawn: tuple[Float32[ArrayLike, ""], Int[Array, ""]] | None
 
@@ -552,9 +552,10 @@ class _Inject:
                 own = np.arange(number * packed.size, (number + 1) * packed.size, dtype=np.int32)
                 given[key] = packed.words, own + row * np.int32(packed.size)
             plans = {key: packed for key, (packed, _) in early.items()}
-            corrupted = program.traced_once(functools.partial(self._corrupt_planned, plans))
-            corrupted = self._planned.setdefault(tuple((key, id(plans[key])) for key in plans), corrupted)
-            after, events = corrupted(before, given)
+            shared = tuple((key, id(packed)) for key, packed in plans.items())
+            if shared not in self._planned:
+                self._planned[shared] = program.traced_once(functools.partial(self._corrupt_planned, plans))
+            after, events = self._planned[shared](before, given)
         else:
             numbers = self._numbers(place.site)
             chosen = [self.faults[number] for number in numbers]
