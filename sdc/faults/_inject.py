@@ -24,8 +24,9 @@ from .kinds import Change, FaultKind, by_layer
 LARGEST = 2**31 - 1
 # Above this rate, drawing a random number for every element is cheaper than scattering the hits.
 DENSE = 1 / 16
-# Maximum number of elements, in one evaluation of a site and in all, whose changes are drawn before the step begins.
-LARGEST_PLAN, LARGEST_EARLY = 256, 1 << 16
+# Maximum number of elements of one plan that is drawn before the step begins, and of all of them together.
+LARGEST_PLAN, LARGEST_EARLY = 256, 1 << 17
+ROUNDED = 256  # number of hits up to which the room for hits is a power of two
 
 
 @program.aside
@@ -232,20 +233,26 @@ class _Packed(NamedTuple):
         ends = np.cumsum([_word_count(part) for part in parts])
         found = []
         for part, end in zip(parts, ends, strict=True):
-            piece = words[end - _word_count(part) : end].reshape(
-                *part.shape, *([2] if part.dtype.itemsize == 8 else [])
-            )
-            found.append(lax.bitcast_convert_type(piece, part.dtype))
+            wide = _wide(part.dtype)
+            piece = words[end - _word_count(part) : end].reshape(*part.shape, *([2] if wide.itemsize == 8 else []))
+            found.append(lax.bitcast_convert_type(piece, wide).astype(part.dtype))
         return jax.tree.unflatten(structure, found)
 
 
+def _wide(dtype: Any) -> np.dtype:
+    """Returns the type of whole words that represents all numbers of a type."""
+    if dtype.itemsize >= 4:
+        return np.dtype(dtype)
+    return np.dtype(np.float32 if jnp.issubdtype(dtype, jnp.floating) else np.int32)
+
+
 def _word_count(part: jax.ShapeDtypeStruct) -> int:
-    return math.prod(part.shape) * part.dtype.itemsize // 4
+    return math.prod(part.shape) * _wide(part.dtype).itemsize // 4
 
 
 def _packed(plan: Plan) -> UInt32[Array, "words"]:
-    parts = [lax.bitcast_convert_type(part, jnp.uint32).reshape(-1) for part in jax.tree.leaves(plan)]
-    return jnp.concatenate(parts)
+    wide = [jnp.asarray(part).astype(_wide(jnp.asarray(part).dtype)) for part in jax.tree.leaves(plan)]
+    return jnp.concatenate([lax.bitcast_convert_type(part, jnp.uint32).reshape(-1) for part in wide])
 
 
 # A function of the array's bits, further arrays, and where a fault strikes; it returns the bits after the fault, and
@@ -259,7 +266,7 @@ class Draw(NamedTuple):
     fault: Fault
     keys: PRNGKeyArray  # two keys: one for the places, one for the changes
     rate: Float32[Array, ""]  # probability that a hit starts at an element
-    like: jax.ShapeDtypeStruct  # shape and dtype of the array
+    like: jax.ShapeDtypeStruct  # dtype of the array, and its shape if the pattern of the fault depends on it
     size: Int[ArrayLike, ""]  # number of elements of the array
     room: int  # see `_room`
     layer: Int[Array, ""]
@@ -269,7 +276,7 @@ class Draw(NamedTuple):
         """Returns whether the fault strikes the array or, for a dense fault, which elements it strikes, since this
         costs no more."""
         if isinstance(self.fault.pattern, Whole):  # a hit anywhere strikes all elements: 1 - (1 - rate)^size
-            any_start = -jnp.expm1(self.like.size * jnp.log1p(-jnp.minimum(self.rate, 1 - 2.0**-24)))
+            any_start = -jnp.expm1(self.size * jnp.log1p(-jnp.minimum(self.rate, 1 - 2.0**-24)))
             return (jax.random.uniform(self.keys[0]) < any_start) & (self.rate > 0)
         if _sparse(self.fault):  # there is a hit if the first distance lies inside the array
             return self._gaps()[0] <= self.size
@@ -335,10 +342,10 @@ def _sparse(fault: Fault) -> bool:
 def _room(fault: Fault, size: int) -> int:
     """Returns the number of hits for which an array has room: those expected at the largest rate, plus eight standard
     deviations, plus twelve; further hits would be lost. Small numbers are rounded up to powers of two, so that arrays
-    of different sizes can share a draw."""
+    of different sizes can share a draw; with partitionable threefry, the draws do not depend on the room."""
     expected = size * fault.largest_rate()
     room = int(expected + 8 * np.sqrt(expected)) + 12
-    return 1 << (room - 1).bit_length() if room <= LARGEST_PLAN else min(room, size)
+    return 1 << (room - 1).bit_length() if room <= ROUNDED else min(room, size)
 
 
 class Struck(NamedTuple):
@@ -366,7 +373,7 @@ def _apply(
 
 
 def _corrupt_packed(
-    packed: _Packed, like: jax.ShapeDtypeStruct, what: FaultKind, bits: UInt[Array, "*shape"], arrays: Any, hit: Any
+    packed: _Packed, like: jax.ShapeDtypeStruct, what: FaultKind, bits: UInt[Array, "*shape"], arrays: Any, _: Any
 ) -> tuple[UInt[Array, "*shape"], Struck]:
     """Returns the bits after the hits of a plan, given as in `_Packed.plan`, and the struck elements."""
     return _apply(like, what, packed.same, bits, packed.plan(*arrays))
@@ -416,6 +423,7 @@ class _Inject:
         self.placed: set[int] = set()  # numbers of the faults that can strike a site of the step
         # Plans that were drawn early, with the number of the first: by site, output and fault.
         self._early: dict[str, dict[tuple[int, int], tuple[_Packed, int]]] = {}
+        self._elements = 0  # of these plans
         self._planned: dict[Any, Callable[..., Any]] = {}  # `_corrupt_planned` for sites with equal plans
 
     def chosen(self, site: program.Site) -> bool:
@@ -433,26 +441,32 @@ class _Inject:
 
         Random numbers compile slowly: a program in which each site drew its own took minutes to compile.
         """
+        sizes = {site.name: self._planned_elements(site) for site in sites}
         groups: dict[Any, list[program.Site]] = {}
-        axes = program.bound_axes()
-        for site in sites:
-            numbers, runs, most = self._numbers(site), math.prod(site.trips), 0
-            faults, keys = [self.faults[number] for number in numbers], []
-            for output, x in enumerate(site.outputs):
-                if strikable(x):
-                    rooms = tuple(_room(fault, x.size) for fault in faults)
-                    most = max(
-                        most, *(room * fault.pattern.size(x.shape) for room, fault in zip(rooms, faults, strict=True))
-                    )
-                    shape = None if all(fault.pattern == One() for fault in faults) else x.shape
-                    keys.append((numbers, output, x.dtype, shape, rooms, site.loops))
-            small = all(math.prod(x.shape) < LARGEST for x in site.outputs)
-            known = runs and small and all(map(_sparse, faults)) and axes.keys() >= dict(site.mesh).keys()
-            if known and most <= LARGEST_PLAN and most * runs <= LARGEST_EARLY:
-                for key in keys:
-                    groups.setdefault(key, []).append(site)
-        for (numbers, output, dtype, shape, rooms, _), group in groups.items():
-            self._draw_early(numbers, output, jax.ShapeDtypeStruct(shape or (), dtype), rooms, group)
+        for site in sorted(sites, key=lambda site: sizes[site.name]):
+            if 0 < sizes[site.name] <= LARGEST_EARLY - self._elements:
+                self._elements += int(sizes[site.name])
+                numbers = self._numbers(site)
+                faults = [self.faults[number] for number in numbers]
+                for output, x in enumerate(site.outputs):
+                    if strikable(x):
+                        rooms = tuple(_room(fault, x.size) for fault in faults)
+                        shape = () if all(fault.pattern == One() for fault in faults) else x.shape
+                        like = jax.ShapeDtypeStruct(shape, x.dtype)
+                        groups.setdefault((numbers, output, like, rooms, site.loops), []).append(site)
+        for (numbers, output, like, rooms, _), group in groups.items():
+            self._draw_early(numbers, output, like, rooms, group)
+
+    def _planned_elements(self, site: program.Site) -> float:
+        """Returns the number of elements of a site's plans; infinity if the site must draw its own hits."""
+        faults = [self.faults[number] for number in self._numbers(site)]
+        arrays, runs = [x for x in site.outputs if strikable(x)], math.prod(site.trips)
+        small = all(x.size < LARGEST for x in arrays)
+        known = runs > 0 and program.bound_axes().keys() >= dict(site.mesh).keys()
+        if not small or not known or not all(map(_sparse, faults)):
+            return math.inf
+        found = [_room(fault, x.size) * fault.pattern.size(x.shape) for fault in faults for x in arrays]
+        return runs * sum(found) if max(found, default=0) <= LARGEST_PLAN else math.inf
 
     def _draw_early(
         self,
@@ -514,7 +528,7 @@ class _Inject:
         size: Int[ArrayLike, ""],
         rooms: Sequence[int],
     ) -> Iterator[tuple[int, Draw]]:
-        """Returns the draws of the faults with these numbers for an output of a site, as far as `here` enables the
+        """Yields the draws of the faults with these numbers for an output of a site, as far as `here` enables the
         faults in this iteration."""
         # Every site, iteration and device has its own key. Axes of size one are ignored, so that draws do not depend
         # on which of these axes are mapped.
@@ -731,11 +745,16 @@ def _struck(
 
 
 def _own_key(key: PRNGKeyArray) -> PRNGKeyArray:
-    """Returns a key whose draws under `vmap` are those of each row alone, as those of JAX's hardware generators are
-    not."""
+    """Returns a threefry key, made of the words of a key of another kind.
+
+    Under `vmap`, draws of JAX's hardware generators depend on the other rows.
+    """
     if jax.random.key_impl(key) == "threefry2x32":
         return key
-    return jax.random.wrap_key_data(jax.random.bits(key, (2,), jnp.uint32), impl="threefry2x32")
+    own = jax.random.key(0, impl="threefry2x32")
+    for word in jax.random.key_data(key):
+        own = jax.random.fold_in(own, word)
+    return own
 
 
 def _draw(fault: Fault, key: PRNGKeyArray, number: int, layer: Int[Array, ""]) -> Float32[ArrayLike, ""]:

@@ -145,6 +145,13 @@ class FaultKind(abc.ABC):
 
     draws: ClassVar[bool] = False  # whether the kind draws a number for each step and layer
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__call__" in vars(cls):
+            raise TypeError(
+                f"{cls.__name__} overrides __call__; override change or settled, from which changes are made"
+            )
+
     def __repr__(self) -> str:
         return write_term(self, KINDS)
 

@@ -88,8 +88,8 @@ def rewrite(
         first: arguments of a `substitute` to apply beforehand; if it replaces anything, the arrays that enter and leave
             the step are no longer sites.
         around: a function that runs the part of the step that holds all sites; lock-step needs it.
-        begin: a function that is called before the rule is, with all sites, and again within each `shard_map` outside
-            of loops, with the sites there; what it computes, the rule can use at these sites.
+        begin: a function that is called before the rule is, with all sites, and again within each `shard_map` that is
+            in no loop, with the sites there; what it computes, the rule can use at these sites.
 
     Returns:
         A function of the same arguments that returns `(step's output, Reports)`. Wrap this function in `jax.jit`, since

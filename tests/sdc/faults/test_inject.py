@@ -1,5 +1,6 @@
 """Faults do what they say, where and when they say, and the events are the ground truth."""
 
+import dataclasses
 import math
 import re
 from typing import Any
@@ -12,7 +13,8 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec as P
 
 import sdc
-from sdc.faults import BitFlip, Moment, Relative, Scale, When, parse_fault
+from sdc.faults import BitFlip, FaultKind, Moment, Relative, Scale, When, parse_fault
+from sdc.faults.kinds import Change, neutral
 
 SIZE = 4096
 X = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
@@ -58,6 +60,50 @@ def test_the_faults_of_a_site_do_not_depend_on_other_sites(impl: str) -> None:
     ]
     assert np.count_nonzero(drawn[0].element) > 10
     assert drawn[0].element.tolist() == drawn[1].element.tolist()
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_the_faults_of_a_key_do_not_depend_on_other_keys(impl: str) -> None:
+    keys = jax.random.split(jax.random.key(3, impl=impl), 3)
+    run = sdc.inject(identity, [sdc.Fault(BitFlip(), 0.01)])
+    alone = [run(Moment(key, jnp.int32(0)), X)[0] for key in keys]
+    together = jax.vmap(lambda key: run(Moment(key, jnp.int32(0)), X)[0])(keys)
+    assert not bits_changed(together, jnp.stack(alone)).any()
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Narrow(FaultKind):
+    """Draws parts of a change in narrow types."""
+
+    def change(self, key: Any, shape: tuple[int, ...], dtype: Any, layer: Any) -> Change:
+        factor = 2 + jax.random.uniform(key, shape).astype(jnp.bfloat16)
+        flip = jnp.zeros((*shape, 2), jnp.uint8) + jnp.asarray(layer, jnp.uint8)
+        return neutral()._replace(factor=factor, flip=flip, turn=jax.random.bernoulli(key))
+
+
+def test_a_kind_that_draws_narrow_numbers() -> None:
+    out, events = sdc.inject(identity, [sdc.Fault(Narrow(), 0.01)])(moment(), X)
+    changed = bits_changed(out, X)
+    assert changed.sum() == int(events["fwd/p"].changed) > 0
+    ratio = np.asarray(out)[changed] / X[changed]
+    assert ((ratio >= 2) & (ratio <= 3)).all()
+    with pytest.raises(TypeError, match=r"Own overrides __call__; override change or settled"):
+        type("Own", (FaultKind,), {"__call__": lambda *given: None})
+
+
+def test_long_loops_draw_their_own_faults() -> None:
+    def step(x: Any) -> Any:
+        def body(carry: Any, _: Any) -> tuple[Any, Any]:
+            for _ in range(8):
+                carry = jnp.sin(carry) + 1
+            return carry, None
+
+        return lax.scan(body, x, None, length=4000)[0]
+
+    run = sdc.inject(step, ["bitflip(rate=1e-6, where=operations)"])
+    memory = jax.jit(run).lower(moment(), jnp.ones(64)).compile().memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < 8 * 2**20  # plans of all iterations of 16 sites would take 12 MiB and more
 
 
 def test_rates_with_numbers_of_64_bits() -> None:
