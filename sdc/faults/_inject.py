@@ -193,7 +193,7 @@ def _refuse(fault: Fault, all_sites: Sequence[program.Site]) -> None:
     )
 
 
-class Plan(NamedTuple):
+class PlannedHits(NamedTuple):
     """The hits of a fault on one array: where they are, and how the elements change.
 
     Attributes:
@@ -218,7 +218,7 @@ class _Packed(NamedTuple):
     """
 
     words: UInt32[Array, "rows_times_words"]
-    layout: Plan  # of `jax.ShapeDtypeStruct`
+    layout: PlannedHits  # of `jax.ShapeDtypeStruct`
     same: dict[str, Any]  # see `Draw.planned`
 
     @property
@@ -226,7 +226,7 @@ class _Packed(NamedTuple):
         """Number of words of a plan."""
         return sum(map(_word_count, jax.tree.leaves(self.layout)))
 
-    def plan(self, words: UInt32[Array, "rows_times_words"], at: Int32[Array, "words"]) -> Plan:
+    def plan(self, words: UInt32[Array, "rows_times_words"], at: Int32[Array, "words"]) -> PlannedHits:
         """Returns the plan that consists of the words at these indices."""
         words = words.at[at].get(mode="promise_in_bounds")
         parts, structure = jax.tree.flatten(self.layout)
@@ -250,7 +250,7 @@ def _word_count(part: jax.ShapeDtypeStruct) -> int:
     return math.prod(part.shape) * _wide(part.dtype).itemsize // 4
 
 
-def _packed(plan: Plan) -> UInt32[Array, "words"]:
+def _packed(plan: PlannedHits) -> UInt32[Array, "words"]:
     wide = [jnp.asarray(part).astype(_wide(jnp.asarray(part).dtype)) for part in jax.tree.leaves(plan)]
     return jnp.concatenate([lax.bitcast_convert_type(part, jnp.uint32).reshape(-1) for part in wide])
 
@@ -294,7 +294,7 @@ class Draw(NamedTuple):
         after = as_bits(self._what(self.keys[1], numbers, self.layer))
         return jnp.where(mask, after.reshape(bits.shape), bits)
 
-    def planned(self) -> tuple[Plan, dict[str, Any]]:
+    def planned(self) -> tuple[PlannedHits, dict[str, Any]]:
         """Draws the hits; returns their plan, and the parts of their change that are the same in every draw.
 
         If patterns overlap, the first pattern determines the value of an element; in hardware, the order of two writes
@@ -315,7 +315,7 @@ class Draw(NamedTuple):
         parts = {name: part for name, part in change.items() if isinstance(part, jax.core.Tracer)}
         drawn = (self.u, self.layer) if self.fault.what.draws else None
         same = {name: part for name, part in change.items() if name not in parts}
-        return Plan(groups, parts, order, drawn), same
+        return PlannedHits(groups, parts, order, drawn), same
 
     @property
     def _what(self) -> FaultKind:
@@ -357,7 +357,7 @@ class Struck(NamedTuple):
 
 
 def _apply(
-    like: jax.ShapeDtypeStruct, what: FaultKind, same: Mapping[str, Any], bits: UInt[Array, "*shape"], plan: Plan
+    like: jax.ShapeDtypeStruct, what: FaultKind, same: Mapping[str, Any], bits: UInt[Array, "*shape"], plan: PlannedHits
 ) -> tuple[UInt[Array, "*shape"], Struck]:
     """Returns the bits after the planned hits, and the struck elements."""
     count = jnp.sum(plan.groups < like.size, axis=-1, dtype=jnp.int32)
@@ -484,7 +484,7 @@ class _Inject:
         names = np.asarray([zlib.crc32(site.name.encode()) for site in group], np.uint32)
         sizes = np.asarray([math.prod(site.outputs[output].shape) for site in group], np.int32)
         now = [self._now(number, group, grids) for number in numbers]
-        layouts: dict[int, tuple[Plan, dict[str, Any]]] = {}
+        layouts: dict[int, tuple[PlannedHits, dict[str, Any]]] = {}
 
         def draw(_: program.Values, key: Any, factors: Any, rows: Any) -> tuple[program.Values, Any]:
             def one(name: Any, size: Any, iteration: Any, now: Any) -> Any:
