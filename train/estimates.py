@@ -33,7 +33,7 @@ class Compiled:
     dtype: DType | None = None
     """Data type of activations and compute parameters (default: that of the configuration)."""
     where: str | None = None
-    """Selector of sites (default: probes; for abft, all matrix products; for inject, matrix products of the backward
+    """Selector of sites (default: probes; for checks, all matrix products; for inject, matrix products of the backward
     pass)."""
     sync: Load = "compute"
     """Synchronization between the twins inside a step (only with a model configuration)."""

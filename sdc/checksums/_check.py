@@ -18,7 +18,7 @@ from sdc.bits import as_bits, select
 from ..program import Values, agreed, rarely, traced_once, varying
 from .products import Dot, Indexed, Product
 from .roundoff import Settings, work_type
-from .schemes import Expected, Operands, kind_of, make_scheme, signed_weights
+from .schemes import Expected, Operands, kind_of, make_scheme, signed_weights, turned
 
 LISTED = 8  # maximum number of wrong elements that are listed
 LARGEST_TOGETHER = 2**16  # maximum number of elements of a product and its factors that are checked with others
@@ -184,8 +184,11 @@ def _is_empty(given: Operands) -> bool:
 def _screened(outs: Values, given: Operands, product: Product, settings: Settings) -> tuple[Values, Screened]:
     if _is_empty(given):
         return outs, Screened(jnp.uint32(0), jnp.float32(0), is_last(settings))
-    margins = _first_margins(_at_indices(product, given), settings, given._replace(c=outs[0]))
-    return outs, Screened(jnp.uint32(margins.size), jnp.max(margins).astype(jnp.float32), is_last(settings))
+    given = given._replace(c=outs[0])
+    margins = _first_margins(_at_indices(product, given), settings, given)
+    # Elements of all rows are tested, whether by rows or by columns.
+    rows = given.c.size // product.width(given.a, given.b) if settings.columns else margins.size
+    return outs, Screened(jnp.uint32(rows), jnp.max(margins).astype(jnp.float32), is_last(settings))
 
 
 def is_last(settings: Settings) -> bool:
@@ -207,7 +210,11 @@ def unexamined(settings: Settings, one: Screened, xp: Any = jnp) -> Flags:
 
 
 def _first_margins(product: Product, settings: Settings, given: Operands) -> Float[Array, "*rows"]:
-    return row_margins(product, settings, given, expect(product, settings, given, first_tier(settings)))
+    """Returns the margins of the tier with which checks begin: of rows, or of columns."""
+    if settings.columns and isinstance(product, Dot):
+        product, given = turned(product, given)
+    margins = row_margins(product, settings, given, expect(product, settings, given, first_tier(settings)))
+    return margins * make_scheme(product, settings, given).lenience(given) if settings.lenient else margins
 
 
 def first_tier(settings: Settings) -> int:
@@ -384,10 +391,9 @@ def _wrong_columns(product: Product, settings: Settings, given: Operands) -> Boo
     """
     if not isinstance(product, Dot):
         return jnp.ones([1] * given.c.ndim, jnp.bool_)
-    c, turned, batch, rows = given.c, product.columns(), len(product.dimensions[1][0]), product.rank()
-    turned_c = c.transpose(*range(batch), *range(rows, c.ndim), *range(batch, rows))
-    columns = Operands(given.b, given.a, turned_c)
-    flagged = ~(row_margins(turned, settings, columns, expect(turned, settings, columns, 1)) <= 1)
+    batch, rows = len(product.dimensions[1][0]), product.rank()
+    columns, operands = turned(product, Operands(given.a, given.b, given.c))
+    flagged = ~(row_margins(columns, settings, operands, expect(columns, settings, operands, 1)) <= 1)
     flagged |= ~jnp.any(flagged, axis=tuple(range(batch, flagged.ndim)), keepdims=True)
     return flagged.reshape(*flagged.shape[:batch], *[1] * (rows - batch), *flagged.shape[batch:])
 

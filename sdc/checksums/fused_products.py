@@ -12,7 +12,7 @@ With a loop over the terms, the kernel takes 1.2 times as long.
 import functools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,13 +20,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import AxisType
 from jaxtyping import Array, BFloat16, Float, Float32, Shaped
 
 from ..program import Tags, compiled_for, varying
 from .products import Dot, Product
 from .roundoff import Settings
-from .schemes import Operands, signed_weights
+from .schemes import Operands, signed_weights, turned
 
+LARGE = 1024  # number of rows and of columns from which on a product's first tier may test columns
 ROWS, COLUMNS, TERMS = 128, 128, 64  # tile of the product, and terms per iteration
 
 
@@ -42,19 +44,57 @@ def triton_fits(product: Dot, a: Any, b: Any) -> bool:
     return tiles and narrow and a.size > 0 and b.size > 0 and product.dtype == jnp.float32 and product.sharding is None
 
 
-def multiply(product: Product, settings: Settings, a: Any, b: Any) -> Operands:
+def multiply(product: Product, settings: Settings, a: Any, b: Any, stored: Sequence[bool] = ()) -> Operands:
     """Computes a product, using the fused kernel if the kernel is enabled and fits; returns the product together with
     the factors that were multiplied.
 
     XLA may compute an input twice, once for each fusion that uses it, and omit a rounding to bfloat16 in one of them.
-    The barriers ensure that the values that are checked, multiplied and used by the step are the same.
+    The barriers ensure that the values that are checked, multiplied and used by the step are the same. On a TPU,
+    factors that are `stored` (`Place.stored`) have none, because a barrier would copy a part of a stack of layers.
     """
-    a, b = lax.optimization_barrier((a, b))
+    free = compiled_for().platform == "tpu" and len(stored) == 2
+    left, right = stored if free else (False, False)
+
+    def pinned(a: Any, b: Any, *others: Any) -> Any:
+        kept_a, kept_b, *others = lax.optimization_barrier((None if left else a, None if right else b, *others))
+        return a if left else kept_a, b if right else kept_b, *others
+
+    a, b = pinned(a, b)
+    if settings.columns and isinstance(product, Dot):
+        c = product(a, b)
+        totals = _totals(product, a, b, c)
+        a, b, c, totals = pinned(a, b, c, totals)
+        return Operands(a, b, c, totals=totals)
     wanted = settings.fused and settings.scheme == "two-tier" and isinstance(product, Dot)
     found = _fused(product, a, b) if wanted else None
     c, totals = (product(a, b), None) if found is None else found
-    a, b, c = lax.optimization_barrier((a, b, c))
+    a, b, c = pinned(a, b, c)
     return Operands(a, b, c, totals=totals)
+
+
+def sums_columns(product: Product, settings: Settings, a: Any, b: Any) -> bool:
+    """Returns whether a product begins with a test of its columns (see `Settings.columns`).
+
+    That costs two products with 128 columns instead of reading both factors, which does not pay if the product itself
+    has few rows or columns.
+    """
+    # Products over explicit axes would need the shardings of their results.
+    explicit = AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
+    if compiled_for().platform != "tpu" or not isinstance(product, Dot) or settings.fused or explicit:
+        return False
+    narrow = a.dtype == b.dtype == jnp.bfloat16 and product.dtype == jnp.float32
+    large = min(product.rows(a, b), product.width(a, b)) >= LARGE
+    return narrow and large and settings.scheme == "two-tier" and settings.tier == 1
+
+
+def _totals(product: Dot, a: Any, b: Any, c: Any) -> tuple[Any, Any]:
+    """Returns the weighted sums and the sums of squares of a product's columns. On a TPU, XLA's kernel for the product
+    computes them, because they are sums over leading axes and no barrier lies between."""
+    columns, given = turned(product, Operands(a, b, c))
+    width = columns.width(given.a, given.b)
+    weighted = columns.total(given.c, signed_weights(width), 1)[..., 0]
+    squares = columns.total(given.c * given.c, jnp.ones(width), 1)[..., 0]
+    return weighted, squares
 
 
 def _fused(product: Any, a: Any, b: Any) -> Any:

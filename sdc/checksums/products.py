@@ -205,17 +205,23 @@ class Dot(Product):
         return _sum_blocks(flat, weights, blocks, careful)
 
     def apply(self, a: Float[Array, "*a"], folded: Folded, *, careful: bool = False) -> Sums:
-        (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = self.dimensions
-        kept = sorted([*rhs_contracted, *rhs_batch])  # the remaining axes of the second factor
         if folded.shape[-1] == 1:
+            (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = self.dimensions
+            kept = sorted([*rhs_contracted, *rhs_batch])  # the remaining axes of the second factor
             partner = dict(zip([*lhs_contracted, *lhs_batch], [*rhs_contracted, *rhs_batch], strict=True))
             order = [kept.index(partner[axis]) for axis in range(a.ndim) if axis in partner]
             shape = [a.shape[axis] if axis in partner else 1 for axis in range(a.ndim)]
             rows = _sum(a * folded[..., 0].transpose(order).reshape(shape), lhs_contracted, careful)
             return self._rows(rows, 0)[..., None]
+        return lax.dot_general(a, folded, self.with_folded, precision=lax.Precision.HIGHEST)
+
+    @property
+    def with_folded(self) -> Dimensions:
+        """Contracted and batch axes of the product of the first factor and the checksum of the second one."""
+        (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = self.dimensions
+        kept = sorted([*rhs_contracted, *rhs_batch])  # the remaining axes of the second factor
         contracted, batch = ([kept.index(axis) for axis in axes] for axes in (rhs_contracted, rhs_batch))
-        dimensions = ((lhs_contracted, contracted), (lhs_batch, batch))
-        return lax.dot_general(a, folded, dimensions, precision=lax.Precision.HIGHEST)
+        return (lhs_contracted, contracted), (lhs_batch, batch)
 
     def total(self, c: Float[Array, "*c"], weights: Weights, blocks: int, *, careful: bool = False) -> Sums:
         rows = self.rank()

@@ -150,7 +150,10 @@ class Settings:
         rounding: rounding of the device.
         tier: the tier with which checks begin.
         cancels: whether terms may cancel, so that the first tier uses q_i too, without scaling.
+        lenient: whether the first tier allows for terms that long sums lose (see `Scheme.lenience`).
         fused: whether the fused kernel computes the products for which it is suitable.
+        columns: whether the first tier tests the columns of a product of bfloat16 numbers, with sums that XLA computes
+            on the matrix units and together with the product (see `schemes.sketch`).
 
     Raises:
         SettingError: a mode or scheme is unknown, or the scheme does not support the mode.
@@ -161,7 +164,9 @@ class Settings:
     rounding: Rounding = EXACT
     tier: int = 1
     cancels: bool = False
+    lenient: bool = False
     fused: bool = False
+    columns: bool = False
 
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, get_args(Mode))

@@ -33,9 +33,10 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Shaped
 
-from .products import Folded, Powers, Product, Sums
+from .products import Dimensions, Dot, Folded, Powers, Product, Sums, arranged
 from .roundoff import SIGMAS, SchemeName, Settings, Units, work_type
 
 LOSSY = 16.0  # upper limit of kappa for rows whose recomputation is identical
@@ -43,6 +44,7 @@ LOSSY = 16.0  # upper limit of kappa for rows whose recomputation is identical
 # measured; without it, at kappa = 16, 320 such terms raised false alarms in training.
 RUN = 512
 BLOCK = 128  # columns of a block
+SKETCHED = 128  # columns by which a matrix unit multiplies at once
 SEED = 20_250_218
 
 
@@ -56,7 +58,8 @@ class Operands(NamedTuple):
     carried: Float[Array, "*rows"] | None = None
     # The checksum of the second factor, if the caller has one; None to compute it.
     checksum: Float[Array, "*folded"] | None = None
-    # Weighted sum and sum of squares of each row if these were computed with the product; otherwise None.
+    # Weighted sum and sum of squares of each row (or column, if `Settings.columns`) if these were computed with the
+    # product; otherwise None.
     totals: tuple[Float[Array, "*rows"], Float[Array, "*rows"]] | None = None
     indices: tuple[Any, ...] = ()  # see `Indexed`
 
@@ -64,6 +67,13 @@ class Operands(NamedTuple):
         """Converts the factors and the product to the type of the sums, in which schemes compute."""
         work = work_type(self.a.dtype, self.b.dtype, self.c.dtype)
         return self._replace(a=self.a.astype(work), b=self.b.astype(work), c=self.c.astype(work))
+
+
+def turned(product: Dot, given: Operands) -> tuple[Dot, Operands]:
+    """Returns the product whose rows are the columns of this one; `given.totals` must be those of columns."""
+    batch, rows = len(product.dimensions[1][0]), product.rank()
+    c = given.c.transpose(*range(batch), *range(rows, given.c.ndim), *range(batch, rows))
+    return product.columns(), given._replace(a=given.b, b=given.a, c=c)
 
 
 class Expected(NamedTuple):
@@ -104,15 +114,57 @@ def fold(scheme: SchemeName, product: Product, b: Float[Array, "*b"], *, careful
     return product.fold(b, weights_of(scheme, width, b.dtype), blocks_of(scheme, width), careful=careful)
 
 
+def sketch(product: Dot, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> tuple[Sums, Sums]:
+    """Computes cs, and estimates q^2, of a product of bfloat16 numbers, as two products with `SKETCHED` columns.
+
+    A matrix unit multiplies by that many columns at once. The first product has the weights and random signs e_jc:
+    s_k and F_kc = sum_j B_kj e_jc, so that the mean of F_kc^2 over c estimates sum_j B_kj^2 = t_k^2 (Alon, Matias and
+    Szegedy, The Space Complexity of Approximating the Frequency Moments, 1999). The second one has three bfloat16
+    numbers whose sum is s_k, and e_kc t_k. The relative standard error of q^2 is at most sqrt(2 / 125), about an
+    eighth, plus that of the t_k.
+    """
+    a, b = a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)  # as they were
+
+    def times(x: Any, y: Any, dimensions: Dimensions) -> Float[Array, "*rest columns"]:
+        dimensions, x, y = arranged(dimensions, x, y.astype(jnp.bfloat16))
+        return lax.dot_general(x, y, dimensions, preferred_element_type=jnp.float32)
+
+    free = [axis for axis in range(b.ndim) if axis not in (*product.dimensions[0][1], *product.dimensions[1][1])]
+    width = math.prod(b.shape[axis] for axis in free)
+    weights = jnp.concatenate([signed_weights(width)[:, None], random_signs(width)[:, 1:]], axis=1)
+    weights = weights.reshape(*(b.shape[axis] for axis in free), SKETCHED)
+    folded = times(b, weights, ((free, tuple(range(len(free)))), ((), ())))
+    rest, parts = folded[..., 0], []
+    for _ in range(3):
+        parts.append(lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7))
+        rest = rest - parts[-1]
+    squares = jnp.mean(jnp.square(folded[..., 1:]), axis=-1)
+    signs = random_signs(math.prod(folded.shape[:-1])).reshape(folded.shape)[..., 3:]
+    parts = [jnp.stack(parts, axis=-1), signs * jnp.sqrt(squares)[..., None]]
+    found = times(a, jnp.concatenate(parts, axis=-1), product.with_folded)
+    return jnp.sum(found[..., :3], axis=-1)[..., None], jnp.mean(jnp.square(found[..., 3:]), axis=-1)[..., None]
+
+
+def random_signs(rows: int) -> Float[Array, "rows columns"]:
+    """Returns random signs with a fixed seed; they are computed, since a constant would be part of every program."""
+    # Without the barrier, XLA would compute the constant.
+    seed = lax.optimization_barrier(jnp.uint32(SEED))
+    number = lax.broadcasted_iota(jnp.uint32, (rows, SKETCHED), 0) * SKETCHED
+    number = (number + lax.broadcasted_iota(jnp.uint32, (rows, SKETCHED), 1)) ^ seed
+    for factor in (0x85EBCA6B, 0xC2B2AE35):  # the finalizer of MurmurHash3 (public domain)
+        number = (number ^ (number >> 15)) * jnp.uint32(factor)
+    return jnp.where(number >> 31 == 1, jnp.float32(1), jnp.float32(-1))
+
+
 class Scheme(abc.ABC):
     """A check of the rows of a product, based on operands in the type of the sums."""
 
     tiers = 1  # 2 if `margin` has a second tier
 
-    def __init__(self, product: Product, name: SchemeName, given: Operands, units: Units, cancels: bool) -> None:
-        self.product, self.name, self.units, self.cancels = product, name, units, cancels
+    def __init__(self, product: Product, settings: Settings, given: Operands, units: Units) -> None:
+        self.product, self.settings, self.units, self.name = product, settings, units, settings.scheme
         self.depth, self.width = product.depth(given.a, given.b), product.width(given.a, given.b)
-        self.blocks = blocks_of(name, self.width)
+        self.blocks = blocks_of(self.name, self.width)
         self.epsilon = max(float(jnp.finfo(x.dtype).eps) for x in (given.a, given.b))
 
     @abc.abstractmethod
@@ -165,12 +217,19 @@ class Probabilistic(Scheme):
 
     @property
     def _relative(self) -> float:
-        return self.units.relative(self.depth, -(-self.width // self.blocks))
+        # If matrix units compute the sums too, these may be truncated as the product's.
+        depth = 2 * self.depth + self.width if self.settings.columns else self.depth
+        return self.units.relative(depth, -(-self.width // self.blocks))
 
     def expect(self, given: Operands, tier: int) -> Expected:
+        if self.settings.columns and isinstance(self.product, Dot):
+            sums, squares = sketch(self.product, given.a, given.b)
+            return Expected(sums, self._relative * jnp.abs(sums), squares)
         if tier == 1:
             sums = self.should_be(given)
-            return Expected(sums, self._relative * jnp.abs(sums), self._squares(given.a, given.b, self.cancels))
+            return Expected(
+                sums, self._relative * jnp.abs(sums), self._squares(given.a, given.b, self.settings.cancels)
+            )
         # Factors are scaled exactly, by powers of two, so that elements are at most 1, and the squares of a row neither
         # overflow nor all vanish.
         powers = self.product.powers(given.a, given.b)
@@ -267,7 +326,7 @@ class Paper(Scheme):
 def make_scheme(product: Product, settings: Settings, given: Operands) -> Scheme:
     """Creates the scheme that the settings specify for a product of these operands."""
     units = Units.of(given.a.dtype, given.b.dtype, given.c.dtype, settings.rounding, exact=product.exact)
-    return kind_of(settings.scheme)(product, settings.scheme, given, units, settings.cancels)
+    return kind_of(settings.scheme)(product, settings, given, units)
 
 
 def kind_of(scheme: SchemeName) -> type[Scheme]:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
@@ -28,7 +29,7 @@ from ._check import (
     unexamined,
 )
 from .examination import TRACED, ScreenedStep, Screening
-from .fused_products import multiply
+from .fused_products import multiply, sums_columns
 from .products import Conv, Dot, Indexed, Product, arranged
 from .roundoff import Examine, Mode, Output, Profile, SchemeName, Settings, check_choice, known, unit, work_type
 from .schemes import Operands
@@ -193,7 +194,7 @@ def _transformed(
     selector = wanted & program.Selector("any product", lambda site: site.is_product)
     # The scheme `residual` requires rounded outputs.
     wide = output == "float32 accumulator" and rule.settings.scheme != "residual"
-    first = _widening(selector) if wide else None
+    first = _widening(selector, pins=False) if wide else None  # the rule does
 
     def reason(site: program.Site) -> str | None:
         """Returns why a selected site cannot be checked; primitives that cannot be entered count as products."""
@@ -222,7 +223,9 @@ def accumulators(step: Callable[..., Any], where: program.Where = program.produc
     return program.substitute(step, *_widening(where))
 
 
-def _widening(where: program.Where) -> tuple[program.Where, Callable[..., program.Values]]:
+def _widening(where: program.Where, *, pins: bool = True) -> tuple[program.Where, Callable[..., program.Values]]:
+    """Returns arguments of `substitute`; `pins` says whether XLA must not compute an input twice."""
+
     def widen(primitive: Any, params: Mapping[str, Any], inputs: program.Values) -> program.Values:
         def bind(*inputs: Any, **changed: Any) -> Any:
             return primitive.bind(*inputs, **{**params, **changed})
@@ -232,7 +235,7 @@ def _widening(where: program.Where) -> tuple[program.Where, Callable[..., progra
         changed: dict[str, Any] = {"preferred_element_type": work}
         # XLA may omit the rounding of an input to bfloat16 if a product converts it to float32 again.
         with jax.named_scope(program.Tags.HIDDEN):
-            inputs = list(lax.optimization_barrier(inputs))
+            inputs = list(lax.optimization_barrier(inputs) if pins else inputs)
             if primitive.name == "dot_general":
                 changed["dimension_numbers"], *inputs = arranged(params["dimension_numbers"], inputs[0], inputs[1])
         full = bind(*inputs, **changed)
@@ -256,7 +259,7 @@ class _Abft:
         kind, out = place.site.primitive, place.site.outputs[0].dtype
         given = task(kind, place.params, list(inputs))
         profile = Profile.given(self.profile)  # here, the platform for which the program is compiled is known
-        settings = profile.settings(self.settings, place.site.name)
+        settings = self.settings_for(place.site, given, profile)
         dense = isinstance(given.product, Dot | Conv) and given.a is inputs[0]  # not another form of the equation
         if settings.scheme == "residual" and dense and unit(out) > unit(work_type(given.a.dtype, given.b.dtype)):
             if place.marked:
@@ -276,11 +279,14 @@ class _Abft:
             if given.a is not inputs[0]:  # recomputed in this form, it rounds differently, as after a fused kernel
                 settings = dataclasses.replace(settings, fused=True)
         else:
-            operands = multiply(given.product, settings, given.a, given.b)
+            operands = multiply(given.product, settings, given.a, given.b, place.stored)
         checked, flags = self.judge(place.site, given.product, settings, operands)
         if isinstance(flags, Flags) and flags.wrong is not None:
             flags = flags._replace(wrong=flags.wrong._replace(element=flags.wrong.element // given.parts))
         return [given.write(checked)], flags
+
+    def settings_for(self, site: program.Site, given: "ProductTask", profile: Profile) -> Settings:
+        return profile.settings(self.settings, site.name)
 
     def judge(self, site: program.Site, product: Product, settings: Settings, given: Operands) -> tuple[Any, Any]:
         """Returns the product and the report on it."""
@@ -293,14 +299,21 @@ class _Abft:
 class _Screen(_Abft):
     """Checks with the first tier alone; small products are checked together, by `screen_together`.
 
-    In backward products, terms cancel so often that the first tier would pass on rows in many steps. Those of attention
-    (with batch axes) begin with the second tier; in all others, the first tier takes the norm of the terms.
+    In backward products, terms cancel so often that the first tier would pass on rows in many steps. It therefore takes
+    the norm of the terms. Products of attention (with batch axes) also lose terms of long sums: they begin with the
+    second tier, or, where the device truncates sums, with a first tier that allows for such losses.
     """
 
-    def judge(self, site: program.Site, product: Product, settings: Settings, given: Operands) -> tuple[Any, Any]:
+    def settings_for(self, site: program.Site, given: "ProductTask", profile: Profile) -> Settings:
+        settings = super().settings_for(site, given, profile)
         if site.direction == "bwd":
-            batched = isinstance(product, Dot) and bool(product.dimensions[1][0])
-            settings = dataclasses.replace(settings, tier=2 if batched else settings.tier, cancels=True)
+            batched = isinstance(given.product, Dot) and bool(given.product.dimensions[1][0])
+            loses = batched and settings.tier == 1 and math.isfinite(settings.rounding.kappa)
+            tier = 2 if batched and not loses else settings.tier
+            settings = dataclasses.replace(settings, tier=tier, cancels=True, lenient=loses)
+        return dataclasses.replace(settings, columns=sums_columns(given.product, settings, given.a, given.b))
+
+    def judge(self, site: program.Site, product: Product, settings: Settings, given: Operands) -> tuple[Any, Any]:
         alone = bool(site.trips or site.dims or program.bound_axes()) or not jax.sharding.get_abstract_mesh().empty
         if alone or not isinstance(product, Dot) or sum(x.size for x in given[:3]) > LARGEST_TOGETHER:
             return screen(product, settings, given)

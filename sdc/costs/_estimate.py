@@ -13,11 +13,12 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import sdc
+from sdc.checksums import Settings, screened
 from sdc.settings import SettingError
 from sdc.twins import Exchange
 
 from ..faults import BitFlip
-from ..program import Where, compiling_for, direction, holds_objects, is_array, primitive, traced
+from ..program import Where, compiling_for, direction, holds_objects, is_array, primitive, products, traced
 from ..schema import Estimate
 from .cycles import cycles_of, estimated, replaced_products
 from .hlo import Instruction, collectives_of, is_kernel, parse_module, traffic_of
@@ -256,12 +257,13 @@ def with_tool(
     """Transforms a step with one of the tools, for `estimate`.
 
     Args:
-        tool: name of the tool: `plain` for no tool; `lockstep` for twins, each on its own devices; `inject` for a fault
-            that never strikes.
+        tool: name of the tool: `plain` for no tool; `lockstep` for twins, each on its own devices; `abft_again` for the
+            program that runs at every step if suspicious steps are examined again; `inject` for a fault that never
+            strikes.
         step: the step.
         args: arguments of the step, or their shapes.
         devices: devices of the target.
-        where: selects sites (default: probes; for `abft`, all matrix products; for `inject`, matrix products of the
+        where: selects sites (default: probes; for checks, all matrix products; for `inject`, matrix products of the
             backward pass).
         twins: number of twins for `lockstep`.
         exchange: when twins exchange digests (see `sdc.lockstep`).
@@ -274,6 +276,8 @@ def with_tool(
         return ToolVariant(sdc.fingerprint(step) if where is None else sdc.fingerprint(step, where), args)
     if tool == "abft":
         return ToolVariant(sdc.abft(step) if where is None else sdc.abft(step, where=where), args)
+    if tool == "abft_again":
+        return ToolVariant(screened(step, products if where is None else where, Settings()), args)
     if tool == "inject":
         fault = sdc.Fault(BitFlip(), 1e-9, primitive("dot_general") & direction("bwd") if where is None else where)
         injected = sdc.inject(step, [fault])

@@ -30,7 +30,7 @@ from sdc.settings import SettingError
 
 from ..program import Tags
 
-Tool: TypeAlias = Literal["plain", "lockstep", "fingerprint", "abft", "inject"]
+Tool: TypeAlias = Literal["plain", "lockstep", "fingerprint", "abft", "abft_again", "inject"]
 
 
 @dataclasses.dataclass(frozen=True)

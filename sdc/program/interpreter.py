@@ -238,6 +238,7 @@ class _Applied:
         if primitive is mark_p:
             outputs, primitive, params = params["outputs"], params["of"], dict(params["params"])
             known, operands = operands[:outputs], operands[outputs:]
+            place = place._replace(stored=place.stored[outputs:])
         elif not all(isinstance(jax.typeof(x), core.ShapedArray) for x in operands):
             # An equation that changes arrays in place is evaluated here, once, and the rule does not see these arrays.
             with jax.named_scope(Tags.HIDDEN):
@@ -293,7 +294,7 @@ def evaluate(
                 traceback = caller
         with source_info_util.user_context(traceback, name_stack=names), eqn.ctx.manager:
             if site := plan.selected.get(index):
-                outs, reports[site.name] = rule(eqn, Place(site, iteration), inputs)
+                outs, reports[site.name] = rule(eqn, Place(site, iteration, stored=plan.stored[index]), inputs)
             elif index in plan.inner:
                 outs, inside = _RULES.get(eqn.primitive, _inline)(eqn, plan.inner[index], iteration, rule, inputs)
                 reports.update(inside)

@@ -100,6 +100,15 @@ ENTERED = (
     linear_solve_p,
     *CALLS,
 )
+# Primitives that move the numbers of their first input and compute nothing.
+MOVING = (
+    primitives.slice_p,
+    primitives.dynamic_slice_p,
+    primitives.squeeze_p,
+    primitives.reshape_p,
+    primitives.transpose_p,
+    primitives.broadcast_in_dim_p,
+)
 # Primitives whose derivative differs from that of their body.
 DERIVED = (primitives.custom_jvp_call_p, primitives.custom_vjp_call_p, linear_call_p, linear_solve_p)
 LIBRARY = os.path.dirname(os.path.dirname(__file__))
@@ -117,6 +126,7 @@ class Plan:
     selected: dict[int, Site]
     inner: dict[int, tuple["Plan", ...]]
     sites: tuple[Site, ...]
+    stored: dict[int, tuple[bool, ...]]  # see `Place.stored`
     outside: int  # number of axes that control flow around the jaxpr adds to reports
 
 
@@ -198,9 +208,12 @@ def out_of_reach(jaxpr: Any, where: Predicate) -> list[str]:
     return found
 
 
-def _plan(jaxpr: Any, inside: Inside, survey: Survey) -> Plan:
+def _plan(jaxpr: Any, inside: Inside, survey: Survey, stored: Sequence[bool] = ()) -> Plan:
+    """Plans a jaxpr; `stored` says which of its inputs are in memory as they are."""
+    kept = {var for var, known in zip(jaxpr.invars, stored, strict=False) if known}
     selected: dict[int, Site] = {}
     inner: dict[int, tuple[Plan, ...]] = {}
+    of_inputs: dict[int, tuple[bool, ...]] = {}
     found: list[Site] = []
     names = [inside.names + _names(eqn.source_info.name_stack) for eqn in jaxpr.eqns]
     leaves = _leaves(jaxpr, names, inside)
@@ -209,6 +222,9 @@ def _plan(jaxpr: Any, inside: Inside, survey: Survey) -> Plan:
     used = {var for var in every if isinstance(var, core.Var)}
     for index, eqn in enumerate(jaxpr.eqns):
         here = inside._replace(names=names[index], order=(*inside.order, index), leaves=leaves[index])
+        inputs = tuple(isinstance(var, core.Var) and var in kept for var in eqn.invars)
+        if eqn.primitive in MOVING and inputs[0]:
+            kept.update(eqn.outvars)
         line, users = user_line(eqn.source_info.traceback)
         # Equations of JAX's functions, such as `jax.nn.silu`, and of library layers have no line of the user's code.
         if users or (line and not inside.users):
@@ -217,7 +233,8 @@ def _plan(jaxpr: Any, inside: Inside, survey: Survey) -> Plan:
             continue
         if is_entered(eqn):
             plans = tuple(
-                _plan(open_jaxpr(body)[0], _enter(eqn, number, here), survey) for number, body in enumerate(bodies(eqn))
+                _plan(open_jaxpr(body)[0], _enter(eqn, number, here), survey, _passed_on(eqn, body, inputs))
+                for number, body in enumerate(bodies(eqn))
             )
             if any(plan.sites for plan in plans):
                 inner[index] = plans
@@ -226,7 +243,7 @@ def _plan(jaxpr: Any, inside: Inside, survey: Survey) -> Plan:
         # A write to a reference returns the old value, which is usually unused.
         site = _site(eqn, here, survey.number) if used.intersection(eqn.outvars) else None
         if site is not None and survey.chooses(site):
-            selected[index] = site
+            selected[index], of_inputs[index] = site, inputs
             found.append(site)
         # A probe that cannot be reached must not count as checked.
         for body in () if eqn.primitive is mark_p else core.jaxprs_in_params(eqn.params):
@@ -236,7 +253,17 @@ def _plan(jaxpr: Any, inside: Inside, survey: Survey) -> Plan:
                     f"probe {hidden.sites[0].name!r} is inside the primitive {eqn.primitive.name!r} "
                     f"({source_line(eqn)}), which cannot be entered; move the probe outside it"
                 )
-    return Plan(selected, inner, tuple(found), len(inside.dims))
+    return Plan(selected, inner, tuple(found), of_inputs, len(inside.dims))
+
+
+def _passed_on(eqn: Any, body: Any, stored: tuple[bool, ...]) -> Sequence[bool]:
+    """Returns which inputs of a body are in memory as they are, given the same of the equation's inputs."""
+    count = len(open_jaxpr(body)[0].invars)
+    if eqn.primitive is primitives.while_p or (eqn.primitive is primitives.scan_p and eqn.params["length"] > 1):
+        return [True] * count
+    if eqn.primitive is primitives.cond_p:
+        return stored[1:]
+    return stored if count == len(stored) else ()
 
 
 def is_entered(eqn: Any) -> bool:

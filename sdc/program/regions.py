@@ -95,9 +95,10 @@ def _outlined(jaxpr: Any, plan: Plan, whole: bool) -> tuple[_Part, Plan]:
             )
     body = _Part((), list(read), list(used), eqns)
     region = _Equation(body.invars, body.outvars, region_p, {"jaxpr": body})
-    inside = Plan(_moved(plan.selected, first), _moved(plan.inner, first), plan.sites, plan.outside)
+    selected, inner, stored = (_moved(part, first) for part in (plan.selected, plan.inner, plan.stored))
+    inside = Plan(selected, inner, plan.sites, stored, plan.outside)
     part = _Part(jaxpr.constvars, jaxpr.invars, jaxpr.outvars, _with(jaxpr.eqns, first, last, region))
-    return part, Plan({}, {first: (inside,)}, plan.sites, plan.outside)
+    return part, Plan({}, {first: (inside,)}, plan.sites, {}, plan.outside)
 
 
 def _holds_steps(eqn: Any, plans: tuple[Plan, ...], whole: bool) -> bool:

@@ -23,12 +23,15 @@ class Place(NamedTuple):
         iteration: scalar arrays with the index in each enclosing `scan` and `while`, outermost first.
         params: parameters of the site's primitive.
         marked: whether another transformation has already rewritten the equation.
+        stored: for each input, whether it is read from memory as it is: an input of a loop's body, or a part of one.
+            XLA may compute any other input more than once, and round it differently.
     """
 
     site: Site
     iteration: tuple[Int[Array, ""], ...]
     params: Mapping[str, Any] = MappingProxyType({})
     marked: bool = False
+    stored: tuple[bool, ...] = ()
 
 
 class Rule(Protocol):

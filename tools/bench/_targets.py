@@ -42,6 +42,9 @@ BARS = {
     "inject": 1.05,
     "abft": 1.15,
     "abft_compiling": 2.0,
+    "abft_again": 1.20,
+    "abft_again_compiling": 2.0,
+    "abft_again_llama3_8b_16l": 1.08,
     "paft": 1.03,
 }
 TARGETS = ("v5p:2x2x1", "v6e:2x2", "h100x2")
@@ -60,6 +63,7 @@ TOOLS: dict[str, tuple[Tool, Where | None, Exchange]] = {
     "fingerprint_products": ("fingerprint", PRODUCTS, "probe"),
     "inject": ("inject", None, "probe"),
     "abft": ("abft", None, "probe"),
+    "abft_again": ("abft_again", None, "probe"),
 }
 
 
@@ -182,11 +186,15 @@ def _estimated(target: str, dtype: str, name: str) -> Estimate:
 
 
 def _study() -> dict[str, float]:
-    """Estimates the study's model: two twins of eight chips, and one copy with fingerprints of its probes."""
+    """Estimates the study's model: two twins of eight chips, and one copy with fingerprints of its probes, or with the
+    first tier of checks of its products."""
     shared: dict[str, Any] = {"target": "v5p:2x2x4", "config": "llama3_8b_16l", "model": 8}
     plain = estimate_subject(Subject(**shared, tool="lockstep", sync="none"))
     alone = estimate_subject(Subject(**shared))
-    found = {"fingerprint_llama3_8b_16l": estimate_subject(Subject(**shared, tool="fingerprint")).cost / alone.cost}
+    tools: tuple[Tool, ...] = ("fingerprint", "abft_again")
+    found = {
+        f"{tool}_llama3_8b_16l": estimate_subject(Subject(**shared, tool=tool)).cost / alone.cost for tool in tools
+    }
     exchanges: dict[str, Exchange] = {"lockstep": "probe", "lockstep_step": "step"}
     for name, exchange in exchanges.items():
         own = estimate_subject(Subject(**shared, tool="lockstep", exchange=exchange))

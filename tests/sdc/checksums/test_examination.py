@@ -12,7 +12,7 @@ from flax import nnx
 from jax import lax
 
 import sdc
-from sdc.checksums import coverage
+from sdc.checksums import PLATFORMS, Profile, coverage
 from sdc.checksums._check import LARGEST_TOGETHER
 from sdc.checksums.examination import TRACED, UNREPEATED
 from sdc.faults import Moment
@@ -200,14 +200,16 @@ def test_an_unknown_way_to_examine() -> None:
         sdc.abft(step_of("plain"), examine="later")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("batched", [False, True])
-def test_backward_products_whose_terms_cancel_are_not_examined(batched: bool) -> None:
+def test_backward_products_whose_terms_cancel_are_not_examined(batched: bool, platform: str) -> None:
     """Within a step, their rows would reach the second tier; here, the whole step would run again."""
+    profile = Profile(PLATFORMS[platform])
     w, x = jnp.asarray([[1e6, 1.0, -1e6]] * 4, jnp.float32), jnp.ones((2, 4))
     if batched:
         w, x = jnp.stack([w, w]), jnp.stack([x, x])
     step = jax.grad(lambda x, w: jnp.sum(jnp.sin(jnp.matmul(x, w) * 1e-9)) * 1e9)
-    _, within = jax.jit(sdc.abft(step, direction("bwd") & products))(x, w)
+    _, within = jax.jit(sdc.abft(step, direction("bwd") & products, profile=profile))(x, w)
     assert sum(int(flag.examined) for flag in within.values()) > 0
     runs = []
 
@@ -215,10 +217,12 @@ def test_backward_products_whose_terms_cancel_are_not_examined(batched: bool) ->
         jax.debug.callback(lambda: runs.append(1))
         return step(x, w)
 
-    _, flags = sdc.abft(counted, direction("bwd") & products, examine="again")(x, w)
+    _, flags = sdc.abft(counted, direction("bwd") & products, profile=profile, examine="again")(x, w)
     jax.effects_barrier()
     assert len(runs) == 1
     assert all(int(flag.flagged) == 0 < int(flag.checked) for flag in flags.values())
+    tiers = {float(flag.margin) > 0 for flag in flags.values()}  # whether they begin with the second tier
+    assert tiers == {batched and platform == "cpu"}
 
 
 def test_a_branch_that_is_not_taken_counts_no_rows() -> None:

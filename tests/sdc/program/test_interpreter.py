@@ -15,7 +15,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, PartitionSpec as P
 
 import sdc
-from sdc.program import Place, everything, matching, probes, rewrite
+from sdc.program import Place, everything, matching, probes, products, rewrite
 
 X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
 MESH = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
@@ -413,3 +413,35 @@ def test_arrays_of_the_step_stay_one_site_through_two_transformations() -> None:
     _, reports = rewrite(outer, everything, Total())(X + 1.0)
     assert reports["arg/0"]["sum"] == 2.0 * 8.0  # as the inner one has made it: doubled at each of five sites
     assert reports["out"]["sum"] == 2.0**6 * 8.0
+
+
+def test_inputs_that_are_read_from_memory() -> None:
+    """Those of loops' bodies and their parts, through calls; not what is computed, nor what enters the step."""
+
+    def layer(x: Any, w: Any) -> Any:
+        part = lax.dynamic_slice(w[0].T, (0, 0), (4, 4))
+        inner = jax.checkpoint(lambda x, w: jnp.sin(x) @ w)(x, part)
+        return lax.cond(x[0, 0] > 0, lambda x, w: x @ w, lambda x, w: jnp.sin(x) @ w, inner, part), None
+
+    def step(x: Any, w: Any) -> Any:
+        def loop(length: int) -> Any:
+            return lax.scan(layer, x @ w[0, 0], w[:length])[0]
+
+        return loop(1) + loop(2) + lax.while_loop(lambda x: x[0, 0] > 1, lambda x: x @ x, x)
+
+    class Stored:
+        def __init__(self) -> None:
+            self.found: dict[str, tuple[bool, ...]] = {}
+
+        def __call__(self, place: Place, bind: Any, *inputs: Any) -> Any:
+            self.found[place.site.name] = place.stored
+            return bind(*inputs), ()
+
+        def merge(self, total: Any, new: Any) -> Any:
+            return ()
+
+    rule = Stored()
+    jax.make_jaxpr(rewrite(step, products, rule))(jnp.ones((4, 4)), jnp.ones((2, 1, 4, 4)))
+    computed, read = (False, False), (False, True)
+    # A loop of one iteration may be no loop in the compiled program.
+    assert list(rule.found.values()) == [*[computed] * 5, *[read] * 3, (True, True)], rule.found
