@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,10 +18,12 @@ from sdc.bits import as_bits, select
 from ..program import Values, agreed, rarely, traced_once, varying
 from .products import Dot, Indexed, Product
 from .roundoff import Settings, work_type
-from .schemes import Expected, Operands, kind_of, make_scheme, signed_weights, turned
+from .schemes import Expected, Operands, Probabilistic, kind_of, make_scheme, signed_weights, turned
 
 LISTED = 8  # maximum number of wrong elements that are listed
-LARGEST_TOGETHER = 2**16  # maximum number of elements of a product and its factors that are checked with others
+LARGEST_TOGETHER = 2**16  # maximum number of elements of a product and its factors that is checked with others
+# Padding at most multiplies the elements of a check of several products by the first number, or makes that many.
+PADDED, LARGEST_PADDED = 2, 2**18
 LARGEST = 2**31 - 1  # maximum number of elements, which 32-bit integers count
 
 
@@ -97,16 +99,50 @@ def screen(product: Product, settings: Settings, operands: Operands) -> tuple[Sh
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["runs", "operands"], meta_fields=["product", "settings"]
+    jax.tree_util.register_dataclass,
+    data_fields=["runs", "operands"],
+    meta_fields=["product", "settings", "relative"],
 )
 @dataclasses.dataclass(frozen=True)
 class Deferred:
-    """A product whose first tier runs together with that of other products of its shape."""
+    """A small product whose first tier runs together with that of others.
 
-    runs: UInt32[Array, ""]  # 1; or 0 if the product is in a branch that was not taken
+    Attributes:
+        runs: 1; or 0 if the product is in a branch that was not taken.
+        operands: factors and product, as batches of matrices.
+        product: the product of such operands.
+        settings: settings of the check.
+        relative: lambda, divided by the lenience of `settings`; None if it follows from the shape.
+    """
+
+    runs: UInt32[Array, ""]
     operands: Operands
-    product: Product
+    product: Dot
     settings: Settings
+    relative: float | None
+
+    @classmethod
+    def of(cls, product: Dot, settings: Settings, given: Operands) -> "Deferred":
+        scheme, relative = make_scheme(product, settings, given), None
+        if settings.scheme == "two-tier" and isinstance(scheme, Probabilistic):
+            relative = scheme.relative / (scheme.lenience(given) if settings.lenient else 1.0)
+            # Products whose terms do not cancel may share a check with others, at no cost in what is flagged: the
+            # second tier would take the norm of the terms too.
+            settings = dataclasses.replace(settings, lenient=False, cancels=True)
+        operands = Operands(*product.matrices(given.a, given.b, given.c))
+        matrices = Dot((((2,), (1,)), ((0,), (0,))), (3, 3), lax.Precision.HIGHEST if product.exact else None)
+        return cls(jnp.uint32(1), operands, matrices, settings, relative)
+
+    @property
+    def kind(self) -> Any:
+        """What products that share a check have in common; the shape too, if bounds follow from it."""
+        shape = self.shape if self.relative is None else ()
+        return shape, self.product, self.settings, *(x.dtype for x in self.operands[:3])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of matrices, and m, k and n."""
+        return *self.operands.a.shape, self.operands.b.shape[-1]
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["screened"], meta_fields=["names"])
@@ -119,29 +155,60 @@ class Stack:
 
 
 def screen_together(found: Mapping[str, Screened | Deferred]) -> list[Stack]:
-    """Completes the results of the first tier: deferred products of equal shape are stacked and checked at once.
+    """Completes the results of the first tier: deferred products are padded with zeros and checked
+    several at once.
 
-    XLA then compiles one check for each shape instead of one for each product. The stacks are copies of the products
-    and their factors, which together have at most `LARGEST_TOGETHER` elements each.
+    XLA then compiles a few checks instead of one for each product.
     """
-    stacks, groups = [], dict[Any, dict[str, Deferred]]()
+    stacks, deferred = [], dict[str, Deferred]()
     for name, one in found.items():
         if isinstance(one, Deferred):
-            leaves, structure = jax.tree.flatten(one)
-            groups.setdefault((structure, *((x.shape, x.dtype) for x in leaves)), {})[name] = one
+            deferred[name] = one
         else:
             stacks.append(Stack((name,), jax.tree.map(lambda x: x[None], one)))
-    for group in groups.values():
-        first, *_ = several = list(group.values())
-        run = functools.partial(screen, first.product, first.settings)
-        # Without the barrier, XLA's CPU backend fuses the concatenation into every reader of it.
-        operands = lax.optimization_barrier(jax.tree.map(lambda *x: jnp.stack(x), *(one.operands for one in several)))
-        screened = jax.vmap(lambda given, run=run: run(given)[1])(operands)
-        runs = [one.runs for one in several]
-        known = not any(isinstance(x, jax.core.Tracer) for x in runs)  # XLA folds constants one by one
-        checked = screened.checked * (jnp.asarray(np.asarray(runs)) if known else jnp.stack(runs))
-        stacks.append(Stack(tuple(group), dataclasses.replace(screened, checked=checked)))
-    return stacks
+    groups: list[dict[str, Deferred]] = []
+    for name, one in sorted(deferred.items(), key=lambda item: -_padded([item[1]])):  # large ones first
+        for group in groups:
+            several = [*group.values(), one]
+            least = sum(_padded([each]) for each in several)
+            if several[0].kind == one.kind and _padded(several) <= max(PADDED * least, LARGEST_PADDED):
+                group[name] = one
+                break
+        else:
+            groups.append({name: one})
+    return [*stacks, *(Stack(tuple(group), _screen_group(list(group.values()))) for group in groups)]
+
+
+def _padded(several: Sequence[Deferred]) -> int:
+    """Returns the number of elements of products and their factors, padded to one shape."""
+    m, k, n = (max(sides) for sides in zip(*(one.shape[1:] for one in several), strict=True))
+    return sum(one.shape[0] for one in several) * (m * k + k * n + m * n)
+
+
+def _screen_group(several: Sequence[Deferred]) -> Screened:
+    """Returns the results of the first tier of products of one kind, on a leading axis."""
+    first, *_ = several
+    batches = [one.shape[0] for one in several]
+
+    def stacked(matrices: Sequence[Any]) -> Any:
+        sides = [max(x.shape[axis] for x in matrices) for axis in (1, 2)]
+        missing = [[(0, side - size) for side, size in zip(sides, x.shape[1:], strict=True)] for x in matrices]
+        return jnp.concatenate([jnp.pad(x, [(0, 0), *more]) for x, more in zip(matrices, missing, strict=True)])
+
+    a, b, c = (stacked([one.operands[which] for one in several]) for which in range(3))
+    # Without the barrier, XLA's CPU backend fuses the concatenation into every reader of it.
+    given = Operands(*lax.optimization_barrier((a, b, c)))
+    if first.relative is not None:
+        relative = np.repeat(np.asarray([one.relative for one in several]), batches)[:, None, None]
+        given = given._replace(relative=jnp.asarray(relative, work_type(a.dtype, b.dtype, c.dtype)))
+    margins = jnp.max(_first_margins(first.product, first.settings, given), axis=1)
+    starts = np.cumsum([0, *batches[:-1]])[:, None]
+    places = starts + np.minimum(np.arange(max(batches)), np.asarray(batches)[:, None] - 1)
+    runs = [one.runs for one in several]
+    known = not any(isinstance(x, jax.core.Tracer) for x in runs)  # XLA folds constants one by one
+    times = jnp.asarray(np.asarray(runs)) if known else jnp.stack(runs)
+    rows = np.asarray([one.shape[0] * one.shape[1] for one in several], np.uint32)
+    return Screened(times * rows, jnp.max(margins[places], axis=1).astype(jnp.float32), is_last(first.settings))
 
 
 def merge_screened(total: Screened, new: Screened) -> Screened:

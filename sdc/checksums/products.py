@@ -272,6 +272,16 @@ class Dot(Product):
         """Reshapes the result to a matrix with all rows on one axis, and all columns on the other."""
         return c.reshape(math.prod(c.shape[: self.rank()]), -1)
 
+    def matrices(
+        self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"], c: Shaped[Array, "*c"]
+    ) -> tuple[Shaped[Array, "batch m k"], Shaped[Array, "batch k n"], Shaped[Array, "batch m n"]]:
+        """Transposes and reshapes factors and product to batches of matrices."""
+        contracted, batch = self.dimensions
+        m, k, n = self.rows(a, b), self.depth(a, b), self.width(a, b)
+        a = a.transpose(*batch[0], *self._free(0), *contracted[0]).reshape(-1, m, k)
+        b = b.transpose(*batch[1], *contracted[1], *self._free(1)).reshape(-1, k, n)
+        return a, b, c.reshape(-1, m, n)
+
     def mapped(self) -> "Dot":
         """Returns the same product, mapped over a new first axis of both factors and of the result."""
         contracted, batch = (tuple(tuple(axis + 1 for axis in axes) for axes in pair) for pair in self.dimensions)

@@ -62,6 +62,8 @@ class Operands(NamedTuple):
     # product; otherwise None.
     totals: tuple[Float[Array, "*rows"], Float[Array, "*rows"]] | None = None
     indices: tuple[Any, ...] = ()  # see `Indexed`
+    # Lambda of each row, if the rows are of products of different shapes; None if it follows from the shape.
+    relative: Float[Array, "*#rows #blocks"] | None = None
 
     def wide(self) -> "Operands":
         """Converts the factors and the product to the type of the sums, in which schemes compute."""
@@ -89,8 +91,9 @@ class Expected(NamedTuple):
 
 @functools.cache
 def _weights(width: int) -> Float[np.ndarray, "n"]:
-    random = np.random.default_rng(SEED)
-    return (random.choice([-1.0, 1.0], width) * random.integers(64, 128, width) / 128).astype(np.float32)
+    # Two generators, so that the first weights do not depend on how many there are.
+    signs, sizes = (np.random.default_rng([SEED, part]) for part in range(2))
+    return (signs.choice([-1.0, 1.0], width) * sizes.integers(64, 128, width) / 128).astype(np.float32)
 
 
 def signed_weights(width: int, dtype: Any = jnp.float32) -> Float[Array, "n"]:
@@ -216,20 +219,20 @@ class Probabilistic(Scheme):
     tiers = 2
 
     @property
-    def _relative(self) -> float:
+    def relative(self) -> float:
+        """Lambda."""
         # If matrix units compute the sums too, these may be truncated as the product's.
         depth = 2 * self.depth + self.width if self.settings.columns else self.depth
         return self.units.relative(depth, -(-self.width // self.blocks))
 
     def expect(self, given: Operands, tier: int) -> Expected:
+        relative = self.relative if given.relative is None else given.relative
         if self.settings.columns and isinstance(self.product, Dot):
             sums, squares = sketch(self.product, given.a, given.b)
-            return Expected(sums, self._relative * jnp.abs(sums), squares)
+            return Expected(sums, relative * jnp.abs(sums), squares)
         if tier == 1:
             sums = self.should_be(given)
-            return Expected(
-                sums, self._relative * jnp.abs(sums), self._squares(given.a, given.b, self.settings.cancels)
-            )
+            return Expected(sums, relative * jnp.abs(sums), self._squares(given.a, given.b, self.settings.cancels))
         # Factors are scaled exactly, by powers of two, so that elements are at most 1, and the squares of a row neither
         # overflow nor all vanish.
         powers = self.product.powers(given.a, given.b)
@@ -237,7 +240,7 @@ class Probabilistic(Scheme):
         sums = self.should_be(given._replace(a=a, b=b, checksum=None), careful=True)
         # Squares of numbers below the root of the smallest normal number vanish.
         lost = math.sqrt(float(jnp.finfo(b.dtype).tiny)) * 3 * math.sqrt(self.depth * self.width)
-        return Expected(sums, self._relative * (jnp.abs(sums) + lost), self._squares(a, b), powers)
+        return Expected(sums, relative * (jnp.abs(sums) + lost), self._squares(a, b), powers)
 
     def _squares(self, a: Float[Array, "*a"], b: Float[Array, "*b"], needed: bool = True) -> Sums | None:
         """Returns q^2."""
@@ -265,7 +268,8 @@ class Probabilistic(Scheme):
         else:
             squares = given.totals[1][..., None]
         largest = squares if expected.squares is None else jnp.maximum(squares, expected.squares)
-        bound = self._relative * jnp.sqrt(largest) + expected.bound + least
+        relative = self.relative if given.relative is None else given.relative
+        bound = relative * jnp.sqrt(largest) + expected.bound + least
         if given.carried is None:
             bound += SIGMAS * self.units.output * jnp.sqrt(squares)
         return self.ratio(given, expected, bound)

@@ -315,9 +315,11 @@ class _Screen(_Abft):
 
     def judge(self, site: program.Site, product: Product, settings: Settings, given: Operands) -> tuple[Any, Any]:
         alone = bool(site.trips or site.dims or program.bound_axes()) or not jax.sharding.get_abstract_mesh().empty
-        if alone or not isinstance(product, Dot) or sum(x.size for x in given[:3]) > LARGEST_TOGETHER:
+        sizes = [x.size for x in given[:3]]
+        alone = alone or given.carried is not None or given.totals is not None or 0 in sizes
+        if alone or not isinstance(product, Dot) or sum(sizes) > LARGEST_TOGETHER:
             return screen(product, settings, given)
-        return given.c, Deferred(jnp.uint32(1), given, product, settings)
+        return given.c, Deferred.of(product, settings, given)
 
     def merge(self, total: Any, new: Any) -> Any:
         return merge_screened(total, new)

@@ -10,14 +10,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 import sdc
 from sdc.campaigns import Campaign
@@ -29,6 +26,7 @@ from sdc.train.programs import Placement, initial_state, place, plain, sharded
 from sdc.twins import digest
 
 from . import harness
+from ._foreign import FOREIGN, foreign_steps
 from .command import BenchOptions
 
 TRANSFORM_BARS = {
@@ -51,10 +49,9 @@ TRANSFORM_BARS = {
     "compiling_tiny_detect": 2.0,
     "compiling_tiny_correct": 3.0,
     "compiling_tiny_again": 2.0,
-    "compiling_nnx_again": 2.0,
-    "compiling_equinox_again": 2.0,
-    **{f"compiling_{name}_fingerprint": 1.5 for name in ("96_layers", "tiny", "nnx", "equinox")},
-    **{f"lowering_{name}_inject": 5.0 for name in ("96_layers", "tiny", "nnx", "equinox")},
+    **{f"compiling_{name}_again": 2.0 for name in FOREIGN},
+    **{f"compiling_{name}_fingerprint": 1.5 for name in ("96_layers", "tiny", *FOREIGN)},
+    **{f"lowering_{name}_inject": 5.0 for name in ("96_layers", "tiny", *FOREIGN)},
     "compiling_nnx_lockstep": 2.5,
 }
 ELEMENTS = 16 * 2**20  # elements of the array whose digest is timed
@@ -130,9 +127,7 @@ def _unrolled(times: int) -> dict[str, float]:
     found["tracing_4000_sites_seconds"] = harness.tracing_seconds(
         sdc.fingerprint(_operations, operations), jnp.ones(WIDTH)
     )
-    subjects = {"96_layers": (_layers, layers), "tiny": harness.reference_step(get_config("tiny")), "nnx": _nnx_step()}
-    if find_spec("equinox"):
-        subjects["equinox"] = _equinox_step()
+    subjects = {"96_layers": (_layers, layers), "tiny": harness.reference_step(get_config("tiny")), **foreign_steps()}
     for name, (step, arguments) in subjects.items():
         found |= {f"{what}_{name}_{tool}": ratio for (what, tool), ratio in _compiling(step, arguments).items()}
     step, arguments = subjects["nnx"]
@@ -162,61 +157,6 @@ def _compiling(step: Callable[..., Any], arguments: Any) -> dict[tuple[str, str]
         **{("compiling", tool): seconds / whole for tool, seconds in compiling.items()},
         ("lowering", "inject"): _lowering_seconds(functools.partial(faulty["all"], moment), arguments) / lowered,
     }
-
-
-def _nnx_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Returns the gradient of two transformer layers of Flax NNX, and its arguments."""
-    rngs = nnx.Rngs(0)
-
-    class NnxLayer(nnx.Module):
-        def __init__(self) -> None:
-            self.norms = nnx.List([nnx.LayerNorm(WIDTH, rngs=rngs) for _ in range(2)])
-            self.attention = nnx.MultiHeadAttention(4, WIDTH, decode=False, rngs=rngs)
-            self.up, self.down = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs), nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
-
-        def __call__(self, x: Any) -> Any:
-            x += self.attention(self.norms[0](x))
-            return x + self.down(jax.nn.gelu(self.up(self.norms[1](x))))
-
-    parts: Any = nnx.split(nnx.List([NnxLayer(), NnxLayer()]), nnx.Param, ...)
-    graph, params, rest = parts
-
-    def loss(params: Any, x: Any) -> Any:
-        for layer in nnx.merge(graph, params, rest):
-            x = layer(x)
-        return jnp.mean(x**2)
-
-    return jax.grad(loss), (params, jnp.ones((2, ROWS, WIDTH)))
-
-
-def _equinox_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Returns the gradient of two transformer layers of Equinox, and its arguments."""
-    eqx: Any = import_module("equinox")  # which this package does not require
-
-    class EquinoxLayer(eqx.Module):  # type: ignore[misc] # of a package that may be missing
-        attention: Any
-        mlp: Any
-        norms: list[Any]
-
-        def __init__(self, key: Any) -> None:
-            ours, theirs = jax.random.split(key)
-            self.attention = eqx.nn.MultiheadAttention(4, WIDTH, key=ours)
-            self.mlp = eqx.nn.MLP(WIDTH, WIDTH, 4 * WIDTH, 1, jax.nn.gelu, key=theirs)
-            self.norms = [eqx.nn.LayerNorm(WIDTH) for _ in range(2)]
-
-        def __call__(self, x: Any) -> Any:
-            y = jax.vmap(self.norms[0])(x)
-            x += self.attention(y, y, y)
-            return x + jax.vmap(lambda x: self.mlp(self.norms[1](x)))(x)
-
-    params, rest = eqx.partition([EquinoxLayer(key) for key in jax.random.split(jax.random.key(0))], eqx.is_array)
-
-    def loss(params: Any, x: Any) -> Any:
-        for layer in eqx.combine(params, rest):
-            x = jax.vmap(layer)(x)
-        return jnp.mean(x**2)
-
-    return jax.grad(loss), (params, jnp.ones((2, ROWS, WIDTH)))
 
 
 def _lowering_seconds(step: Callable[..., Any], arguments: Any) -> float:

@@ -13,7 +13,7 @@ from jax import lax
 
 import sdc
 from sdc.checksums import PLATFORMS, Profile, coverage
-from sdc.checksums._check import LARGEST_TOGETHER
+from sdc.checksums._check import LARGEST_PADDED, LARGEST_TOGETHER
 from sdc.checksums.examination import TRACED, UNREPEATED
 from sdc.faults import Moment
 from sdc.faults.kinds import Scale
@@ -35,10 +35,10 @@ def test_flags_of_a_healthy_and_of_a_faulty_step_are_those_of_one_program(name: 
         for one, other in zip(flags.values(), within.values(), strict=True):
             for count in ("checked", "flagged", "confirmed", "corrected", "nonfinite"):
                 np.testing.assert_array_equal(getattr(one, count), getattr(other, count))
-            # The first tier of backward products takes the norm of the terms, so that it passes on fewer rows.
-            assert (
-                np.maximum(one.margin, one.first_margin) <= 1.5 * np.maximum(other.margin, other.first_margin)
-            ).all()
+            # The first tier of backward and of small products takes the norm of the terms, so that it passes on fewer
+            # rows; small products are padded, and summed up in another order, which only matters to rounding errors.
+            ours, theirs = (np.maximum(flag.margin, flag.first_margin) for flag in (one, other))
+            assert (ours <= np.maximum(1.5 * theirs, 0.5)).all()
         for ours, theirs in zip(jax.tree.leaves(out), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
@@ -117,8 +117,9 @@ def test_a_fault_that_does_not_recur_is_never_dropped(mode: Any, numbers: Sequen
     np.testing.assert_allclose(out, EXPECTED + error, rtol=1e-5, atol=1e-5)
 
 
-def test_a_fault_in_a_repetition_is_one_too() -> None:
-    """Terms that cancel are suspicious; a fault strikes the second run only."""
+def test_a_fault_in_a_repetition_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Terms that cancel are suspicious in products that are checked alone; a fault strikes the second run only."""
+    monkeypatch.setattr("sdc.checksums.transform.LARGEST_TOGETHER", 0)
     x = jnp.asarray([[1e6, 1.0, -1e6]] * 2, jnp.float32)
     rule = _Adds(iter((0.0, 9.0, 0.0, 0.0)))
 
@@ -146,8 +147,9 @@ def test_three_results_and_a_fourth_are_no_clean_step(numbers: Sequence[float]) 
     assert int(list(flags.values())[1].flagged) >= 1
 
 
-def test_faults_in_both_repetitions_are_kept() -> None:
+def test_faults_in_both_repetitions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first run is right, and suspicious only where terms cancel."""
+    monkeypatch.setattr("sdc.checksums.transform.LARGEST_TOGETHER", 0)
     step, cancelling = flaky((0.0, 9.0, 7.0, 0.0)), jnp.asarray([[1e6, 1.0, -1e6]] * 2, jnp.float32)
 
     def both(w: Any, x: Any) -> Any:
@@ -225,6 +227,17 @@ def test_backward_products_whose_terms_cancel_are_not_examined(batched: bool, pl
     assert tiers == {batched and platform == "cpu"}
 
 
+def test_backward_products_of_attention_may_lose_terms_where_sums_are_truncated() -> None:
+    """As the second tier allows for it where they are rounded to nearest."""
+    w, x = jnp.asarray(RNG.normal(size=(4, 256)), jnp.float32), jnp.ones((2, 4))
+    step, profile = jax.grad(lambda x, w: jnp.sum(jnp.sin(jnp.matmul(x, w)))), Profile(PLATFORMS["gpu"])
+    margins = []
+    for given in ((x, w), (jnp.stack([x, x]), jnp.stack([w, w]))):
+        _, flags = sdc.abft(step, direction("bwd") & products, profile=profile, examine="again")(*given)
+        margins.append(max(float(flag.first_margin) for flag in flags.values()))
+    assert 0 < margins[1] < margins[0] / 2
+
+
 def test_a_branch_that_is_not_taken_counts_no_rows() -> None:
     def step(x: Any) -> Any:
         return lax.cond(x[0, 0] > 100, lambda: x @ x.T, lambda: x @ x.T + x @ x.T)
@@ -258,11 +271,37 @@ def instructions(compiled: Any) -> int:
     return sum(" = " in line for line in compiled.as_text().splitlines())
 
 
-def test_together_or_alone_products_have_the_same_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights, x = [jnp.asarray(RNG.normal(size=(8, 8)), jnp.float32) for _ in range(5)], jnp.asarray(X)
-    _, together = sdc.abft(layers, examine="again")(weights, x)
+@pytest.mark.parametrize("padded", [0, LARGEST_PADDED])
+def test_together_or_alone_products_have_the_same_flags(monkeypatch: pytest.MonkeyPatch, padded: int) -> None:
+    """Of several shapes, in one check or in several; bounds are those of each shape."""
+    sizes = [8, 8, 24, 5, 1, 40, 7]
+    shapes = list(itertools.pairwise(sizes))
+    weights, x = [jnp.asarray(RNG.normal(size=shape), jnp.float32) for shape in shapes], jnp.asarray(X)
+
+    def step(weights: Any, x: Any) -> Any:
+        heads = jnp.einsum("shk,thk->hst", *(x.reshape(-1, 2, 4) for _ in range(2)))
+        return layers(weights, x), heads
+
+    monkeypatch.setattr("sdc.checksums._check.LARGEST_PADDED", padded)
+    text = sdc.abft(step, examine="again").lower(weights, x).as_text()
+    assert text.count("stablehlo.concatenate") == (3 if padded else 0)  # of both factors, and of the products
+    _, together = sdc.abft(step, examine="again")(weights, x)
     monkeypatch.setattr("sdc.checksums.transform.LARGEST_TOGETHER", 0)
-    _, alone = sdc.abft(layers, examine="again")(weights, x)
+    _, alone = sdc.abft(step, examine="again")(weights, x)
     for one, other in zip(together.values(), alone.values(), strict=True):
-        assert int(one.checked) == int(other.checked) == len(X)
-        np.testing.assert_allclose(one.first_margin, other.first_margin, rtol=0.1)
+        assert int(one.checked) == int(other.checked) >= len(X)
+        # The norm of the terms may be larger, and weights depend on the number of columns.
+        assert float(one.first_margin) <= 1.2 * float(other.first_margin) + 0.02
+
+
+def test_a_small_product_that_is_padded_has_its_own_bound() -> None:
+    """Lambda is that of its terms and columns, and not that of the products beside it."""
+    small, large = jnp.ones((4, 4)), jnp.ones((64, 64))
+    error = 40 * 2.0**-24  # of a row's norm: between lambda of 8 and of 128 terms and columns
+
+    def step(small: Any, large: Any) -> Any:
+        struck = rewrite(lambda x: x @ x, products, _Adds(iter([4.0 * 2.0 * error] * 9)))(small)[0]
+        return struck, large @ large
+
+    _, flags = sdc.abft(step, examine="again")(small, large)
+    assert [int(flag.flagged) > 0 for flag in flags.values()] == [True, False]
