@@ -141,12 +141,18 @@ def _unlike(runs: list[Reports]) -> Struck:
 
 @jax.jit
 def _lost(examined: Reports, screened: Reports) -> Struck:
-    """Returns where an examination finds no reason for what the first tier found."""
+    """Returns where an examination finds no reason for what the first tier found.
+
+    If the examination corrected a product, those that depend on it computed with other values, and were suspicious
+    because of that product.
+    """
+    mended = jnp.any(jnp.stack([jnp.any(flag.corrected > 0) for flag in examined.values()]))
     struck = {}
     for name, flag in examined.items():
         unseen = (flag.examined == 0) & (flag.nonfinite == 0) & (_margin(screened[name]) > FAR)
         # A last tier beyond all errors of long sums.
-        struck[name] = unseen | ((screened[name].margin > FAR * LOSSY) & (flag.flagged == 0) & (flag.margin <= 1))
+        unseen |= (screened[name].margin > FAR * LOSSY) & (flag.flagged == 0) & (flag.margin <= 1)
+        struck[name] = unseen & ~mended
     return struck
 
 

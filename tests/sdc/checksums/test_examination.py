@@ -18,7 +18,7 @@ from sdc.checksums.examination import TRACED, UNREPEATED
 from sdc.faults import Moment
 from sdc.faults.kinds import Scale
 from sdc.program.interpreter import rewrite
-from sdc.program.selectors import direction, products
+from sdc.program.selectors import direction, named, products
 
 from .test_transform import FORWARD, RNG, W, X, assert_same_bits, step_of
 
@@ -131,6 +131,16 @@ def test_a_fault_in_a_repetition_is_one_too(monkeypatch: pytest.MonkeyPatch) -> 
     assert int(flag.examined) >= 1
     assert int(flag.flagged) == int(flag.confirmed) == 1
     np.testing.assert_array_equal(out, np.ones((2, 2)))
+
+
+def test_products_after_a_corrected_one_are_not_faulty() -> None:
+    """They are suspicious in the first program, where an infinite number reaches them; in the second, none does."""
+    first, *_ = sdc.sites(step_of("plain"), W, X, where=products)
+    struck = sdc.strike(sdc.checksums.accumulators(step_of("plain")), named(first.name))
+    hit = sdc.strike_on(first, "bitflip,bits=30", [3])
+    (out, _), flags = sdc.abft(struck, mode="correct", examine="again")(hit, W, X)
+    assert [int(flag.flagged) for flag in flags.values()] == [1] + [0] * (len(flags) - 1)
+    np.testing.assert_allclose(jax.tree.leaves(out)[0], jax.tree.leaves(step_of("plain")(W, X))[0], rtol=1e-5)
 
 
 def test_a_step_that_never_repeats_itself_is_examined_with_a_warning() -> None:
