@@ -100,7 +100,8 @@ def check(program: Program, order: list[str], number: int) -> None:
     # (d) Twins find what was injected.
     some = named(*{sites[part * len(sites) // 3].name for part in range(3)})
     fault = sdc.Fault(sdc.faults.BitFlip(bits=(20,)), 0.3, some, at={"twin": 1})
-    exchange: sdc.twins.Exchange = "step" if number % 2 else "probe"
+    # A step that changes a reference from before its first compared value cannot be repeated from there.
+    exchange: sdc.twins.Exchange = "step" if number % 2 and "reference" not in program.text else "probe"
     twins = sdc.lockstep(sdc.inject(step, [fault]), "twin", where=some, exchange=exchange)
     pair = jax.vmap(twins, in_axes=None, axis_name="twin", axis_size=2)
     (_, events), mismatches = jax.jit(pair)(MOMENT, *arguments)
