@@ -227,25 +227,25 @@ class Probabilistic(Scheme):
 
     def expect(self, given: Operands, tier: int) -> Expected:
         relative = self.relative if given.relative is None else given.relative
+        # Squares of numbers below the root of the smallest normal number vanish.
+        lost = math.sqrt(float(jnp.finfo(given.b.dtype).tiny)) * 3 * math.sqrt(self.depth * self.width)
         if self.settings.columns and isinstance(self.product, Dot):
             sums, squares = sketch(self.product, given.a, given.b)
-            return Expected(sums, relative * jnp.abs(sums), squares)
+            return Expected(sums, relative * (jnp.abs(sums) + lost), squares)
         if tier == 1:
             sums = self.should_be(given)
-            return Expected(sums, relative * jnp.abs(sums), self._squares(given.a, given.b, self.settings.cancels))
+            if not self.settings.cancels:
+                return Expected(sums, relative * jnp.abs(sums))
+            return Expected(sums, relative * (jnp.abs(sums) + lost), self._squares(given.a, given.b))
         # Factors are scaled exactly, by powers of two, so that elements are at most 1, and the squares of a row neither
         # overflow nor all vanish.
         powers = self.product.powers(given.a, given.b)
         a, b = given.a * powers.a, given.b * powers.b
         sums = self.should_be(given._replace(a=a, b=b, checksum=None), careful=True)
-        # Squares of numbers below the root of the smallest normal number vanish.
-        lost = math.sqrt(float(jnp.finfo(b.dtype).tiny)) * 3 * math.sqrt(self.depth * self.width)
         return Expected(sums, relative * (jnp.abs(sums) + lost), self._squares(a, b), powers)
 
-    def _squares(self, a: Float[Array, "*a"], b: Float[Array, "*b"], needed: bool = True) -> Sums | None:
+    def _squares(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Sums:
         """Returns q^2."""
-        if not needed:
-            return None
         return self.product.apply(a * a, self.product.fold(b * b, jnp.ones(self.width, b.dtype), self.blocks))
 
     def margin(self, given: Operands, expected: Expected) -> Float[Array, "*rows"]:

@@ -237,6 +237,16 @@ def test_backward_products_whose_terms_cancel_are_not_examined(batched: bool, pl
     assert tiers == {batched and platform == "cpu"}
 
 
+@pytest.mark.parametrize("together", [0, LARGEST_TOGETHER])
+def test_gradients_whose_squares_vanish_are_not_examined(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a softmax that is saturated."""
+    monkeypatch.setattr("sdc.checksums.transform.LARGEST_TOGETHER", together)
+    w, x = (jnp.asarray(RNG.normal(size=shape), jnp.float32) for shape in ((16, 64), (8, 16)))
+    step = jax.grad(lambda x, w: jnp.sum(jnp.sin(x @ w) * jnp.exp(jnp.linspace(-90.0, -40.0, 64))), argnums=(0, 1))
+    _, flags = sdc.abft(step, direction("bwd") & products, examine="again")(x, w)
+    assert all(float(flag.first_margin) <= 1 for flag in flags.values())
+
+
 def test_backward_products_of_attention_may_lose_terms_where_sums_are_truncated() -> None:
     """As the second tier allows for it where they are rounded to nearest."""
     w, x = jnp.asarray(RNG.normal(size=(4, 256)), jnp.float32), jnp.ones((2, 4))
