@@ -21,8 +21,8 @@ from .roundoff import Settings, work_type
 from .schemes import Expected, Operands, Probabilistic, kind_of, make_scheme, signed_weights, turned
 
 LISTED = 8  # maximum number of wrong elements that are listed
-LARGEST_TOGETHER = 2**16  # maximum number of elements of a product and its factors that is checked with others
-# Padding at most multiplies the elements of a check of several products by the first number, or makes that many.
+LARGEST_TOGETHER = 2**16  # maximum number of elements of a product, with its factors, that shares a check
+# Padding at most doubles the number of elements of a shared check, or brings it to the second number.
 PADDED, LARGEST_PADDED = 2, 2**18
 LARGEST = 2**31 - 1  # maximum number of elements, which 32-bit integers count
 
@@ -126,8 +126,7 @@ class Deferred:
         scheme, relative = make_scheme(product, settings, given), None
         if settings.scheme == "two-tier" and isinstance(scheme, Probabilistic):
             relative = scheme.relative / (scheme.lenience(given) if settings.lenient else 1.0)
-            # Products whose terms do not cancel may share a check with others, at no cost in what is flagged: the
-            # second tier would take the norm of the terms too.
+            # So that all share a check, it takes the norm of the terms of each, as the second tier would.
             settings = dataclasses.replace(settings, lenient=False, cancels=True)
         operands = Operands(*product.matrices(given.a, given.b, given.c))
         matrices = Dot((((2,), (1,)), ((0,), (0,))), (3, 3), lax.Precision.HIGHEST if product.exact else None)
@@ -155,34 +154,51 @@ class Stack:
 
 
 def screen_together(found: Mapping[str, Screened | Deferred]) -> list[Stack]:
-    """Completes the results of the first tier: deferred products are padded with zeros and checked
-    several at once.
-
-    XLA then compiles a few checks instead of one for each product.
-    """
+    """Completes the results of the first tier: deferred products are padded with zeros, and share a few checks, so that
+    XLA does not compile one for each."""
     stacks, deferred = [], dict[str, Deferred]()
     for name, one in found.items():
         if isinstance(one, Deferred):
             deferred[name] = one
         else:
             stacks.append(Stack((name,), jax.tree.map(lambda x: x[None], one)))
-    groups: list[dict[str, Deferred]] = []
-    for name, one in sorted(deferred.items(), key=lambda item: -_padded([item[1]])):  # large ones first
-        for group in groups:
-            several = [*group.values(), one]
-            least = sum(_padded([each]) for each in several)
-            if several[0].kind == one.kind and _padded(several) <= max(PADDED * least, LARGEST_PADDED):
-                group[name] = one
+    groups: list[_Group] = []
+    for name, one in sorted(deferred.items(), key=lambda item: -_Group().joined(item[1]).padded):  # large ones first
+        for place, group in enumerate(groups):
+            joined = group.joined(one)
+            if group.kind == one.kind and joined.padded <= max(PADDED * joined.least, LARGEST_PADDED):
+                joined.names.append(name)
+                groups[place] = joined
                 break
         else:
-            groups.append({name: one})
-    return [*stacks, *(Stack(tuple(group), _screen_group(list(group.values()))) for group in groups)]
+            groups.append(_Group().joined(one))
+            groups[-1].names.append(name)
+    for group in groups:
+        stacks.append(Stack(tuple(group.names), _screen_group([deferred[name] for name in group.names])))
+    return stacks
 
 
-def _padded(several: Sequence[Deferred]) -> int:
-    """Returns the number of elements of products and their factors, padded to one shape."""
-    m, k, n = (max(sides) for sides in zip(*(one.shape[1:] for one in several), strict=True))
-    return sum(one.shape[0] for one in several) * (m * k + k * n + m * n)
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """Deferred products that share a check: names, kind, number of matrices, largest sides, and number of elements."""
+
+    names: list[str] = dataclasses.field(default_factory=list)
+    kind: Any = None
+    batch: int = 0
+    sides: tuple[int, ...] = (0, 0, 0)
+    least: int = 0
+
+    @property
+    def padded(self) -> int:
+        """Number of elements after padding."""
+        m, k, n = self.sides
+        return self.batch * (m * k + k * n + m * n)
+
+    def joined(self, one: Deferred) -> "_Group":
+        batch, m, k, n = one.shape
+        sides = tuple(max(pair) for pair in zip(self.sides, (m, k, n), strict=True))
+        least = self.least + batch * (m * k + k * n + m * n)
+        return _Group(self.names, one.kind, self.batch + batch, sides, least)
 
 
 def _screen_group(several: Sequence[Deferred]) -> Screened:
@@ -199,8 +215,9 @@ def _screen_group(several: Sequence[Deferred]) -> Screened:
     # Without the barrier, XLA's CPU backend fuses the concatenation into every reader of it.
     given = Operands(*lax.optimization_barrier((a, b, c)))
     if first.relative is not None:
-        relative = np.repeat(np.asarray([one.relative for one in several]), batches)[:, None, None]
-        given = given._replace(relative=jnp.asarray(relative, work_type(a.dtype, b.dtype, c.dtype)))
+        work = work_type(a.dtype, b.dtype, c.dtype)
+        own = ([one.relative for one in several], [one.shape[2] * one.shape[3] for one in several])
+        given = given._replace(own=tuple(jnp.asarray(np.repeat(x, batches)[:, None, None], work) for x in own))
     margins = jnp.max(_first_margins(first.product, first.settings, given), axis=1)
     starts = np.cumsum([0, *batches[:-1]])[:, None]
     places = starts + np.minimum(np.arange(max(batches)), np.asarray(batches)[:, None] - 1)

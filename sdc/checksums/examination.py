@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float32
 
 from sdc.bits import as_bits
 
-from ..program import Reports
+from ..program import Reports, Site
 from ._check import Flags
 from .schemes import LOSSY
 
@@ -103,6 +103,12 @@ class ScreenedStep:
         return out if self.corrects else screened.out, _with_faults(flags, [screened.flags], lost, self.corrects)
 
 
+def _outermost_loop(site: Site) -> tuple[int | str, ...] | None:
+    """Returns the position of the outermost loop around a site."""
+    ends = (place for place, part in enumerate(site.order) if isinstance(part, str))
+    return None if (end := next(ends, None)) is None else site.order[: end + 1]
+
+
 Struck: TypeAlias = dict[str, Bool[Array, "*site"]]  # by site, whether a fault struck that did not recur
 
 
@@ -143,12 +149,17 @@ def _unlike(runs: list[Reports]) -> Struck:
 def _lost(examined: Reports, screened: Reports) -> Struck:
     """Returns where an examination finds no reason for what the first tier found.
 
-    If the examination corrected a product, those that depend on it computed with other values, and were suspicious
-    because of that product.
+    If the examination corrected a product, those after it, and those in the same loop, computed with other values, and
+    may have been suspicious because of that product.
     """
-    mended = jnp.any(jnp.stack([jnp.any(flag.corrected > 0) for flag in examined.values()]))
-    struck = {}
-    for name, flag in examined.items():
+    struck, mended, before = {}, jnp.zeros((), jnp.bool_), jnp.zeros((), jnp.bool_)
+    loops = [_outermost_loop(site) for site in examined.sites]
+    corrected = [jnp.any(flag.corrected > 0) for flag in examined.values()]
+    for place, (name, flag) in enumerate(examined.items()):
+        if place == 0 or loops[place] is None or loops[place] != loops[place - 1]:
+            together = [one for one, loop in zip(corrected, loops, strict=True) if loop and loop == loops[place]]
+            mended = functools.reduce(jnp.logical_or, together, before)
+        before |= corrected[place]
         unseen = (flag.examined == 0) & (flag.nonfinite == 0) & (_margin(screened[name]) > FAR)
         # A last tier beyond all errors of long sums.
         unseen |= (screened[name].margin > FAR * LOSSY) & (flag.flagged == 0) & (flag.margin <= 1)

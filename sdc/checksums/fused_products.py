@@ -28,7 +28,7 @@ from .products import Dot, Product
 from .roundoff import Settings
 from .schemes import Operands, signed_weights, turned
 
-LARGE = 1024  # number of rows and of columns from which on a product's first tier may test columns
+LARGE, TALLEST = 1024, 2**14  # least number of rows and columns, and largest of rows, of products tested by columns
 ROWS, COLUMNS, TERMS = 128, 128, 64  # tile of the product, and terms per iteration
 
 
@@ -78,13 +78,18 @@ def sums_columns(product: Product, settings: Settings, a: Any, b: Any) -> bool:
     That costs two products with 128 columns instead of reading both factors, which does not pay if the product itself
     has few rows or columns.
     """
-    # Products over explicit axes would need the shardings of their results.
-    explicit = AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
-    if compiled_for().platform != "tpu" or not isinstance(product, Dot) or settings.fused or explicit:
+    if compiled_for().platform != "tpu" or not isinstance(product, Dot) or settings.fused or over_explicit_axes(a, b):
         return False
     narrow = a.dtype == b.dtype == jnp.bfloat16 and product.dtype == jnp.float32
-    large = min(product.rows(a, b), product.width(a, b)) >= LARGE
+    sides = product.rows(a, b), product.width(a, b)
+    # Lambda grows with the number of rows, over which the matrix units sum.
+    large = min(sides) >= LARGE and sides[0] <= TALLEST
     return narrow and large and settings.scheme == "two-tier" and settings.tier == 1
+
+
+def over_explicit_axes(*arrays: Any) -> bool:
+    """Returns whether an array is sharded over explicit axes, so that products of it may need a sharding."""
+    return any(AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types for x in arrays)
 
 
 def _totals(product: Dot, a: Any, b: Any, c: Any) -> tuple[Any, Any]:

@@ -62,8 +62,9 @@ class Operands(NamedTuple):
     # product; otherwise None.
     totals: tuple[Float[Array, "*rows"], Float[Array, "*rows"]] | None = None
     indices: tuple[Any, ...] = ()  # see `Indexed`
-    # Lambda of each row, if the rows are of products of different shapes; None if it follows from the shape.
-    relative: Float[Array, "*#rows #blocks"] | None = None
+    # Lambda, and number of terms times number of columns, of each row, if the rows are of products of different shapes;
+    # None if these follow from the shape.
+    own: tuple[Float[Array, "*#rows #blocks"], Float[Array, "*#rows #blocks"]] | None = None
 
     def wide(self) -> "Operands":
         """Converts the factors and the product to the type of the sums, in which schemes compute."""
@@ -126,7 +127,7 @@ def sketch(product: Dot, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> tuple[
     numbers whose sum is s_k, and e_kc t_k. The relative standard error of q^2 is at most sqrt(2 / 125), about an
     eighth, plus that of the t_k.
     """
-    a, b = a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)  # as they were
+    a, b = a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)  # which rounds nothing: they were of this type
 
     def times(x: Any, y: Any, dimensions: Dimensions) -> Float[Array, "*rest columns"]:
         dimensions, x, y = arranged(dimensions, x, y.astype(jnp.bfloat16))
@@ -225,18 +226,25 @@ class Probabilistic(Scheme):
         depth = 2 * self.depth + self.width if self.settings.columns else self.depth
         return self.units.relative(depth, -(-self.width // self.blocks))
 
+    def _own(self, given: Operands) -> tuple[Any, Any]:
+        """Returns lambda, and the number of terms times that of columns."""
+        return (self.relative, self.depth * self.width) if given.own is None else given.own
+
     def expect(self, given: Operands, tier: int) -> Expected:
-        relative = self.relative if given.relative is None else given.relative
+        relative, size = self._own(given)
         # Squares of numbers below the root of the smallest normal number vanish.
-        lost = math.sqrt(float(jnp.finfo(given.b.dtype).tiny)) * 3 * math.sqrt(self.depth * self.width)
-        if self.settings.columns and isinstance(self.product, Dot):
-            sums, squares = sketch(self.product, given.a, given.b)
-            return Expected(sums, relative * (jnp.abs(sums) + lost), squares)
-        if tier == 1:
+        lost = math.sqrt(float(jnp.finfo(given.b.dtype).tiny)) * 3 * size**0.5
+        columns = self.settings.columns and isinstance(self.product, Dot)
+        if tier == 1 and not (columns or self.settings.cancels):
             sums = self.should_be(given)
-            if not self.settings.cancels:
-                return Expected(sums, relative * jnp.abs(sums))
-            return Expected(sums, relative * (jnp.abs(sums) + lost), self._squares(given.a, given.b))
+            return Expected(sums, relative * jnp.abs(sums))
+        if tier == 1:
+            if columns:
+                sums, squares = sketch(self.product, given.a, given.b)
+            else:
+                sums, squares = self.should_be(given), self._squares(given.a, given.b)
+            # Squares of numbers that are not scaled may overflow.
+            return Expected(sums, relative * (jnp.abs(sums) + lost), jnp.where(jnp.isfinite(squares), squares, 0.0))
         # Factors are scaled exactly, by powers of two, so that elements are at most 1, and the squares of a row neither
         # overflow nor all vanish.
         powers = self.product.powers(given.a, given.b)
@@ -249,7 +257,7 @@ class Probabilistic(Scheme):
         return self.product.apply(a * a, self.product.fold(b * b, jnp.ones(self.width, b.dtype), self.blocks))
 
     def margin(self, given: Operands, expected: Expected) -> Float[Array, "*rows"]:
-        c, size = given.c, self.depth * self.width
+        c, (relative, size) = given.c, self._own(given)
         # Errors of sums below the normal numbers, and of rounding them to the output's type.
         least: Any = size * float(jnp.finfo(c.dtype).tiny) + SIGMAS * math.sqrt(self.width) * self.units.least
         if expected.powers is not None:
@@ -261,14 +269,13 @@ class Probabilistic(Scheme):
             given = given._replace(c=c, carried=carried, totals=None)
             # Numbers below the normal ones may be flushed before they are multiplied by the other factor. If a product
             # vanishes entirely, its rounding error is as large as the product, and a bound of that size suffices.
-            flushed = size * tiny * (by_a + by_b)
-            least = jnp.minimum(least * by_a * by_b + flushed, most)[..., None]
+            by_a, by_b = by_a[..., None], by_b[..., None]
+            least = jnp.minimum(least * by_a * by_b + size * tiny * (by_a + by_b), most)
         if given.totals is None:
             squares = self.product.total(c * c, jnp.ones(self.width, c.dtype), self.blocks)
         else:
             squares = given.totals[1][..., None]
         largest = squares if expected.squares is None else jnp.maximum(squares, expected.squares)
-        relative = self.relative if given.relative is None else given.relative
         bound = relative * jnp.sqrt(largest) + expected.bound + least
         if given.carried is None:
             bound += SIGMAS * self.units.output * jnp.sqrt(squares)

@@ -29,7 +29,7 @@ from ._check import (
     unexamined,
 )
 from .examination import TRACED, ScreenedStep, Screening
-from .fused_products import multiply, sums_columns
+from .fused_products import multiply, over_explicit_axes, sums_columns
 from .products import Conv, Dot, Indexed, Product, arranged
 from .roundoff import Examine, Mode, Output, Profile, SchemeName, Settings, check_choice, known, unit, work_type
 from .schemes import Operands
@@ -317,6 +317,7 @@ class _Screen(_Abft):
         alone = bool(site.trips or site.dims or program.bound_axes()) or not jax.sharding.get_abstract_mesh().empty
         sizes = [x.size for x in given[:3]]
         alone = alone or given.carried is not None or given.totals is not None or 0 in sizes
+        alone = alone or over_explicit_axes(*given[:3])
         if alone or not isinstance(product, Dot) or sum(sizes) > LARGEST_TOGETHER:
             return screen(product, settings, given)
         return given.c, Deferred.of(product, settings, given)

@@ -24,6 +24,7 @@ Only this package uses the internals of JAX's programs; the package runs on jax 
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -243,7 +244,9 @@ class _Applied:
             # An equation that changes arrays in place is evaluated here, once, and the rule does not see these arrays.
             with jax.named_scope(Tags.HIDDEN):
                 known = bind_equation(eqn, operands)
-            operands = [x for x in operands if isinstance(jax.typeof(x), core.ShapedArray)]
+            arrays = [isinstance(jax.typeof(x), core.ShapedArray) for x in operands]
+            place = place._replace(stored=tuple(itertools.compress(place.stored, arrays)))
+            operands = list(itertools.compress(operands, arrays))
 
         def bind(*inputs: Any) -> Values:
             return bind_equation(eqn, inputs) if known is None else list(known)

@@ -259,7 +259,10 @@ def _plan(jaxpr: Any, inside: Inside, survey: Survey, stored: Sequence[bool] = (
 def _passed_on(eqn: Any, body: Any, stored: tuple[bool, ...]) -> Sequence[bool]:
     """Returns which inputs of a body are in memory as they are, given the same of the equation's inputs."""
     count = len(open_jaxpr(body)[0].invars)
-    if eqn.primitive is primitives.while_p or (eqn.primitive is primitives.scan_p and eqn.params["length"] > 1):
+    if eqn.primitive is primitives.scan_p:
+        # An iteration that is alone, or one of several that are unrolled, is no loop in the compiled program.
+        return [eqn.params["length"] > 1 and eqn.params["unroll"] == 1] * count
+    if eqn.primitive is primitives.while_p:
         return [True] * count
     if eqn.primitive is primitives.cond_p:
         return stored[1:]

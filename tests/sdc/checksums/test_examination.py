@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import sdc
 from sdc.checksums import PLATFORMS, Profile, _check, coverage
@@ -143,6 +144,17 @@ def test_products_after_a_corrected_one_are_not_faulty() -> None:
     np.testing.assert_allclose(jax.tree.leaves(out)[0], jax.tree.leaves(step_of("plain")(W, X))[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("lost", ["before", "after"])
+def test_what_comes_before_a_corrected_product_is_a_fault_of_its_own(lost: str) -> None:
+    """One fault recurs and is corrected; another one strikes the first two runs and not the examination."""
+    recurs, ends = (rewrite(lambda x: x @ x, products, _Adds(iter(numbers))) for numbers in ([9.0] * 9, [9.0, 9.0]))
+    order = [ends, recurs] if lost == "before" else [recurs, ends]
+    x = jnp.asarray(RNG.normal(size=(8, 8)), jnp.float32)
+    _, flags = sdc.abft(lambda x: [run(x)[0] for run in order], mode="correct", examine="again")(x)
+    # After it, the first run computed with other numbers, for all that is known.
+    assert [int(flag.flagged) for flag in flags.values()] == ([1, 1] if lost == "before" else [1, 0])
+
+
 def test_a_step_that_never_repeats_itself_is_examined_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="not deterministic") as said:
         _, flags = sdc.abft(flaky((9.0, 5.0, 7.0, 3.0)), examine="again")(W, X)
@@ -247,15 +259,43 @@ def test_gradients_whose_squares_vanish_are_not_examined(together: int, monkeypa
     assert all(float(flag.first_margin) <= 1 for flag in flags.values())
 
 
-def test_backward_products_of_attention_may_lose_terms_where_sums_are_truncated() -> None:
+@pytest.mark.parametrize("sizes", [(1e20, 1e-20), (1e-20, 1e20)])
+@pytest.mark.parametrize("together", [0, LARGEST_TOGETHER])
+def test_factors_whose_squares_overflow_are_not_examined(
+    together: int, sizes: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sdc.checksums.transform.LARGEST_TOGETHER", together)
+    a, b = (jnp.asarray(RNG.normal(size=(8, 8)) * size, jnp.float32) for size in sizes)
+    step = jax.value_and_grad(lambda a, b: jnp.sum(jnp.sin(a @ b) * 1e-18))
+    _, flags = sdc.abft(step, examine="again")(a, b)
+    assert [int(flag.flagged) for flag in flags.values()] == [0, 0]
+    assert all(float(flag.first_margin) <= 1 for flag in flags.values())
+
+
+def test_factors_over_explicit_axes_are_checked_alone() -> None:
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+    x = jax.device_put(jnp.ones((4, 6, 2, 8)), NamedSharding(mesh, P("x", None, "y")))
+    _, flags = sdc.abft(lambda x: jnp.einsum("bshd,bthd->bhst", x, x), examine="again")(x)
+    assert [int(flag.checked) for flag in flags.values()] == [4 * 2 * 6]
+
+
+def test_backward_products_of_attention_may_lose_terms_where_sums_are_truncated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As the second tier allows for it where they are rounded to nearest."""
-    w, x = jnp.asarray(RNG.normal(size=(4, 256)), jnp.float32), jnp.ones((2, 4))
+    bounds, screen_group = [], _check._screen_group
+
+    def seen(several: Any) -> Any:
+        bounds.extend(one.relative for one in several)
+        return screen_group(several)
+
+    monkeypatch.setattr(_check, "_screen_group", seen)
+    w, x = jnp.ones((4, 256)), jnp.ones((2, 4))
     step, profile = jax.grad(lambda x, w: jnp.sum(jnp.sin(jnp.matmul(x, w)))), Profile(PLATFORMS["gpu"])
-    margins = []
     for given in ((x, w), (jnp.stack([x, x]), jnp.stack([w, w]))):
-        _, flags = sdc.abft(step, direction("bwd") & products, profile=profile, examine="again")(*given)
-        margins.append(max(float(flag.first_margin) for flag in flags.values()))
-    assert 0 < margins[1] < margins[0] / 2
+        sdc.abft(step, direction("bwd") & products, profile=profile, examine="again").lower(*given)
+    plain, batched = bounds
+    assert batched > 5 * plain
 
 
 def test_a_branch_that_is_not_taken_counts_no_rows() -> None:
