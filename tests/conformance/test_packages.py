@@ -118,7 +118,7 @@ def test_a_struck_bit_is_named_at_the_line_of_the_user(name: str) -> None:
 
 @pytest.mark.parametrize("name", [case for case in CASES if SUBJECTS[str(case.values[0])].products])
 def test_products_raise_no_alarm_and_are_corrected(name: str) -> None:
-    """The healthy step with the first tier alone; the struck one so or with the whole check, by turns."""
+    """A healthy step has the first tier alone; of every second package, so has a struck one."""
     step, arguments = made(name)
     checked: Any = sdc.abft(step, examine="again")
     for scale in (1e-4, 1.0, 1e3):

@@ -24,7 +24,7 @@ def foreign_steps() -> dict[str, Step]:
     return found
 
 
-def nnx_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def nnx_step() -> Step:
     """Returns the gradient of two transformer layers of Flax NNX, and its arguments."""
     rngs = nnx.Rngs(0)
 
@@ -49,7 +49,7 @@ def nnx_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return jax.grad(loss), (params, jnp.ones((2, ROWS, WIDTH)))
 
 
-def equinox_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def equinox_step() -> Step:
     """Returns the gradient of two transformer layers of Equinox, and its arguments."""
     eqx: Any = import_module("equinox")  # which this package does not require
 

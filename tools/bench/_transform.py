@@ -26,7 +26,7 @@ from sdc.train.programs import Placement, initial_state, place, plain, sharded
 from sdc.twins import digest
 
 from . import harness
-from ._foreign import FOREIGN, foreign_steps
+from ._foreign import FOREIGN, ROWS, WIDTH, foreign_steps
 from .command import BenchOptions
 
 TRANSFORM_BARS = {
@@ -55,7 +55,7 @@ TRANSFORM_BARS = {
     "compiling_nnx_lockstep": 2.5,
 }
 ELEMENTS = 16 * 2**20  # elements of the array whose digest is timed
-LAYERS, WIDTH, ROWS = 96, 32, 16
+LAYERS = 96
 OPERATIONS = 4000
 ALONE = 3  # injections that also run separately
 
