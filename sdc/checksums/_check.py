@@ -216,16 +216,17 @@ def _screen_group(several: Sequence[Deferred]) -> Screened:
     given = Operands(*lax.optimization_barrier((a, b, c)))
     if first.relative is not None:
         work = work_type(a.dtype, b.dtype, c.dtype)
-        own = ([one.relative for one in several], [one.shape[2] * one.shape[3] for one in several])
-        given = given._replace(own=tuple(jnp.asarray(np.repeat(x, batches)[:, None, None], work) for x in own))
+        rows = [(one.relative or 0.0, one.shape[2] * one.shape[3]) for one in several]
+        relative, size = jnp.asarray(np.repeat(np.asarray(rows), batches, axis=0), work).T[..., None, None]
+        given = given._replace(own=(relative, size))
     margins = jnp.max(_first_margins(first.product, first.settings, given), axis=1)
     starts = np.cumsum([0, *batches[:-1]])[:, None]
     places = starts + np.minimum(np.arange(max(batches)), np.asarray(batches)[:, None] - 1)
     runs = [one.runs for one in several]
     known = not any(isinstance(x, jax.core.Tracer) for x in runs)  # XLA folds constants one by one
     times = jnp.asarray(np.asarray(runs)) if known else jnp.stack(runs)
-    rows = np.asarray([one.shape[0] * one.shape[1] for one in several], np.uint32)
-    return Screened(times * rows, jnp.max(margins[places], axis=1).astype(jnp.float32), is_last(first.settings))
+    checked = np.asarray([one.shape[0] * one.shape[1] for one in several], np.uint32)
+    return Screened(times * checked, jnp.max(margins[places], axis=1).astype(jnp.float32), is_last(first.settings))
 
 
 def merge_screened(total: Screened, new: Screened) -> Screened:

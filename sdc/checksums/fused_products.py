@@ -62,9 +62,8 @@ def multiply(product: Product, settings: Settings, a: Any, b: Any, stored: Seque
     a, b = pinned(a, b)
     if settings.columns and isinstance(product, Dot):
         c = product(a, b)
-        totals = _totals(product, a, b, c)
-        a, b, c, totals = pinned(a, b, c, totals)
-        return Operands(a, b, c, totals=totals)
+        a, b, c, sums = pinned(a, b, c, _totals(product, a, b, c))
+        return Operands(a, b, c, totals=sums)
     wanted = settings.fused and settings.scheme == "two-tier" and isinstance(product, Dot)
     found = _fused(product, a, b) if wanted else None
     c, totals = (product(a, b), None) if found is None else found

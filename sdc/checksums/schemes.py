@@ -234,12 +234,11 @@ class Probabilistic(Scheme):
         relative, size = self._own(given)
         # Squares of numbers below the root of the smallest normal number vanish.
         lost = math.sqrt(float(jnp.finfo(given.b.dtype).tiny)) * 3 * size**0.5
-        columns = self.settings.columns and isinstance(self.product, Dot)
-        if tier == 1 and not (columns or self.settings.cancels):
+        if tier == 1 and not (self.settings.columns or self.settings.cancels):
             sums = self.should_be(given)
             return Expected(sums, relative * jnp.abs(sums))
         if tier == 1:
-            if columns:
+            if self.settings.columns and isinstance(self.product, Dot):
                 sums, squares = sketch(self.product, given.a, given.b)
             else:
                 sums, squares = self.should_be(given), self._squares(given.a, given.b)
