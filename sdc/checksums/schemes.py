@@ -44,6 +44,7 @@ LOSSY = 16.0  # upper limit of kappa for rows whose recomputation is identical
 # measured; without it, at kappa = 16, 320 such terms raised false alarms in training.
 RUN = 512
 BLOCK = 128  # columns of a block
+SQUARED = 2.0**28  # larger numbers count as this one in the first tier's estimate of the norm of the terms
 SKETCHED = 128  # columns by which a matrix unit multiplies at once
 SEED = 20_250_218
 
@@ -240,10 +241,12 @@ class Probabilistic(Scheme):
         if tier == 1:
             if self.settings.columns and isinstance(self.product, Dot):
                 sums, squares = sketch(self.product, given.a, given.b)
+                squares = jnp.where(jnp.isfinite(squares), squares, 0.0)
             else:
-                sums, squares = self.should_be(given), self._squares(given.a, given.b)
-            # Squares of numbers that are not scaled may overflow.
-            return Expected(sums, relative * (jnp.abs(sums) + lost), jnp.where(jnp.isfinite(squares), squares, 0.0))
+                # Squares of numbers that are not scaled could overflow. To test for that would take kernels of its own.
+                small = (jnp.minimum(jnp.abs(x), SQUARED) for x in (given.a, given.b))
+                sums, squares = self.should_be(given), self._squares(*small)
+            return Expected(sums, relative * (jnp.abs(sums) + lost), squares)
         # Factors are scaled exactly, by powers of two, so that elements are at most 1, and the squares of a row neither
         # overflow nor all vanish.
         powers = self.product.powers(given.a, given.b)
