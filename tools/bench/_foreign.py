@@ -1,4 +1,4 @@
-"""Steps of other libraries, whose time of compiling is measured; those that are not installed are left out."""
+"""Steps of other libraries for measuring compile times; libraries that are not installed are left out."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -80,8 +80,8 @@ def equinox_step() -> Step:
 
 
 def gemma_step(kind: str) -> Step:
-    """Returns a training step of Tunix's Gemma 3 with two layers (gradient of the loss that its trainer has), and its
-    arguments: of low-rank adapters (`lora`), or of all parameters by preferences (`dpo`)."""
+    """Returns the gradient of the loss of one of Tunix's trainers for a Gemma 3 of two layers, and its arguments: with
+    respect to low-rank adapters (`lora`), or to all parameters (`dpo`)."""
     gemma: Any = import_module("tunix.models.gemma3.model")
     config = gemma.ModelConfig(
         num_layers=2, num_embed=256, embed_dim=64, hidden_dim=128, num_heads=4, head_dim=16, num_kv_heads=1,
@@ -96,10 +96,8 @@ def gemma_step(kind: str) -> Step:
         adapters = qwix.LoraProvider(
             module_path=".*q_einsum|.*kv_einsum|.*gate_proj|.*down_proj|.*up_proj", rank=4, alpha=2.0
         )
-        model, trained = (
-            qwix.apply_lora_to_model(model, adapters, tokens, positions, None, attention, rngs=nnx.Rngs(1)),
-            nnx.LoRAParam,
-        )
+        trained = nnx.LoRAParam
+        model = qwix.apply_lora_to_model(model, adapters, tokens, positions, None, attention, rngs=nnx.Rngs(1))
         own: Any = import_module("tunix.sft.peft_trainer")
 
         def loss(model: Any) -> Any:
