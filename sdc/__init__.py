@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         checkpoints as checkpoints,
         checksums as checksums,
         faults as faults,
+        guarding as guarding,
         nodes as nodes,
         program as program,
         records as records,
@@ -62,6 +63,9 @@ if TYPE_CHECKING:
 
     # Certified checkpoints.
     from .checkpoints import certify as certify
+
+    # What a step computes twice.
+    from .guarding import witness as witness
 
     # Campaigns: thousands of injections, and the outcome of each.
     from .campaigns import campaign as campaign

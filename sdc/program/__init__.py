@@ -4,6 +4,7 @@
 - `interpreter`: rewrites a step by a rule, and returns the rule's reports; `reports`: the interface of rules.
 - `arguments`: arguments and results of a step, including Flax NNX objects.
 - `plan`, `regions`, `flop_counts`: the equations of a program that are sites, and the work of these equations.
+- `numbering`: operations that compute what another one has computed already.
 - `mesh`: mapped axes, and the devices for which a program is compiled.
 - `control_flow`: conditionals, loops and cached traces for rules.
 """
@@ -59,9 +60,11 @@ if TYPE_CHECKING:  # for the other packages of this project
         manual_in_part as manual_in_part,
     )
     from .arguments import functional as functional, is_array as is_array
+    from .numbering import Computed as Computed, computed as computed
+    from .plan import Bound as Bound, live_program as live_program, plan_sites as plan_sites
     from .regions import Region as Region
     from .reports import Values as Values
-    from .selectors import Tags as Tags
+    from .selectors import Skipped as Skipped, Tags as Tags
     from .control_flow import traced_once as traced_once
 
 __getattr__, __dir__, __all__ = facade(__name__)

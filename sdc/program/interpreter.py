@@ -46,6 +46,7 @@ from .identities import mark, mark_p, port_p, underived
 from .mesh import bound_axes, varying
 from .plan import (
     DERIVED,
+    Bound,
     Plan,
     Survey,
     bodies,
@@ -76,6 +77,7 @@ def rewrite(
     first: tuple[Where, Replace] | None = None,
     around: Around | None = None,
     begin: Callable[[Sequence[Site]], None] = lambda sites: None,
+    within: Callable[[Bound], Where] | None = None,
 ) -> Callable[..., tuple[Any, Reports]]:
     """Transforms a step so that `rule` replaces every equation that `where` selects.
 
@@ -91,6 +93,8 @@ def rewrite(
         around: a function that runs the part of the step that holds all sites; lock-step needs it.
         begin: a function that is called before the rule is, with all sites, and again within each `shard_map` that is
             in no loop, with the sites there; what it computes, the rule can use at these sites.
+        within: a function that is given the program, and returns a selector; sites that it does not select remain
+            unchanged too.
 
     Returns:
         A function of the same arguments that returns `(step's output, Reports)`. Wrap this function in `jax.jit`, since
@@ -116,12 +120,13 @@ def rewrite(
                 run, replaced = _substituted(closed, *first)
                 closed = jax.make_jaxpr(run)(*program.inputs) if replaced.sites else closed
             live = live_program(closed)
-            survey = Survey(selector, reason)
+            chosen = selector if within is None else selector & within(live)
+            survey = Survey(chosen, reason)
             plan = plan_sites(live, survey)
             jaxpr = live if plan.sites else closed
             if around is not None and plan.sites:
                 jaxpr, plan = with_region(live, plan, whole=around.whole)
-            applied = _Applied(selector, rule, around, begin)
+            applied = _Applied(chosen, rule, around, begin)
             applied.begin(plan.sites)
             outs, reports = evaluate(plan, jaxpr, (), applied, program.inputs)
             values = [reports[site.name] for site in plan.sites]

@@ -113,7 +113,8 @@ MOVING = (
 DERIVED = (primitives.custom_jvp_call_p, primitives.custom_vjp_call_p, linear_call_p, linear_solve_p)
 LIBRARY = os.path.dirname(os.path.dirname(__file__))
 # Subpackages whose lines do not count as the user's. Lines of `aggregation` do count, since steps are written with it.
-OWN = tuple(os.path.join(LIBRARY, room) + os.sep for room in ("program", "faults", "twins", "campaigns", "checksums"))
+ROOMS = ("program", "faults", "twins", "campaigns", "checksums", "guarding")
+OWN = tuple(os.path.join(LIBRARY, room) + os.sep for room in ROOMS)
 
 # Folders of installed libraries; their lines do not count as the user's either.
 INSTALLED = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
@@ -233,7 +234,7 @@ def _plan(jaxpr: Any, inside: Inside, survey: Survey, stored: Sequence[bool] = (
             continue
         if is_entered(eqn):
             plans = tuple(
-                _plan(open_jaxpr(body)[0], _enter(eqn, number, here), survey, _passed_on(eqn, body, inputs))
+                _plan(open_jaxpr(body)[0], enter(eqn, number, here), survey, _passed_on(eqn, body, inputs))
                 for number, body in enumerate(bodies(eqn))
             )
             if any(plan.sites for plan in plans):
@@ -402,7 +403,7 @@ def user_line(traceback: Any) -> tuple[str, bool]:
     return first, False
 
 
-def _enter(eqn: Any, number: int, here: Inside) -> Inside:
+def enter(eqn: Any, number: int, here: Inside) -> Inside:
     """Returns the properties that the sites in body `number` of an equation inherit."""
     order: tuple[int | str, ...] = (*here.order, number)
     if eqn.primitive is primitives.scan_p:

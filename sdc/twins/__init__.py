@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:  # for the other packages of this project
     from ._lockstep import from_reference as from_reference, gather_twins as gather_twins
-    from .digests import ALGORITHM as ALGORITHM, GOLDEN as GOLDEN, MIX as MIX, row_digests as row_digests
+    from .digests import ALGORITHM as ALGORITHM, DigestRule as DigestRule, GOLDEN as GOLDEN, MIX as MIX
+    from .digests import row_digests as row_digests
     from .first_differences import describe_place as describe_place, place_of as place_of
     from .mismatch import (
         LARGEST as LARGEST,

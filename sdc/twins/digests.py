@@ -155,10 +155,12 @@ def fingerprint(step: Callable[..., Any], where: Where = probes) -> Callable[...
         >>> digests["fwd/p"].shape
         (1, 2)
     """
-    return rewrite(step, where, _Digest(), required=True)
+    return rewrite(step, where, DigestRule(), required=True)
 
 
-class _Digest:
+class DigestRule:
+    """The rule that takes the digests of an operation's results."""
+
     def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Any]:
         return _digested(bind(*inputs))
 

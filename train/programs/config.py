@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 from sdc.settings import SettingError
 
 DType: TypeAlias = Literal["float32", "bfloat16"]
+Remat: TypeAlias = Literal["ffn", "layer"]
 # Minimum number of bytes per parameter: its value, and the means of its gradient and squared gradient, in float32
 STATE_BYTES = 12
 MANY = 1024  # maximum number of ranks for which a message lists the divisors
@@ -37,6 +38,7 @@ class ModelConfig:
     tied: bool = False  # whether the output head is the transposed embedding
     # type of activations and of the parameters used to compute them; master parameters are always float32
     dtype: DType = "float32"
+    remat: Remat = "ffn"  # part of each layer that the backward pass computes again, instead of saving its values
 
     @property
     def parameters(self) -> int:

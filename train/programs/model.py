@@ -26,6 +26,7 @@ does.
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
@@ -200,6 +201,10 @@ class Block(nnx.Module):
         self.attn = Attention(config, rngs)
         self.ffn_norm = RMSNorm(config)
         self.ffn = FeedForward(config, rngs)
+        self.remat = config.remat
+
+    def run_ffn(self, h_BSD: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
+        return recomputed(self.ffn)(h_BSD) if self.remat == "ffn" else self.ffn(h_BSD)
 
     def __call__(self, x_BPD: Float[Array, "B P D"], rotation: Rotation) -> Float[Array, "B P D"]:
         with jax.named_scope("attn"):
@@ -208,8 +213,7 @@ class Block(nnx.Module):
             x_BPD = x_BPD + scatter_sequence(y_BSD)
         with jax.named_scope("ffn"):
             h_BSD = probe(gather_sequence(self.ffn_norm(x_BPD)), "ffn", directions=["bwd"])
-            # The scan over layers already prevents XLA from merging the recomputation with the forward pass.
-            y_BSD = probe(jax.checkpoint(self.ffn, prevent_cse=False)(h_BSD), "ffn", directions=["fwd"])
+            y_BSD = probe(self.run_ffn(h_BSD), "ffn", directions=["fwd"])
             return x_BPD + scatter_sequence(y_BSD)
 
 
@@ -234,12 +238,19 @@ class Decoder(nnx.Module):
         def layer(x_BPD: Float[Array, "B P D"], params: nnx.State[Any, Any]) -> tuple[Float[Array, "B P D"], None]:
             return nnx.merge(definition, params)(x_BPD, rotation), None
 
+        layer = recomputed(layer) if self.config.remat == "layer" else layer
         x_BPD, _ = jax.lax.scan(layer, x_BPD, layers)
         with jax.named_scope("head"):
             h_BSD = gather_sequence(self.norm(x_BPD))
             if self.config.tied:
                 return jnp.einsum("bsd,vd->bsv", h_BSD, self.embedding[...])
             return h_BSD @ self.head[...]
+
+
+def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the backward pass compute a function again; the scan over layers prevents XLA from merging the two."""
+    remat: Callable[..., Any] = jax.checkpoint(function, prevent_cse=False)
+    return remat
 
 
 def rotations(length: int, dim: int, theta: float) -> Rotation:
