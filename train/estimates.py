@@ -16,7 +16,7 @@ from sdc.program import as_selector, compiling_for
 from sdc.settings import SettingError, Within, check_fields
 
 from . import programs
-from .programs import DType, check, get_config
+from .programs import DType, Remat, check, get_config
 from .specs import Compare, Exchange
 
 
@@ -32,6 +32,8 @@ class Compiled:
     make a mesh."""
     dtype: DType | None = None
     """Data type of activations and compute parameters (default: that of the configuration)."""
+    remat: Remat | None = None
+    """Part of each layer that the backward pass computes again: ffn or layer (default: that of the configuration)."""
     where: str | None = None
     """Selector of sites (default: probes; for checks, all matrix products; for inject, matrix products of the backward
     pass)."""
@@ -116,7 +118,7 @@ def estimate_subject(subject: Subject) -> costs.Estimate:
         return costs.estimate(variant.step, *variant.args, target=subject.target, options=subject.options)
     with compiling_for(find_target(subject.target).chip.platform, whole=False, kind=str(devices[0].device_kind)):
         config = get_config(subject.config)
-        work = programs.sharded(config if subject.dtype is None else config.of_type(subject.dtype))
+        work = programs.sharded(config.of_type(subject.dtype, subject.remat))
         devices = devices[: subject.needed]
         twins = subject.twins if tool == "lockstep" else None
         placement = programs.place(twins=twins, data=subject.data, model=subject.model, devices=devices)

@@ -21,13 +21,13 @@ from sdc.checksums import Examine, Mode, Profile, SchemeName, Settings
 from sdc.costs import read_options
 from sdc.faults import Fault, as_fault, parse_fault, read_hit, write_hit
 from sdc.nodes import NODES, Load, expected_frequency, node_faults, parse_suspect, published
-from sdc.program import Direction, Selector, as_selector, direction, matching, products, scope
+from sdc.program import Selector, as_selector, direction, matching, products, scope
 from sdc.settings import LARGEST_SEED, Flag, SettingError, Within, check_fields, refuse_url
 
 from . import programs
 from .keeper import Running
 from .policy import Attempt, Decision, Golden, StepPolicy
-from .programs import DType, TrainConfig, check, get_config
+from .programs import DType, Remat, TrainConfig, check, get_config
 
 if TYPE_CHECKING:
     from .data import Dataset
@@ -66,6 +66,9 @@ class Workload:
     """Model configuration: tiny, bench, smollm2_135m, llama3_8b_16l or llama3_8b."""
     dtype: DType | None = None
     """Data type of activations and compute parameters (default: that of the configuration)."""
+    remat: Remat | None = None
+    """Part of each layer that the backward pass computes again, instead of saving its values: ffn or layer (default:
+    that of the configuration)."""
     seed: Annotated[int, Within(0, LARGEST_SEED)] = 0
     """Seed for the parameters, the order of the data and all simulations."""
     corpus: Sequence[str] = ("python",)
@@ -78,9 +81,7 @@ class Workload:
         if not self.corpus:
             raise SettingError("corpus", None, "expected python, or at least one file or folder")
         config = get_config(self.config) if isinstance(self.config, str) else self.config
-        if self.dtype is not None:
-            config = config.of_type(self.dtype)
-        return config
+        return config.of_type(self.dtype, self.remat)
 
     def load(self) -> Loaded:
         """Reads the corpus and cuts it into chunks; returns the chunks with the final configuration."""
@@ -226,8 +227,8 @@ def submodule_products(name: str) -> Selector:
     """Returns the selector of a submodule's matrix products in the layers; recomputed matrix products belong to the
     backward pass."""
     way, _, submodule = name.partition("/")
-    passes: tuple[Direction, ...] = ("fwd",) if way == "fwd" else ("bwd", "remat")
-    return products & direction(*passes) & scope(f"*/{submodule}/*", f"*/{submodule}")
+    in_pass = direction("fwd") if way == "fwd" else direction("bwd", "remat")
+    return products & in_pass & scope(f"*/{submodule}/*", f"*/{submodule}")
 
 
 LARGEST_MESH = 1 << 16  # maximum number of devices of a run; more than any cluster has

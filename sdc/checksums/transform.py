@@ -202,7 +202,8 @@ def _transformed(
         as_product = dataclasses.replace(site, primitive="dot_general", outputs=(scalar,))
         return why if why and (wanted(site) or wanted(as_product)) else None
 
-    return program.rewrite(step, selector, rule, required=True, reason=reason, first=first)
+    why = "the derivative of a checked product would not be checked"
+    return program.rewrite(step, selector, rule, required=True, reason=reason, first=first, underived_because=why)
 
 
 # Products that can return their sums in float32 on all platforms.
@@ -255,7 +256,6 @@ class _Abft:
         self.settings, self.profile = settings, profile
 
     def __call__(self, place: program.Place, bind: Callable[..., program.Values], *inputs: Any) -> tuple[Any, Any]:
-        inputs = (*program.underived(inputs, "the derivative of a checked product would not be checked"),)
         kind, out = place.site.primitive, place.site.outputs[0].dtype
         given = task(kind, place.params, list(inputs))
         profile = Profile.given(self.profile)  # here, the platform for which the program is compiled is known

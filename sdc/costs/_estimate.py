@@ -278,6 +278,8 @@ def with_tool(
         return ToolVariant(sdc.abft(step) if where is None else sdc.abft(step, where=where), args)
     if tool == "abft_again":
         return ToolVariant(screened(step, products if where is None else where, Settings()), args)
+    if tool == "witness":
+        return ToolVariant(sdc.witness(step) if where is None else sdc.witness(step, where), args)
     if tool == "inject":
         fault = sdc.Fault(BitFlip(), 1e-9, primitive("dot_general") & direction("bwd") if where is None else where)
         injected = sdc.inject(step, [fault])

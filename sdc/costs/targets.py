@@ -30,7 +30,7 @@ from sdc.settings import SettingError
 
 from ..program import Tags
 
-Tool: TypeAlias = Literal["plain", "lockstep", "fingerprint", "abft", "abft_again", "inject"]
+Tool: TypeAlias = Literal["plain", "lockstep", "fingerprint", "abft", "abft_again", "witness", "inject"]
 
 
 @dataclasses.dataclass(frozen=True)

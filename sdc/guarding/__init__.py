@@ -10,15 +10,12 @@ from sdc._lazy import facade
 if TYPE_CHECKING:
     # What a step computes twice.
     from .recomputation import (
-        Calibration as Calibration,
-        Group as Group,
+        WitnessCalibration as WitnessCalibration,
         NotRepeatable as NotRepeatable,
-        Recomputations as Recomputations,
         Witnessed as Witnessed,
         calibrate as calibrate,
         comparable as comparable,
         first_mismatch as first_mismatch,
-        recomputations as recomputations,
         witness as witness,
         witnessed_share as witnessed_share,
     )

@@ -23,10 +23,6 @@ from ..twins import DigestRule, FirstDifference, first_difference
 KERNELS = ("pallas_call", "ffi_call")
 SMALL = 8
 
-ELSEWHERE = "it is computed once: the backward pass does not need it"
-SAVED = "it is computed once: its result is saved for the backward pass"
-LEFT_OUT = "it is computed twice, but not selected"
-
 
 class Witnessed(NamedTuple):
     """The digests of an operation's results and of their recomputations.
@@ -72,7 +68,7 @@ def witness(step: Callable[..., Any], where: program.Where = comparable) -> Call
     Recomputations are found by value numbers (`sdc.program.numbering`), whether they come from `jax.checkpoint` and its
     policies, from Flax or Equinox, or from the step itself. Operations that XLA merges do not count. Healthy bits may
     differ if XLA fuses the two passes differently: `calibrate` finds the operations for which this is the case, and
-    `Calibration.where` selects the others.
+    `WitnessCalibration.where` selects the others.
 
     Args:
         step: any function that JAX can trace; it is transformed after differentiation, so that it contains both passes.
@@ -86,121 +82,35 @@ def witness(step: Callable[..., Any], where: program.Where = comparable) -> Call
     Example:
         >>> import jax, jax.numpy as jnp, sdc
         >>> layer = jax.checkpoint(lambda w, x: jnp.tanh(x @ w))
-        >>> gradient = jax.grad(lambda w, x: jnp.sum(layer(w, layer(w, x))))
-        >>> out, witnessed = jax.jit(sdc.witness(gradient))(jnp.eye(4), jnp.ones((2, 4)))
-        >>> [bool(one.differs.any()) for one in witnessed.values()]
-        [False, False]
+        >>> loss = lambda w, x: jnp.sum(jax.lax.scan(lambda x, _: (layer(w, x), None), x, length=2)[0])
+        >>> out, witnessed = jax.jit(sdc.witness(jax.grad(loss)))(jnp.eye(4), jnp.ones((2, 4)))
+        >>> witnessed["fwd/jvp()/dot_general"].differs.tolist()
+        [[False], [False]]
     """
 
     @program.taking(step)
     def witnessed(*args: Any, **kwargs: Any) -> tuple[Any, program.Reports]:
-        found = Recomputations((), ())
-        selector = program.as_selector(where)
+        found = program.Recomputations((), ())
 
-        def within(live: program.Bound) -> program.Where:
+        def twice(live: Any) -> program.Where:
             nonlocal found
-            found = recomputations_in(live, selector)
-            names = {site.name for group in found.groups for site in (group.first, *group.again)}
-            return lambda site: site.name in names
+            found = program.Recomputations.of(live, where)
+            return lambda site: site.name in found.names
 
-        out, digests = program.rewrite(step, program.everything, DigestRule(), within=within)(*args, **kwargs)
-        return out, found.compared(digests)
+        out, digests = program.rewrite(step, program.everything, DigestRule(), among=twice)(*args, **kwargs)
+        values = [
+            Witnessed(digests[first.name], jnp.stack([digests[one.name] for one in again], axis=-3))
+            for first, again, _ in found.groups
+        ]
+        return out, program.Reports([group.first for group in found.groups], values, found.skipped)
 
     return witnessed
 
 
-class Group(NamedTuple):
-    """Operations that compute the same value.
-
-    Attributes:
-        first: the first computation.
-        again: the recomputations.
-        after: names of the first computations of other groups from which this value is computed, without one between.
-    """
-
-    first: program.Site
-    again: tuple[program.Site, ...]
-    after: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Recomputations:
-    """The operations of a step that run more than once, and the operations of its forward pass that do not.
-
-    Attributes:
-        groups: operations that are compared.
-        skipped: operations of the forward pass that are not compared, with the reason and their share.
-    """
-
-    groups: tuple[Group, ...]
-    skipped: tuple[program.Skipped, ...]
-
-    def compared(self, digests: program.Reports) -> program.Reports:
-        values = [
-            Witnessed(digests[first.name], jnp.stack([digests[one.name] for one in again], axis=-3))
-            for first, again, _ in self.groups
-        ]
-        return program.Reports([group.first for group in self.groups], values, self.skipped)
-
-
-def recomputations_in(live: program.Bound, selector: program.Where) -> Recomputations:
-    """Finds the selected operations of a program that XLA runs more than once."""
-    sites = program.plan_sites(live, program.everything).sites
-    computed = program.computed(live)
-    sites = tuple(site for site in sites if site.order in computed)  # without arrays that enter or leave the step
-    alike: dict[Any, list[program.Site]] = {}
-    for site in sites:
-        what = computed[site.order]
-        before = alike.setdefault((what.numbers, site.dims, site.trips, site.mesh), [])
-        if all(computed[one.order].origin != what.origin for one in before):  # XLA does not merge them
-            before.append(site)
-    twice = [(first, tuple(again)) for first, *again in alike.values() if again]
-    chosen = [(first, again) for first, again in twice if program.as_selector(selector)(first)]
-    sources = _sources(computed, {computed[first.order].numbers: first.name for first, _ in chosen})
-    groups = tuple(Group(first, again, sources(computed[first.order].reads)) for first, again in chosen)
-    repeated, compared = {first.name for first, _ in twice}, {first.name for first, _ in chosen}
-    later = (computed[site.order].reads for site in sites if site.direction in ("bwd", "remat"))
-    saved = {number for reads in later for number in reads}
-    forward = [site for site in sites if site.direction == "fwd"]
-    work = sum(map(_work, forward))
-    skipped = []
-    for site in forward:
-        if site.name not in compared and (_work(site) or comparable(site)):
-            kept = saved.intersection(computed[site.order].numbers)
-            reason = LEFT_OUT if site.name in repeated else SAVED if kept else ELSEWHERE
-            skipped.append(program.Skipped(site, reason, _work(site) / max(work, 1)))
-    return Recomputations(groups, tuple(skipped))
-
-
-def _sources(
-    computed: Mapping[Any, program.Computed], compared: Mapping[tuple[int, ...], str]
-) -> Callable[[Sequence[int]], tuple[str, ...]]:
-    """Returns a function that finds the nearest compared values from which values with given numbers are computed."""
-    known: dict[int, frozenset[str]] = {}
-    for what in computed.values():  # in program order
-        name = compared.get(what.numbers)
-        found = frozenset([name]) if name else frozenset().union(*(known.get(one, frozenset()) for one in what.reads))
-        for number in what.numbers:
-            known.setdefault(number, found)
-    return lambda reads: tuple(sorted(frozenset().union(*(known.get(number, frozenset()) for number in reads))))
-
-
-def _work(site: program.Site) -> int:
-    return site.runs * max(site.flops, site.products or 0)
-
-
-def recomputations(
-    step: Callable[..., Any], *args: Any, where: program.Where = comparable, **kwargs: Any
-) -> Recomputations:
-    """Lists what `witness` compares in a step, without running the step; arguments may be `jax.ShapeDtypeStruct`."""
-    with program.traced(step, args, kwargs) as traced:
-        return recomputations_in(program.live_program(traced.closed), program.as_selector(where))
-
-
 def witnessed_share(witnessed: program.Reports) -> float:
     """Returns the share of the forward pass's floating-point operations whose results are compared, from 0 to 1."""
-    compared = sum(_work(site) for site in witnessed.sites if site.direction == "fwd")
-    left = sum(_work(one.site) for one in witnessed.skipped)
+    compared = sum(site.work for site in witnessed.sites if site.direction == "fwd")
+    left = sum(one.site.work for one in witnessed.skipped)
     return compared / max(compared + left, 1)
 
 
@@ -230,7 +140,7 @@ class NotRepeatable(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Calibration:
+class WitnessCalibration:
     """What healthy steps say about the comparisons of `witness`.
 
     Attributes:
@@ -254,7 +164,7 @@ class Calibration:
 
 def calibrate(
     step: Callable[..., Any], arguments: Iterable[Sequence[Any]], where: program.Where = comparable
-) -> Calibration:
+) -> WitnessCalibration:
     """Determines which recomputations of a step have the bits of the first computation, by running it.
 
     Each batch runs twice, since the step must repeat itself: otherwise, a difference would say nothing about the
@@ -287,8 +197,10 @@ def calibrate(
                 found[name] = found.get(name, 0) + bool(differs)
         bad = {name: count for name, count in found.items() if count}
         if not bad:
-            return Calibration(run, names, differing, len(batches))
-        after = {group.first.name: group.after for group in recomputations(step, *batches[0], where=left).groups}
+            return WitnessCalibration(run, names, differing, len(batches))
+        after = {
+            group.first.name: group.after for group in program.recomputations(step, *batches[0], where=left).groups
+        }
         for name, count in bad.items():
             wrong = [one for one in after.get(name, ()) if one in bad]
             why = f"its input {wrong[0]} differs" if wrong else "XLA compiles the two passes to other instructions here"

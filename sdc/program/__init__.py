@@ -15,7 +15,7 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:
     # Sites of a step.
-    from .selectors import Direction as Direction, Site as Site, Where as Where
+    from .selectors import Site as Site, Where as Where
     from .interpreter import sites as sites
     from .identities import probe as probe
 
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
         source as source,
     )
 
+    # Operations that run more than once.
+    from .numbering import Recomputations as Recomputations, recomputations as recomputations
+
     # Rules: the action of a transformation at a site.
     from .interpreter import rewrite as rewrite, substitute as substitute
     from .reports import Place as Place, Reports as Reports, Rule as Rule
@@ -51,7 +54,6 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:  # for the other packages of this project
     from .arguments import aside as aside, holds_objects as holds_objects, taking as taking, traced as traced
     from .control_flow import closable as closable, rarely as rarely
-    from .identities import underived as underived
     from .mesh import (
         agreed as agreed,
         axis_size as axis_size,
@@ -60,11 +62,9 @@ if TYPE_CHECKING:  # for the other packages of this project
         manual_in_part as manual_in_part,
     )
     from .arguments import functional as functional, is_array as is_array
-    from .numbering import Computed as Computed, computed as computed
-    from .plan import Bound as Bound, live_program as live_program, plan_sites as plan_sites
     from .regions import Region as Region
     from .reports import Values as Values
-    from .selectors import Skipped as Skipped, Tags as Tags
+    from .selectors import Tags as Tags
     from .control_flow import traced_once as traced_once
 
 __getattr__, __dir__, __all__ = facade(__name__)

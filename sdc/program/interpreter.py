@@ -77,7 +77,8 @@ def rewrite(
     first: tuple[Where, Replace] | None = None,
     around: Around | None = None,
     begin: Callable[[Sequence[Site]], None] = lambda sites: None,
-    within: Callable[[Bound], Where] | None = None,
+    among: Callable[[Bound], Where] | None = None,
+    underived_because: str = "",
 ) -> Callable[..., tuple[Any, Reports]]:
     """Transforms a step so that `rule` replaces every equation that `where` selects.
 
@@ -93,8 +94,9 @@ def rewrite(
         around: a function that runs the part of the step that holds all sites; lock-step needs it.
         begin: a function that is called before the rule is, with all sites, and again within each `shard_map` that is
             in no loop, with the sites there; what it computes, the rule can use at these sites.
-        within: a function that is given the program, and returns a selector; sites that it does not select remain
+        among: a function that is given the program, and returns a selector; sites that it does not select remain
             unchanged too.
+        underived_because: why the selected operations must not be differentiated, if they must not.
 
     Returns:
         A function of the same arguments that returns `(step's output, Reports)`. Wrap this function in `jax.jit`, since
@@ -120,13 +122,13 @@ def rewrite(
                 run, replaced = _substituted(closed, *first)
                 closed = jax.make_jaxpr(run)(*program.inputs) if replaced.sites else closed
             live = live_program(closed)
-            chosen = selector if within is None else selector & within(live)
+            chosen = selector if among is None else selector & among(live)
             survey = Survey(chosen, reason)
             plan = plan_sites(live, survey)
             jaxpr = live if plan.sites else closed
             if around is not None and plan.sites:
                 jaxpr, plan = with_region(live, plan, whole=around.whole)
-            applied = _Applied(chosen, rule, around, begin)
+            applied = _Applied(chosen, rule, around, begin, underived_because)
             applied.begin(plan.sites)
             outs, reports = evaluate(plan, jaxpr, (), applied, program.inputs)
             values = [reports[site.name] for site in plan.sites]
@@ -235,8 +237,9 @@ class _Applied:
         rule: Rule,
         around: Around | None = None,
         begin: Callable[[Sequence[Site]], None] = lambda sites: None,
+        why: str = "",
     ) -> None:
-        self.selector, self.rule, self.around = selector, rule, around
+        self.selector, self.rule, self.around, self.why = selector, rule, around, why
         self.begin, self.merge = jax.named_scope(Tags.HIDDEN)(begin), rule.merge
 
     def __call__(self, eqn: Any, place: Place, operands: Values) -> tuple[Values, Report]:
@@ -262,6 +265,7 @@ class _Applied:
         return mark(outs, operands, primitive, params), report
 
     def _act(self, place: Place, bind: Callable[..., Values], inputs: Values) -> tuple[Values, Report]:
+        inputs = underived(inputs, self.why) if self.why else inputs
         if self.selector.chosen(place.site):
             outs, report = self.rule(place, bind, *inputs)
             return outs, varying(report)
@@ -374,7 +378,7 @@ def _inline(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, i
 
 def _region(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
     def run(given: Rule, iteration: Any, inputs: Values) -> tuple[Values, dict[str, Report]]:
-        return evaluate(plans[0], eqn.params["jaxpr"], iteration, _Applied(rule.selector, given), inputs)
+        return evaluate(plans[0], eqn.params["jaxpr"], iteration, _Applied(rule.selector, given, why=rule.why), inputs)
 
     assert rule.around is not None  # else there would be no region
     return rule.around(Region(plans[0].sites, plans[0].outside, run), iteration, inputs)

@@ -14,7 +14,7 @@ merges: there, recomputations outside of loops do not run at all (jax 0.10.2, co
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
@@ -25,9 +25,11 @@ from jax._src.shard_map import shard_map_p
 from jax._src.state.discharge import run_state_p
 from jax.extend.core import primitives
 
+from .arguments import traced
 from .identities import mark_p
 from .mesh import compiled_for
-from .plan import Bound, Inside, bodies, enter, is_entered, open_jaxpr
+from .plan import Bound, Inside, bodies, enter, is_entered, live_program, open_jaxpr, plan_sites
+from .selectors import Site, Skipped, Where, as_selector, everything
 
 Order: TypeAlias = tuple[int | str, ...]
 Origin: TypeAlias = frozenset[Any]
@@ -125,7 +127,7 @@ class _Numbers:
         return type(value), value
 
 
-def computed(live: Bound) -> dict[Order, Computed]:
+def computed_by(live: Bound) -> dict[Order, Computed]:
     """Returns what each operation of a program computes, by the operation's place (`Site.order`)."""
     walk = _Walk()
     inputs = [Value(walk.numbers.new()) for _ in live.jaxpr.invars]
@@ -344,3 +346,103 @@ def _is_function(eqn: Any, primitive: Any) -> bool:
     if primitive.name in IMPURE or any(not isinstance(effect, core.NamedAxisEffect) for effect in eqn.effects):
         return False
     return all(isinstance(var.aval, core.ShapedArray) for var in (*eqn.invars, *eqn.outvars))
+
+
+ELSEWHERE = "it is computed once: the backward pass does not need it"
+SAVED = "it is computed once: its result is saved for the backward pass"
+LEFT_OUT = "it is computed twice, but not selected"
+
+
+class Repeated(NamedTuple):
+    """Operations that compute the same value.
+
+    Attributes:
+        first: the first computation.
+        again: the recomputations.
+        after: names of the first computations of other groups from which this value is computed, without one between.
+    """
+
+    first: Site
+    again: tuple[Site, ...]
+    after: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Recomputations:
+    """The operations of a step that run more than once, and the operations of its forward pass that do not.
+
+    Attributes:
+        groups: operations that are compared.
+        skipped: operations of the forward pass that are not compared, with the reason and their share.
+    """
+
+    groups: tuple[Repeated, ...]
+    skipped: tuple[Skipped, ...]
+
+    @classmethod
+    def of(cls, live: Bound, selector: Where) -> "Recomputations":
+        """Finds the selected operations of a program that XLA runs more than once."""
+        sites = plan_sites(live, everything).sites
+        computed = computed_by(live)
+        sites = tuple(site for site in sites if site.order in computed)  # without arrays that enter or leave the step
+        alike: dict[Any, list[Site]] = {}
+        for site in sites:
+            what = computed[site.order]
+            before = alike.setdefault((what.numbers, site.dims, site.trips, site.mesh), [])
+            if all(computed[one.order].origin != what.origin for one in before):  # XLA does not merge them
+                before.append(site)
+        twice = [(first, tuple(again)) for first, *again in alike.values() if again]
+        chosen = [(first, again) for first, again in twice if as_selector(selector)(first)]
+        sources = _sources(computed, {computed[first.order].numbers: first.name for first, _ in chosen})
+        groups = tuple(Repeated(first, again, sources(computed[first.order].reads)) for first, again in chosen)
+        repeated, compared = {first.name for first, _ in twice}, {first.name for first, _ in chosen}
+        later = (computed[site.order].reads for site in sites if site.direction in ("bwd", "remat"))
+        saved = {number for reads in later for number in reads}
+        forward = [site for site in sites if site.direction == "fwd"]
+        work = sum(site.work for site in forward)
+        skipped = []
+        for site in forward:
+            if site.name not in compared and (site.work or site.products is None):
+                kept = saved.intersection(computed[site.order].numbers)
+                reason = LEFT_OUT if site.name in repeated else SAVED if kept else ELSEWHERE
+                skipped.append(Skipped(site, reason, site.work / max(work, 1)))
+        return cls(groups, tuple(skipped))
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all operations in the groups."""
+        return frozenset(site.name for first, again, _ in self.groups for site in (first, *again))
+
+
+def recomputations(step: Callable[..., Any], *args: Any, where: Where = everything, **kwargs: Any) -> Recomputations:
+    """Lists the operations of a step that XLA runs more than once, without running the step.
+
+    Args:
+        step: any function that JAX can trace.
+        args, kwargs: arguments of the step, which may be arrays or `jax.ShapeDtypeStruct` objects.
+        where: selects operations, in the form of their first computation.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from sdc.program import recomputations
+        >>> layer = jax.checkpoint(lambda w, x: jnp.tanh(x @ w))
+        >>> loss = lambda w, x: jnp.sum(jax.lax.scan(lambda x, _: (layer(w, x), None), x, length=2)[0])
+        >>> found = recomputations(jax.grad(loss), jnp.eye(4), jnp.ones((2, 4)), where="products")
+        >>> [(group.first.name, group.again[0].direction) for group in found.groups]
+        [('fwd/jvp()/dot_general', 'remat')]
+    """
+    with traced(step, args, kwargs) as program:
+        return Recomputations.of(live_program(program.closed), where)
+
+
+def _sources(
+    computed: Mapping[Any, Computed], compared: Mapping[tuple[int, ...], str]
+) -> Callable[[Sequence[int]], tuple[str, ...]]:
+    """Returns a function that finds the nearest compared values from which values with given numbers are computed."""
+    known: dict[int, frozenset[str]] = {}
+    for what in computed.values():  # in program order
+        name = compared.get(what.numbers)
+        found = frozenset([name]) if name else frozenset().union(*(known.get(one, frozenset()) for one in what.reads))
+        for number in what.numbers:
+            known.setdefault(number, found)
+    return lambda reads: tuple(sorted(frozenset().union(*(known.get(number, frozenset()) for number in reads))))

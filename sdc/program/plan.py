@@ -148,7 +148,7 @@ class Survey:
 
     def chooses(self, site: Site) -> bool:
         """Returns whether a site is selected; must be called exactly once for each site."""
-        self.work += site.runs * max(site.flops, site.products or 0)
+        self.work += site.work
         reason = self.reason(site)
         if reason is not None:
             self.skipped.append(Skipped(site, reason))

@@ -112,6 +112,11 @@ class Site:
         return math.prod(trips or 1 for trips in self.trips) * math.prod(size for _, size in self.mesh)
 
     @property
+    def work(self) -> int:
+        """Number of floating-point operations in a step, on all devices; see `runs`."""
+        return self.runs * max(self.flops, self.products or 0)
+
+    @property
     def is_product(self) -> bool:
         """Whether the operation is a matrix product or a convolution."""
         return self.primitive in PRODUCTS

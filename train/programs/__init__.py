@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:  # for the other packages of this project
     from .config import (
         DType as DType,
+        Remat as Remat,
         ModelConfig as ModelConfig,
         OptimizerConfig as OptimizerConfig,
         TrainConfig as TrainConfig,

@@ -81,9 +81,10 @@ class TrainConfig:
     batch_size: int
     microsteps: int = 1
 
-    def of_type(self, dtype: DType) -> "TrainConfig":
-        """Returns the configuration with activations and compute parameters of the given type."""
-        return dataclasses.replace(self, model=dataclasses.replace(self.model, dtype=dtype))
+    def of_type(self, dtype: DType | None, remat: Remat | None = None) -> "TrainConfig":
+        """Returns the configuration with other settings of the model, where they are given."""
+        given = {name: value for name, value in (("dtype", dtype), ("remat", remat)) if value is not None}
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, **given))
 
 
 def tiny() -> TrainConfig:

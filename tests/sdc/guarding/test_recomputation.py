@@ -18,9 +18,9 @@ from jax.sharding import AxisType, PartitionSpec as P
 
 import sdc
 from sdc.faults import BitFlip
-from sdc.guarding import NotRepeatable, calibrate, first_mismatch, recomputations, witnessed_share
-from sdc.guarding.recomputation import ELSEWHERE, LEFT_OUT, SAVED
-from sdc.program import arithmetic, compiling_for, direction, inside, named, products
+from sdc.guarding import NotRepeatable, calibrate, comparable, first_mismatch, witnessed_share
+from sdc.program import arithmetic, compiling_for, direction, inside, named, products, recomputations
+from sdc.program.numbering import ELSEWHERE, LEFT_OUT, SAVED
 
 LAYERS, WIDTH = 3, 8
 KEYS = jax.random.split(jax.random.key(0), 5)
@@ -186,7 +186,7 @@ FLIPS = 125  # for each policy
 def struck(name: str) -> tuple[Any, Any, Any]:
     form, remat, _ = FORMS[name]
     step = form(remat)
-    first = recomputations(step, W, X)
+    first = recomputations(step, W, X, where=comparable)
     passes = direction("fwd") & arithmetic & ~inside("transpose(jvp())")
 
     @jax.jit
@@ -261,7 +261,7 @@ def test_a_step_without_recomputations_is_the_plain_step_and_covers_nothing() ->
 
 def test_kernels_are_compared_by_their_results() -> None:
     form = jax.checkpoint(lambda h, w: jnp.sin(kernel(h @ w["a"])))
-    found = recomputations(gradient(scanned, form), W, X)
+    found = recomputations(gradient(scanned, form), W, X, where=comparable)
     assert [group.first.primitive for group in found.groups] == ["dot_general", "pallas_call"]
     assert [group.after for group in found.groups] == [(), (found.groups[0].first.name,)]
 
@@ -278,7 +278,7 @@ def test_calibration_excludes_what_differs_with_the_reason() -> None:
     calibration = calibrate(step, [(W, X), (W, X + 1)])
     assert calibration.batches == 2
     assert not calibration.differing
-    assert set(calibration.names) == {group.first.name for group in recomputations(step, W, X).groups}
+    assert set(calibration.names) == {group.first.name for group in recomputations(step, W, X, where=comparable).groups}
     [first, second, *_] = calibration.names
 
     def apart(witnessed: Any) -> Any:  # what XLA would do if it fused the two passes differently
@@ -319,7 +319,7 @@ def test_on_accelerators_barriers_keep_recomputations() -> None:
 
 def test_the_witness_composes_with_faults_and_checks() -> None:
     step = FORMS["scan"][0](jax.checkpoint)
-    names = [group.first.name for group in recomputations(step, W, X).groups]
+    names = [group.first.name for group in recomputations(step, W, X, where=comparable).groups]
     fault = sdc.Fault(BitFlip(bits=(20,)), 1.0, named(names[1]))
     injected = functools.partial(sdc.inject(step, [fault]), sdc.Moment(jax.random.key(0), jnp.int32(0)))
     (_, events), witnessed = jax.jit(sdc.witness(injected))(W, X)
