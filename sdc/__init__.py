@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     # Certified checkpoints.
     from .checkpoints import certify as certify
 
-    # What a step computes twice.
-    from .guarding import witness as witness
+    # Evidence of corruption from a running training loop.
+    from .guarding import guard as guard, witness as witness
 
     # Campaigns: thousands of injections, and the outcome of each.
     from .campaigns import campaign as campaign

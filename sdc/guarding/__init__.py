@@ -1,6 +1,9 @@
 """Watching a training run: comparisons that cost a percent of a step.
 
 - `recomputation`: compares what a step computes twice (`witness`).
+- `watch`: runs a step with evidence for a share of its time (`guard`); `schedule` chooses the steps.
+- `evidence`: layers of evidence: `checked_steps` (witness and abft), `state`, `neighbours` (other devices), `spikes`.
+- `silence`: what it means that nothing was found.
 """
 
 from typing import TYPE_CHECKING
@@ -19,5 +22,17 @@ if TYPE_CHECKING:
         witness as witness,
         witnessed_share as witnessed_share,
     )
+
+    # Evidence from a running loop.
+    from .watch import GuardReport as GuardReport, LayerReport as LayerReport, Watch as Watch, guard as guard
+    from .watch import layers_for as layers_for
+    from .evidence import Finding as Finding, Layer as Layer
+    from .checked_steps import Checksums as Checksums, Recomputation as Recomputation
+    from .neighbours import Ring as Ring
+    from .spikes import Spikes as Spikes
+    from .state import State as State
+
+    # What silence means.
+    from .silence import expected_delay as expected_delay, most_wrong as most_wrong
 
 __getattr__, __dir__, __all__ = facade(__name__)

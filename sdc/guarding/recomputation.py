@@ -163,7 +163,11 @@ class WitnessCalibration:
 
 
 def calibrate(
-    step: Callable[..., Any], arguments: Iterable[Sequence[Any]], where: program.Where = comparable
+    step: Callable[..., Any],
+    arguments: Iterable[Sequence[Any]],
+    where: program.Where = comparable,
+    *,
+    alone: bool = False,
 ) -> WitnessCalibration:
     """Determines which recomputations of a step have the bits of the first computation, by running it.
 
@@ -175,6 +179,8 @@ def calibrate(
         step: a function of arrays; it must not be wrapped in a `jax.jit` that donates its arguments.
         arguments: the arguments of several calls, from healthy devices; arrays of several processes are allowed.
         where: selects the operations.
+        alone: whether the compiled step returns `None` instead of the step's output. XLA then omits what only the
+            output needs: the gradients of parameters, and the optimizer.
 
     Raises:
         NotRepeatable: the step computes other bits from the same inputs.
@@ -186,7 +192,8 @@ def calibrate(
     differing: dict[str, str] = {}
     while True:
         left = program.as_selector(where) & program.Selector("left", lambda site: site.name not in differing)
-        run = jax.jit(witness(step, left))
+        whole = witness(step, left)
+        run = jax.jit((lambda *args, whole=whole: (None, whole(*args)[1])) if alone else whole)
         found: dict[str, int] = {}
         names: tuple[str, ...] = ()
         for args in batches:

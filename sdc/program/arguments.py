@@ -20,7 +20,7 @@ import jax
 from jax._src import core
 
 from .identities import port_p
-from .plan import open_jaxpr
+from .plan import on_mesh, open_jaxpr
 from .reports import Values, apart, together
 from .selectors import Direction, Selector
 
@@ -310,16 +310,26 @@ class Traced(NamedTuple):
 
 
 @contextmanager
-def traced(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Traced]:
-    """Traces a step; the objects among its arguments can be updated until the context ends."""
+def traced(
+    step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, moved: tuple[Any, Any] | None = None
+) -> Iterator[Traced]:
+    """Traces a step; the objects among its arguments can be updated until the context ends.
+
+    `moved` is a pair of meshes of the same shape: the program then runs on the devices of the second instead of on
+    those of the first.
+    """
     own = next((number for number, one in enumerate(args) if type(one) not in _ASIDE), len(args))
     step, args = functools.partial(step, *args[:own]), args[own:]
     if holds_objects((args, kwargs)):
         nnx = sys.modules["flax.nnx"]
         with nnx.update_context(CONTEXT):
-            yield _trace(_Changing(nnx, step, args, kwargs))
+            yield _moved(_trace(_Changing(nnx, step, args, kwargs)), moved)
     else:
-        yield _trace(_Call(step, args, kwargs))
+        yield _moved(_trace(_Call(step, args, kwargs)), moved)
+
+
+def _moved(program: Traced, meshes: tuple[Any, Any] | None) -> Traced:
+    return program if meshes is None else program._replace(closed=on_mesh(program.closed, *meshes))
 
 
 def taking(step: Callable[..., Any], *before: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -25,6 +25,7 @@ from jax._src.lax.lax import composite_p
 from jax._src.shard_map import shard_map_p
 from jax._src.state.discharge import run_state_p
 from jax.extend.core import primitives
+from jax.sharding import NamedSharding
 
 from .flop_counts import flops, product_flops
 from .identities import mark_p, port_p, probe_p
@@ -56,6 +57,23 @@ def _in_use_order(jaxpr: Any) -> Any:
             eqns.append(eqn.replace(params=inside) if changed else eqn)
     same = len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
     return jaxpr if same else jaxpr.replace(eqns=eqns)
+
+
+def on_mesh(value: Any, old: Any, new: Any) -> Any:
+    """Returns a program, or a parameter of an equation, with another mesh of devices in place of a given one."""
+    if value == old and isinstance(value, type(old)):
+        return new
+    if isinstance(value, NamedSharding):
+        return value.update(mesh=new) if value.mesh == old else value
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(on_mesh(part, old, new) for part in value)
+    if isinstance(value, core.Jaxpr):  # on jax 0.12 with constants, or without
+        eqns = [
+            eqn.replace(params={name: on_mesh(one, old, new) for name, one in eqn.params.items()}) for eqn in value.eqns
+        ]
+        return value.replace(eqns=eqns)
+    inner = getattr(value, "jaxpr", None)
+    return value.replace(jaxpr=on_mesh(inner, old, new)) if isinstance(inner, core.Jaxpr) else value
 
 
 def _swaps(product: Any, permutation: Any) -> bool:

@@ -1,0 +1,100 @@
+"""Evidence from other devices: a step runs with its devices rotated, so that each computes its neighbour's part."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import Mesh, NamedSharding
+
+from ..program import traced
+from .evidence import Call, Finding, Layer, device_names
+from .state import device_digests
+
+
+class Ring(Layer):
+    """Runs the step twice, the second time on a mesh whose devices are rotated along an axis, and compares results.
+
+    Results that depend on the order of a reduction over devices may have other bits on healthy devices; calibration
+    excludes them.
+    """
+
+    name = "ring"
+    sees = "a device that computes other bits than its neighbour, whether or not its fault repeats"
+    blind = "faults that all devices have alike, and results that calibration excludes"
+    share = 0.2
+
+    def __init__(self, mesh: Mesh | None, axis: str) -> None:
+        super().__init__()
+        self.mesh, self.axis = mesh, axis
+        self.names: list[str] = []
+
+    def prepare(self, call: Call) -> None:
+        self.why_not = self._problem(call)
+        if self.why_not:
+            return
+        assert self.mesh is not None
+        place = self.mesh.axis_names.index(self.axis)
+        self.rotated = Mesh(np.roll(self.mesh.devices, 1, place), self.mesh.axis_names, axis_types=self.mesh.axis_types)
+        try:
+            self.run = self._compiled(call, None)
+            self.run_rotated = self._compiled(call, (self.mesh, self.rotated))
+            first, again = (self._digests(call)[0] for _ in range(2))
+            rotated = self._digests(call)[1]
+        except (ValueError, TypeError, jax.errors.JAXTypeError) as error:
+            self.why_not = f"the step does not run on rotated devices: {str(error).splitlines()[0]}"
+            return
+        if not all(np.array_equal(a, b) for a, b in zip(first, again, strict=True)):
+            self.why_not = "the step computes other bits from the same inputs; see sdc doctor"
+            return
+        same = [np.array_equal(a, b) for a, b in zip(first, rotated, strict=True)]
+        self.compared = same
+        if not any(same):
+            self.why_not = "every result depends on the order of a reduction over devices"
+        self.about = f"{sum(same)} of {len(same)} results"
+
+    def _problem(self, call: Call) -> str:
+        if self.mesh is None or self.axis not in self.mesh.shape:
+            return f"there is no mesh with the axis {self.axis!r}; pass mesh= and axis= to sdc.guard"
+        if self.mesh.shape[self.axis] < 2:
+            return f"the mesh has one device along {self.axis!r}, which has no neighbour"
+        if jax.process_count() > 1:
+            return "devices of several processes cannot be rotated"
+        wrong = [
+            name for name, array in zip(call.names, call.arrays, strict=True)
+            if isinstance(array, jax.Array) and not isinstance(array.sharding, NamedSharding)
+            and len(array.sharding.device_set) > 1
+        ]  # fmt: skip
+        return f"{wrong[0]} has a sharding without a mesh" if wrong else ""
+
+    def _compiled(self, call: Call, moved: tuple[Mesh, Mesh] | None) -> Any:
+        with traced(lambda *arrays: call.run(arrays), call.arrays, {}, moved=moved) as program:
+            return jax.jit(jaxpr_as_fun(program.closed))
+
+    def _digests(self, call: Call) -> tuple[list[Any], list[Any]]:
+        """Returns the digests of the results, by device coordinates: computed in place, and on rotated devices."""
+        moved = [jax.device_put(array, self._rotated(array)) for array in call.arrays]
+        both = self.run(*call.arrays), self.run_rotated(*moved)
+        first, rotated = ([device_digests(x) for x in out] for out in both)
+        return first, rotated
+
+    def _rotated(self, array: Any) -> NamedSharding:
+        spec = array.sharding.spec if isinstance(getattr(array, "sharding", None), NamedSharding) else ()
+        return NamedSharding(self.rotated, jax.sharding.PartitionSpec(*spec))
+
+    def before(self, call: Call) -> Any:
+        return self._digests(call)
+
+    def judge(self, found: Any, step: int) -> list[Finding]:
+        assert self.mesh is not None
+        findings: dict[tuple[str, ...], int] = {}
+        for compared, first, rotated in zip(self.compared, *found, strict=True):
+            if compared and (wrong := (np.asarray(first) != np.asarray(rotated)).any(-1)).any():
+                places = np.argwhere(wrong)
+                pairs: Sequence[str] = sorted({*device_names(self.mesh, places), *device_names(self.rotated, places)})
+                findings[tuple(pairs)] = findings.get(tuple(pairs), 0) + 1
+        return [
+            Finding(self.name, step, f"{count} results differ between neighbours", devices)
+            for devices, count in findings.items()
+        ]

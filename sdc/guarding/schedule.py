@@ -1,0 +1,136 @@
+"""The controller: which checks run at which steps, so that all of them together cost a given share of the time.
+
+Each check has its share of the budget. A check of cost c runs once in a window of c / (share * budget * s) steps, at a
+random step, where s is the time of a step. All processes of a run must choose the same steps, so times are agreed on
+every `PERIOD` steps, and everything else follows from the seed. After the start and after a suspicion, checks are
+`DENSE` times as frequent for one period, which is paid back later.
+"""
+
+import json
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ..multihost import everyone
+
+PERIOD = 100  # steps between two decisions about frequencies
+DENSE = 2.0
+
+
+@dataclass
+class Check:
+    """One check in the schedule.
+
+    Attributes:
+        share: share of the budget.
+        cost: seconds for one run.
+        window: number of steps in the present window; 0 if the check does not run.
+        done: number of steps in the window so far.
+        chosen: step of the window at which the check runs.
+        steps: number of steps by the length of their window.
+        runs: number of runs.
+    """
+
+    share: float
+    cost: float
+    window: int = 0
+    done: int = 0
+    chosen: int = 0
+    steps: Counter[int] = field(default_factory=Counter)
+    runs: int = 0
+
+
+class Schedule:
+    """Chooses the checks of each step.
+
+    Attributes:
+        checks: the checks by name.
+        step_seconds: time of a step without checks.
+        spent: seconds that checks took.
+        elapsed: seconds that steps took, with checks.
+    """
+
+    def __init__(
+        self, budget: float, costs: Mapping[str, tuple[float, float]], step_seconds: float, *, seed: int = 0
+    ) -> None:
+        """Creates a schedule.
+
+        Args:
+            budget: share of the time that checks may take.
+            costs: for each check, its share of the budget and its cost in seconds.
+            step_seconds: time of a step.
+            seed: seed of the random steps.
+        """
+        self.budget, self.step_seconds = budget, step_seconds
+        self.checks = {name: Check(share, cost) for name, (share, cost) in costs.items()}
+        self.random = random.Random(seed)
+        self.spent = self.elapsed = 0.0
+        self.step = 0
+        self._dense = True
+        self._plain: list[float] = []  # times of steps without checks
+        self._factor = dict.fromkeys(self.checks, DENSE)
+
+    def suspect(self) -> None:
+        """Makes checks more frequent from the next decision on."""
+        self._dense = True
+
+    def due(self) -> list[str]:
+        """Returns the checks of the next step; must be called once for each step."""
+        if self.step and self.step % PERIOD == 0:
+            self._decide()
+        self.step += 1
+        chosen = []
+        for name, check in self.checks.items():
+            if check.done >= check.window:
+                self._begin(name, check)
+            check.steps[check.window] += 1
+            if check.window and check.done == check.chosen:
+                chosen.append(name)
+                check.runs += 1
+                self.spent += check.cost
+            check.done += 1
+        return chosen
+
+    def took(self, seconds: float, *, checked: bool) -> None:
+        """Records the time of a step."""
+        self.elapsed += seconds
+        if not checked:
+            self._plain.append(seconds)
+
+    def _begin(self, name: str, check: Check) -> None:
+        """Begins a window; a check that may not run now gets a window of one step without a check."""
+        seconds = check.share * self.budget * self.step_seconds * self._factor[name]
+        check.window = max(1, math.ceil(check.cost / seconds)) if seconds > 0 else 0
+        check.done, check.chosen = 0, self.random.randrange(check.window) if check.window else 0
+
+    def _decide(self) -> None:
+        """Agrees on the time of a step with the other processes, and on how much of the budget is left."""
+        own = {"seconds": sorted(self._plain)[len(self._plain) // 2] if self._plain else self.step_seconds,
+               "dense": self._dense}  # fmt: skip
+        first = json.loads(everyone(json.dumps(own), at="the schedule of checks")[0])
+        self.step_seconds, dense = first["seconds"], first["dense"]
+        self._dense, self._plain = False, []
+        for name, check in self.checks.items():
+            # What this check may spend by the end of the next period, of what it has not spent yet.
+            whole = check.share * self.budget * self.step_seconds * (self.step + PERIOD)
+            normal = check.share * self.budget * self.step_seconds * PERIOD
+            left = (whole - check.runs * check.cost) / normal if normal else 0.0
+            self._factor[name] = DENSE if dense else min(max(left, 0.25), 1.0)
+
+    def overhead(self) -> float:
+        """Returns the time of the checks as a share of the time of the steps."""
+        plain = self.step_seconds * self.step
+        return self.spent / plain if plain else 0.0
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Returns the shorter of two runs in seconds."""
+    times = []
+    for _ in range(2):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return min(times)

@@ -1,0 +1,156 @@
+"""Evidence from the state between two steps: replicas that must be equal, and memory that must not change."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, UInt32
+
+from ..twins import digest
+from .evidence import Call, Finding, Layer, device_names, results_of
+
+
+class Stored(NamedTuple):
+    """An array of the state, with its digests on each device."""
+
+    name: str
+    array: Any
+    digests: UInt32[Array, "*mesh 2"]
+
+
+class Digested(NamedTuple):
+    """Digests of an array after a step and before the next one."""
+
+    name: str
+    first: UInt32[Array, "*mesh 2"]
+    again: UInt32[Array, "*mesh 2"]
+    place: Any  # the array's sharding, and the axes of its replicas
+
+
+def device_digests(x: Array) -> UInt32[Array, "*mesh 2"]:
+    """Returns the digest of each device's part of an array, on all processes; the axes are those of the array's mesh.
+
+    Arrays without a mesh have one digest.
+    """
+    sharding = x.sharding
+    if not isinstance(sharding, NamedSharding):
+        return _digest(x)[None]
+    return _of_shards(sharding, x.ndim)(x)
+
+
+_digest = jax.jit(digest)
+
+
+@functools.lru_cache(4096)
+def _of_shards(sharding: NamedSharding, ndim: int) -> Any:
+    mesh = sharding.mesh
+    axes = tuple(mesh.axis_names)
+
+    def of_shard(shard: Array) -> UInt32[Array, "*mesh 2"]:
+        return digest(shard).reshape((1,) * len(axes) + (2,))
+
+    mapped = jax.shard_map(of_shard, mesh=mesh, in_specs=sharding.spec, out_specs=PartitionSpec(*axes), check_vma=False)
+    return jax.jit(mapped, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def replicated_axes(x: Array) -> tuple[int, ...]:
+    """Returns the axes of an array's mesh along which the devices hold equal parts."""
+    sharding = x.sharding
+    if not isinstance(sharding, NamedSharding):
+        return ()
+    used = {axis for part in sharding.spec for axis in ((part,) if isinstance(part, str) else part or ())}
+    sizes = sharding.mesh.shape
+    return tuple(number for number, axis in enumerate(sharding.mesh.axis_names) if axis not in used and sizes[axis] > 1)
+
+
+class State(Layer):
+    """Digests a part of the state after a step, and again before the next one.
+
+    Each check reads one array, which is drawn with a probability that is proportional to its size.
+    """
+
+    name = "state"
+    sees = "replicas that are not equal, and memory that changed between two steps"
+    blind = "what all replicas have alike, and what is wrong in a part of the state that exists once"
+    share = 0.1
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.random = np.random.default_rng(seed)
+        self.stored: Stored | None = None
+
+    @property
+    def waiting(self) -> bool:
+        return self.stored is not None
+
+    def prepare(self, call: Call) -> None:
+        arrays = [array for array in call.arrays if isinstance(array, jax.Array)]
+        whole = sum(array.nbytes for array in arrays)
+        several = sum(array.nbytes for array in arrays if replicated_axes(array))
+        if not whole:
+            self.why_not = "the step has no arrays among its arguments"
+            return
+        self.about = f"{several / whole:.0%} of the bytes have replicas"
+        for array in arrays:  # compiles
+            jax.block_until_ready(device_digests(array))
+
+    def cost(self, call: Call) -> Any:
+        return [jax.block_until_ready(device_digests(array)) for array in _largest(call.arrays) for _ in range(2)]
+
+    def after(self, out: Any, given: Any) -> Any:
+        """Digests one of the arrays that the step returned."""
+        results = results_of(out, given)
+        sizes = np.array([array.nbytes for _, array in results], float)
+        if not sizes.sum():
+            return None
+        name, array = results[self.random.choice(len(results), p=sizes / sizes.sum())]
+        self.stored = Stored(name, array, device_digests(array))
+        return None
+
+    def before(self, call: Call) -> Any:
+        """Digests the array again, if the step is given it."""
+        stored, self.stored = self.stored, None
+        if stored is None:
+            return None
+        again = next((device_digests(array) for array in call.arrays if array is stored.array), stored.digests)
+        return Digested(stored.name, stored.digests, again, (stored.array.sharding, replicated_axes(stored.array)))
+
+    def judge(self, found: Digested, step: int) -> list[Finding]:
+        sharding, axes = found.place
+        first, second = np.asarray(found.first), np.asarray(found.again)
+        findings = []
+        if (changed := (first != second).any(-1)).any():
+            on = _devices(sharding, np.argwhere(changed))
+            findings.append(Finding("at rest", step, f"{found.name} changed in memory between two steps", on))
+        if axes and (odd := odd_ones(first, axes)).any():
+            on = _devices(sharding, np.argwhere(odd))
+            what = f"replicas of {found.name} differ"
+            findings.append(Finding("replicas", step, what, on))
+        return findings
+
+
+def odd_ones(digests: UInt32[np.ndarray, "*mesh 2"], axes: Sequence[int]) -> np.ndarray:
+    """Returns which devices differ from the majority of their replicas; all of them, if there is no majority."""
+    moved = np.moveaxis(digests, tuple(axes), tuple(range(len(axes))))
+    sizes = moved.shape[: len(axes)]
+    rows = moved.reshape(int(np.prod(sizes)), -1, 2)
+    odd = np.zeros(rows.shape[:2], bool)
+    for place in range(rows.shape[1]):
+        values, kind, counts = np.unique(rows[:, place], axis=0, return_inverse=True, return_counts=True)
+        if len(values) > 1:
+            common = np.flatnonzero(counts == counts.max())
+            odd[:, place] = True if len(common) > 1 else kind.reshape(-1) != common[0]
+    return np.moveaxis(odd.reshape(moved.shape[:-1]), tuple(range(len(axes))), tuple(axes))
+
+
+def _largest(arrays: Sequence[Any]) -> list[Any]:
+    return sorted((array for array in arrays if isinstance(array, jax.Array)), key=lambda x: x.nbytes)[-1:]
+
+
+def _devices(sharding: Any, places: np.ndarray) -> tuple[str, ...]:
+    if isinstance(sharding, NamedSharding):
+        return device_names(sharding.mesh, places)
+    return tuple(f"{device.platform}:{device.id}" for device in sharding.device_set)

@@ -1,0 +1,284 @@
+"""`guard`: evidence of corruption from a running training loop, for a given share of its time."""
+
+import dataclasses
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from sdc.verdict import Verdict, limit
+
+from ..program import holds_objects
+from .checked_steps import Checksums, Recomputation
+from .evidence import Call, Finding, Layer, call_of
+from .neighbours import Ring
+from .schedule import Schedule, seconds_of
+from .silence import CONFIDENCE, expected_delay, most_wrong
+from .spikes import Spikes
+from .state import State
+
+WARM_UP = 3  # steps before the time of a step is known
+MOST_PENDING = 16  # results that are not judged yet, beyond which the host waits for the oldest
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerReport:
+    """What one layer did.
+
+    Attributes:
+        name: its name.
+        about: what it compares.
+        why_not: why it did not run; empty if it could.
+        runs: number of checks.
+        cost: seconds for one check.
+        steps: numbers of steps by the length of their window (see `most_wrong`).
+        sees: what it can find.
+        blind: what it cannot find.
+    """
+
+    name: str
+    about: str
+    why_not: str
+    runs: int
+    cost: float
+    steps: dict[int, int]
+    sees: str
+    blind: str
+
+    def most_wrong_share(self, confidence: float = CONFIDENCE) -> float:
+        """Returns the share of steps that can be wrong at most, if the layer found nothing."""
+        whole = sum(self.steps.values())
+        return most_wrong(self.steps, confidence=confidence) / whole if whole else 1.0
+
+    def delay(self, rate: float, burst: float = 1.0) -> float:
+        """Returns the mean number of steps until the layer finds a fault that makes this share of the steps wrong."""
+        checked = sum(count / window for window, count in self.steps.items() if window)
+        return expected_delay(sum(self.steps.values()) / checked, rate, burst=burst) if checked else math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class GuardReport:
+    """What a guard found, or what its silence excludes.
+
+    Attributes:
+        steps: number of steps.
+        findings: what was found, in order.
+        layers: what each layer did.
+        overhead: time of the checks as a share of the time of the steps.
+        start_up: seconds for compiling and calibrating.
+    """
+
+    steps: int
+    findings: tuple[Finding, ...]
+    layers: tuple[LayerReport, ...]
+    overhead: float
+    start_up: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """Corrupt if a layer has proof; inconclusive if nothing was compared, or there is only suspicion."""
+        if any(finding.proof for finding in self.findings):
+            return Verdict.CORRUPT
+        compared = any(layer.runs for layer in self.layers)
+        return Verdict.CLEAN if compared and not self.findings else Verdict.INCONCLUSIVE
+
+    def __str__(self) -> str:
+        lines = [f"{self.verdict}: {self.steps} steps, checks took {self.overhead:.2%} of their time"]
+        lines += [f"  {finding}" for finding in self.findings[:10]]
+        if len(self.findings) > 10:
+            lines.append(f"  and {len(self.findings) - 10} more")
+        for layer in self.layers:
+            if layer.why_not:
+                lines.append(f"  {layer.name}: not run: {layer.why_not}")
+            elif not layer.steps:
+                lines.append(f"  {layer.name}: every step ({layer.about})")
+            elif not layer.runs:
+                lines.append(f"  {layer.name}: not run yet ({layer.about})")
+            else:
+                share = limit(100 * layer.most_wrong_share(), 2, up=True)
+                lines.append(
+                    f"  {layer.name}: {layer.runs} checks ({layer.about}); without a finding, at most {share} % of the "
+                    "steps of each device were wrong, with 95 % confidence"
+                )
+        return "\n".join(lines)
+
+
+def layers_for(mesh: Mesh | None, axis: str, seed: int = 0) -> list[Layer]:
+    """Returns the layers of evidence that `guard` uses by default."""
+    return [Recomputation(), Ring(mesh, axis), Checksums(), State(seed), Spikes()]
+
+
+class Watch:
+    """A step that is watched; see `guard`."""
+
+    def __init__(
+        self, step: Callable[..., Any], budget: float, layers: Sequence[Layer], seed: int,
+        on_finding: Callable[[Finding], None],
+    ) -> None:  # fmt: skip
+        self._step, self._budget, self._layers, self._seed = step, budget, list(layers), seed
+        self._on_finding = on_finding
+        self._compiled: Callable[..., Any] | None = step if hasattr(step, "lower") else None
+        self._schedule: Schedule | None = None
+        self._key: Any = None
+        self._pending: deque[tuple[Layer, int, Any]] = deque()
+        self._findings: list[Finding] = []
+        self._last = 0.0
+        self._warm: list[float] = []
+        self._start_up = 0.0
+        self.steps = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the step, and the checks that are due; returns the step's result."""
+        self._judge(wait=False)
+        due = self._due(time.perf_counter())
+        before = [layer for layer in self._able() if layer.name in due or layer.waiting]
+        if before or not self.steps:
+            call = call_of(self._step, args, kwargs)
+            if call.key != self._key:
+                self._prepare(call)
+                due, before = [], []
+            for layer in before:
+                self._await(layer, layer.before(call))
+        out = self._run(args, kwargs)
+        for layer in self._able():
+            if layer.name in due or not layer.share:
+                self._await(layer, layer.after(out, (args, kwargs)))
+        self.steps += 1
+        return out
+
+    def report(self) -> GuardReport:
+        """Waits for the checks that are running, and returns what was found, or what silence excludes."""
+        self._judge(wait=True)
+        checks = self._schedule.checks if self._schedule else {}
+        layers = []
+        for layer in self._layers:
+            check = checks.get(layer.name)
+            steps, runs, cost = (dict(check.steps), check.runs, check.cost) if check else ({}, 0, 0.0)
+            layers.append(
+                LayerReport(layer.name, layer.about, layer.why_not, runs, cost, steps, layer.sees, layer.blind)
+            )
+        overhead = self._schedule.overhead() if self._schedule else 0.0
+        return GuardReport(self.steps, tuple(self._findings), tuple(layers), overhead, self._start_up)
+
+    def verdict(self) -> Verdict:
+        """Returns the verdict of `report`."""
+        return self.report().verdict
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        if self._compiled is None:
+            if holds_objects((args, kwargs)):
+                from flax import nnx
+
+                self._compiled = nnx.jit(self._step)
+            else:
+                self._compiled = jax.jit(self._step)
+        return self._compiled(*args, **kwargs)
+
+    def _able(self) -> list[Layer]:
+        return [layer for layer in self._layers if not layer.why_not]
+
+    def _prepare(self, call: Call) -> None:
+        """Compiles and calibrates the layers for a form of the step's arguments."""
+        started = time.perf_counter()
+        for layer in self._layers:
+            layer.why_not = ""
+            layer.prepare(call)
+        self._key, self._schedule, self._warm = call.key, None, []
+        self._costs = {}
+        for layer in self._able():
+            if layer.share:
+                self._costs[layer.name] = layer.share, seconds_of(lambda layer=layer: layer.cost(call))
+        self._start_up += time.perf_counter() - started
+        self._last = 0.0
+
+    def _due(self, now: float) -> list[str]:
+        """Returns the names of the checks of this step; the first steps show how long a step takes."""
+        took, self._last = now - self._last if self._last else 0.0, now
+        if self._schedule is None:
+            if took:
+                self._warm.append(took)
+            if len(self._warm) < WARM_UP or not self._costs:
+                return []
+            whole = sum(share for share, _ in self._costs.values())
+            costs = {name: (share / whole, cost) for name, (share, cost) in self._costs.items()}
+            self._schedule = Schedule(self._budget, costs, min(self._warm), seed=self._seed)
+            self._checked = False
+        else:
+            self._schedule.took(took, checked=self._checked)
+        due = self._schedule.due()
+        self._checked = bool(due)
+        return due
+
+    def _await(self, layer: Layer, found: Any) -> None:
+        if found is not None:
+            self._pending.append((layer, self.steps, found))
+
+    def _judge(self, *, wait: bool) -> None:
+        while self._pending:
+            layer, step, found = self._pending[0]
+            ready = all(leaf.is_ready() for leaf in jax.tree.leaves(found) if isinstance(leaf, jax.Array))
+            if not (wait or ready or len(self._pending) > MOST_PENDING):
+                return
+            self._pending.popleft()
+            for finding in layer.judge(found, step):
+                self._findings.append(finding)
+                self._on_finding(finding)
+                if self._schedule is not None:
+                    self._schedule.suspect()
+
+
+def guard(
+    step: Callable[..., Any],
+    mesh: Mesh | None = None,
+    *,
+    axis: str = "data",
+    budget: float = 0.01,
+    layers: Sequence[Layer] | None = None,
+    seed: int = 0,
+    on_finding: Callable[[Finding], None] = lambda finding: None,
+) -> Watch:
+    """Watches a training step for corruption, for a given share of its time.
+
+    The watched step is the step: its results have the bits that they have without a guard. Checks are programs of their
+    own, whose results are only compared, at random steps that depend on measured times and the seed. The first call
+    compiles them and calibrates them, with the arguments of this call. The host never waits for a step.
+
+    Args:
+        step: a function or its `jax.jit`, `nnx.jit` or `eqx.filter_jit`; it may donate its arguments. Flax NNX objects
+            and Equinox modules may be among the arguments.
+        mesh: mesh of the step's devices, for comparisons between devices.
+        axis: axis of the mesh along which devices compute different parts of a batch.
+        budget: share of the time of the steps that checks may take.
+        layers: layers of evidence; by default, those of `layers_for`.
+        seed: seed of the random steps; equal in all processes.
+        on_finding: called on the host with each finding.
+
+    Raises:
+        ValueError: the budget is not between 0 and 1, or two layers have the same name.
+        NotRepeatable: the step computes other bits from the same inputs (from the first call).
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sdc
+        >>> layer = jax.checkpoint(lambda w, x: jnp.tanh(x @ w))
+        >>> def loss(w, x):
+        ...     return jnp.sum(jax.lax.scan(lambda x, _: (layer(w, x), None), x, length=2)[0])
+        >>> @jax.jit
+        ... def step(w, x):
+        ...     return w - 0.1 * jax.grad(loss)(w, x), {"loss": loss(w, x)}
+        >>> watch, w = sdc.guard(step, budget=0.5), jnp.eye(4)
+        >>> for _ in range(20):
+        ...     w, metrics = watch(w, jnp.ones((2, 4)))
+        >>> watch.report().findings
+        ()
+    """
+    if not 0 < budget < 1:
+        raise ValueError(f"budget={budget}: expected a share of the time between 0 and 1, as in 0.01")
+    chosen = layers_for(mesh, axis, seed) if layers is None else list(layers)
+    names = [layer.name for layer in chosen]
+    if len(set(names)) < len(names):
+        raise ValueError(f"layers {names}: expected layers with different names")
+    return Watch(step, budget, chosen, seed, on_finding)
