@@ -1,6 +1,5 @@
 """Evidence from other devices: a step runs with its devices rotated, so that each computes its neighbour's part."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -28,7 +27,7 @@ class Ring(Layer):
     def __init__(self, mesh: Mesh | None, axis: str) -> None:
         super().__init__()
         self.mesh, self.axis = mesh, axis
-        self.names: list[str] = []
+        self.compared: list[bool] = []
 
     def prepare(self, call: Call) -> None:
         self.why_not = self._problem(call)
@@ -48,11 +47,10 @@ class Ring(Layer):
         if not all(np.array_equal(a, b) for a, b in zip(first, again, strict=True)):
             self.why_not = "the step computes other bits from the same inputs; see sdc doctor"
             return
-        same = [np.array_equal(a, b) for a, b in zip(first, rotated, strict=True)]
-        self.compared = same
-        if not any(same):
+        self.compared = [np.array_equal(a, b) for a, b in zip(first, rotated, strict=True)]
+        if not any(self.compared):
             self.why_not = "every result depends on the order of a reduction over devices"
-        self.about = f"{sum(same)} of {len(same)} results"
+        self.about = f"{sum(self.compared)} of {len(self.compared)} results"
 
     def _problem(self, call: Call) -> str:
         if self.mesh is None or self.axis not in self.mesh.shape:
@@ -88,13 +86,16 @@ class Ring(Layer):
 
     def judge(self, found: Any, step: int) -> list[Finding]:
         assert self.mesh is not None
-        findings: dict[tuple[str, ...], int] = {}
-        for compared, first, rotated in zip(self.compared, *found, strict=True):
-            if compared and (wrong := (np.asarray(first) != np.asarray(rotated)).any(-1)).any():
-                places = np.argwhere(wrong)
-                pairs: Sequence[str] = sorted({*device_names(self.mesh, places), *device_names(self.rotated, places)})
-                findings[tuple(pairs)] = findings.get(tuple(pairs), 0) + 1
-        return [
-            Finding(self.name, step, f"{count} results differ between neighbours", devices)
-            for devices, count in findings.items()
+        wrong = [
+            np.argwhere((np.asarray(first) != np.asarray(rotated)).any(-1))
+            for compared, first, rotated in zip(self.compared, *found, strict=True)
+            if compared
         ]
+        wrong = [places for places in wrong if len(places)]
+        if not wrong:
+            return []
+        places = np.concatenate(wrong)
+        pairs = {*device_names(self.mesh, places), *device_names(self.rotated, places)}
+        # A reduction carries an error to all devices.
+        devices = tuple(sorted(pairs)) if len(pairs) < self.mesh.size else ()
+        return [Finding(self.name, step, f"{len(wrong)} results differ between neighbours", devices)]

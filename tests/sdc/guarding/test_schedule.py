@@ -1,0 +1,66 @@
+"""The controller keeps checks within their budget, at random steps, and pays back what it spends after a suspicion."""
+
+import pytest
+
+from sdc.guarding.schedule import PERIOD, Schedule
+
+STEP = 1.0
+
+
+def run(schedule: Schedule, steps: int, seconds: float = STEP) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {name: [] for name in schedule.checks}
+    for step in range(steps):
+        due = schedule.due()
+        for name in due:
+            found[name].append(step)
+        schedule.took(seconds + sum(schedule.checks[name].cost for name in due), checked=bool(due))
+    return found
+
+
+@pytest.mark.parametrize("budget", [0.003, 0.01, 0.1])
+@pytest.mark.parametrize("seed", range(3))
+def test_checks_cost_the_budget(budget: float, seed: int) -> None:
+    schedule = Schedule(budget, {"witness": (0.6, 0.5), "state": (0.4, 0.01)}, STEP, seed=seed)
+    found = run(schedule, 3_000)
+    assert found["witness"]
+    assert budget / 2 < schedule.overhead() < 1.15 * budget
+    assert schedule.overhead() == pytest.approx(
+        len(found["witness"]) * 0.5 / 3_000 + len(found["state"]) * 0.01 / 3_000
+    )
+
+
+def test_within_five_hundred_steps_the_cost_stays_near_the_budget() -> None:
+    for seed in range(20):
+        schedule = Schedule(0.01, {"a": (0.5, 0.5), "b": (0.3, 1.0), "c": (0.2, 0.05)}, STEP, seed=seed)
+        run(schedule, 500)
+        assert schedule.overhead() < 0.015
+
+
+def test_every_step_is_recorded_with_its_window() -> None:
+    schedule = Schedule(0.05, {"a": (1.0, 0.5)}, STEP)
+    run(schedule, 777)
+    [check] = schedule.checks.values()
+    assert sum(check.steps.values()) == 777
+    assert abs(sum(count / window for window, count in check.steps.items()) - check.runs) <= len(check.steps)
+
+
+def test_a_suspicion_makes_checks_denser_for_a_period() -> None:
+    schedule, plain = (Schedule(0.05, {"a": (1.0, 0.2)}, STEP, seed=1) for _ in range(2))
+    run(schedule, 10 * PERIOD)
+    run(plain, 10 * PERIOD)
+    schedule.suspect()
+    after = [len(run(each, PERIOD)["a"]) for each in (schedule, plain)]
+    assert after[0] >= 1.5 * after[1]
+
+
+def test_slower_steps_are_checked_more_often() -> None:
+    schedule = Schedule(0.05, {"a": (1.0, 0.5)}, STEP)
+    run(schedule, 5 * PERIOD)
+    slow = run(schedule, 5 * PERIOD, seconds=4.0)["a"]
+    assert len(slow) > 2 * 5 * PERIOD * 0.05 / 0.5
+    assert schedule.step_seconds == 4.0
+
+
+def test_equal_seeds_choose_equal_steps() -> None:
+    first, again, other = (Schedule(0.05, {"a": (1.0, 0.5)}, STEP, seed=seed) for seed in (1, 1, 2))
+    assert run(first, 500) == run(again, 500) != run(other, 500)

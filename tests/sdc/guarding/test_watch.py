@@ -1,0 +1,255 @@
+"""A watched step is the step; each layer finds what it says it sees, and says why it cannot run."""
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import sdc
+from sdc.faults import BitFlip
+from sdc.guarding import Checksums, Finding, Recomputation, Ring, Spikes, State
+from sdc.guarding.state import odd_ones
+from sdc.program import direction, products
+from sdc.verdict import Verdict
+
+MESH = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+WHOLE, SPLIT = NamedSharding(MESH, P()), NamedSharding(MESH, P("data"))
+SIMULATED = sdc.Moment(jax.random.key(0), jnp.int32(0))
+
+
+def loss(w: Any, x: Any) -> Any:
+    layer = jax.checkpoint(lambda w, x: jnp.tanh(x @ w))
+    return jnp.mean(lax.scan(lambda x, w: (layer(w, x), None), x, w)[0] ** 2)
+
+
+def step(w: Any, x: Any) -> Any:
+    value, gradient = jax.value_and_grad(loss)(w, x)
+    return w - 0.1 * gradient, {"loss": value}
+
+
+W = jax.random.normal(jax.random.key(0), (2, 8, 8)) / 3
+
+
+def batch(number: int) -> Any:
+    return jax.device_put(jax.random.normal(jax.random.key(number), (8, 8)), SPLIT)
+
+
+def state() -> Any:
+    return jax.device_put(jnp.copy(W), WHOLE)
+
+
+def watched(step: Callable[..., Any], layers: Any, steps: int = 30, **settings: Any) -> tuple[Any, list[Finding]]:
+    found: list[Finding] = []
+    watch = sdc.guard(step, MESH, budget=0.9, layers=layers, on_finding=found.append, **settings)
+    w = state()
+    for number in range(steps):
+        w, _ = watch(w, batch(number))
+    return watch.report(), found
+
+
+def test_a_healthy_step_is_clean_and_unchanged() -> None:
+    run, w, plain = jax.jit(step, donate_argnums=0), state(), state()
+    watch = sdc.guard(run, MESH, budget=0.5)
+    for number in range(40):
+        w, _ = watch(w, batch(number))
+        plain, _ = run(plain, batch(number))
+    np.testing.assert_array_equal(w, plain)
+    report = watch.report()
+    assert report.verdict is watch.verdict() is Verdict.CLEAN
+    assert not report.findings
+    assert all(layer.runs or not layer.cost for layer in report.layers)
+    text = str(report)
+    assert "with 95 % confidence" in text
+    assert "witness: " in text
+
+
+def faulty(where: Any, **moment: Any) -> Callable[..., Any]:
+    """A step on simulated faulty hardware."""
+    fault = sdc.Fault(BitFlip(bits=(22,)), 0.3, where)
+
+    def injected(w: Any, x: Any) -> Any:
+        return sdc.inject(step, [fault])(SIMULATED, w, x)[0]
+
+    return injected
+
+
+def test_the_witness_finds_a_wrong_forward_product() -> None:
+    layer = Recomputation()
+    healthy = Recomputation()
+    report, found = watched(step, [healthy])
+    assert not found
+    # Calibrated on healthy hardware, which fails later.
+    run = jax.jit(lambda *arrays: (None, sdc.witness(faulty(products & direction("fwd")))(*arrays)[1]))
+
+    class Fails(Recomputation):
+        def before(self, call: Any) -> Any:
+            return run(*call.arrays)[1]
+
+    report, found = watched(step, [Fails()])
+    assert report.verdict is Verdict.CORRUPT
+    assert {finding.layer for finding in found} == {"witness"}
+    assert "fwd/jvp()/dot_general" in found[0].what
+    assert "test_watch.py" in found[0].what
+    assert layer.name in str(report)
+
+
+def test_checksums_find_a_wrong_product() -> None:
+    report, found = watched(faulty(products & direction("bwd")), [Checksums()], steps=12)
+    assert report.verdict is Verdict.CORRUPT
+    assert "disagree with their checksums" in found[0].what
+
+
+def test_without_recomputations_the_witness_says_so_and_nothing_is_clean() -> None:
+    report, found = watched(lambda w, x: (w * 0.9, {"loss": jnp.sum(x)}), [Recomputation(), Checksums()])
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert not found
+    assert [layer.runs for layer in report.layers] == [0, 0]
+    assert "computes nothing twice" in report.layers[0].why_not
+    assert "not run: " in str(report)
+
+
+@pytest.mark.parametrize("device", range(4))
+def test_neighbours_find_a_device_whose_fault_repeats(device: int) -> None:
+    def with_fault(at: int) -> Callable[..., Any]:
+        def body(w: Any, x: Any) -> Any:
+            value, gradient = jax.value_and_grad(loss)(w, x)
+            wrong = jnp.where(lax.axis_index("data") == at, gradient * 1.001, gradient)
+            return w - 0.1 * lax.pmean(wrong, "data"), {"loss": lax.pmean(value, "data")}
+
+        return jax.shard_map(body, mesh=MESH, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
+
+    class Fails(Ring):
+        """A device that becomes faulty after calibration; on the rotated mesh, it has the next place."""
+
+        def prepare(self, call: Any) -> None:
+            super().prepare(call)
+            healthy, faults = (self.run, self.run_rotated), (with_fault(device), with_fault((device + 1) % 4))
+            self.run, self.run_rotated = (functools.partial(self.fails, jax.jit(fault)) for fault in faults)
+            assert all(healthy)
+
+        def fails(self, run: Any, *arrays: Any) -> Any:
+            return jax.tree.leaves(run(*(jax.device_put(x, NamedSharding(MESH, x.sharding.spec)) for x in arrays)))
+
+    report, found = watched(with_fault(-1), [Ring(MESH, "data")], steps=12)
+    assert report.layers[0].about == "2 of 2 results"
+    assert not found
+    report, found = watched(with_fault(-1), [Fails(MESH, "data")], steps=12)
+    assert report.verdict is Verdict.CORRUPT
+    assert found[0].devices == ()  # the mean carries the error to all devices
+
+
+def test_replicas_that_differ_are_found_on_their_device() -> None:
+    def spoiled(w: Any, x: Any) -> Any:
+        w, metrics = run(w, x)
+        shards = [jnp.asarray(shard.data) for shard in w.addressable_shards]
+        shards[2] = shards[2].at[0, 0, 0].add(1e-3)
+        parts = [jax.device_put(part, device) for part, device in zip(shards, MESH.devices, strict=True)]
+        return jax.make_array_from_single_device_arrays(w.shape, WHOLE, parts), metrics
+
+    run = jax.jit(step)
+    spoiled.lower = run.lower  # type: ignore[attr-defined] # as a compiled function has
+    report, found = watched(spoiled, [State()], steps=40)
+    assert report.verdict is Verdict.CORRUPT
+    assert found[0].devices == ("cpu:2",)
+    assert found[0].layer == "replicas"
+
+
+def test_memory_that_changes_between_steps_is_found() -> None:
+    found: list[Finding] = []
+    watch = sdc.guard(jax.jit(step), MESH, budget=0.9, layers=[State()], on_finding=found.append)
+    w = state()
+    for number in range(60):
+        w, _ = watch(w, batch(number))
+        if watch.steps > 10 and not found:
+            jax.block_until_ready(w)
+            address = w.addressable_shards[1].data.unsafe_buffer_pointer()
+            ctypes.cast(address, ctypes.POINTER(ctypes.c_uint32))[5] ^= 1 << 3
+    watch.report()
+    kinds = {finding.layer for finding in found}
+    assert "at rest" in kinds
+    assert all(finding.devices == ("cpu:1",) for finding in found if finding.layer == "at rest")
+
+
+def test_odd_ones_are_the_minority() -> None:
+    digests = np.zeros((4, 2, 2), np.uint32)
+    digests[3, 1] = 7
+    np.testing.assert_array_equal(np.argwhere(odd_ones(digests, (0,))), [[3, 1]])
+    np.testing.assert_array_equal(np.argwhere(odd_ones(digests, (0, 1))), [[3, 1]])
+    assert odd_ones(digests[:, :1], (0,)).sum() == 0
+    assert odd_ones(digests[2:], (0,)).sum() == 2  # one of each: no majority
+
+
+def test_spikes_are_a_suspicion_and_no_verdict() -> None:
+    run = jax.jit(step)
+
+    def spoiled(w: Any, x: Any) -> Any:
+        w, metrics = run(w, x)
+        return w, {"loss": metrics["loss"] * (1000 if next(count) == 60 else 1)}
+
+    count = iter(range(1000))
+    spoiled.lower = run.lower  # type: ignore[attr-defined] # as a compiled function has
+    report, found = watched(spoiled, [Spikes(limit=100), State()], steps=80)
+    assert [finding.step for finding in found] == [60]
+    assert not found[0].proof
+    assert report.verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_value_that_is_not_finite_is_a_suspicion() -> None:
+    layer = Spikes()
+    assert layer.judge({"loss": jnp.float32(jnp.nan)}, 3)[0].step == 3
+
+
+def test_flax_objects_among_the_arguments_are_left_alone() -> None:
+    class Model(nnx.Module):
+        def __init__(self) -> None:
+            self.linear = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+            self.calls = nnx.Variable(jnp.int32(0))
+
+        def __call__(self, x: Any) -> Any:
+            self.calls[...] += 1
+            return jnp.tanh(self.linear(x))
+
+    @nnx.jit
+    def train(model: Model, x: Any) -> Any:
+        value, gradient = nnx.value_and_grad(lambda model: jnp.mean(nnx.remat(Model.__call__)(model, x) ** 2))(model)
+        nnx.update(model, jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(model, nnx.Param), gradient))
+        return value
+
+    model, plain = Model(), Model()
+    watch = sdc.guard(train, MESH, budget=0.5)
+    for number in range(30):
+        x = jax.random.normal(jax.random.key(number), (4, 8))
+        assert watch(model, x) == train(plain, x)
+    assert int(model.calls[...]) == int(plain.calls[...]) == 30
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(model), nnx.state(plain))
+    assert watch.report().verdict is Verdict.CLEAN, str(watch.report())
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"budget=1\.5"):
+        sdc.guard(step, MESH, budget=1.5)
+    with pytest.raises(ValueError, match="different names"):
+        sdc.guard(step, MESH, layers=[State(), State()])
+    for mesh, axis, problem in (
+        (None, "data", "no mesh"),
+        (MESH, "model", "axis 'model'"),
+        (jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1]), "data", "one device"),
+    ):
+        layer = Ring(mesh, axis)
+        watch = sdc.guard(jax.jit(step), mesh, axis=axis, layers=[layer], budget=0.5)
+        watch(W, jnp.ones((8, 8)))
+        assert problem in watch.report().layers[0].why_not
+
+
+def test_a_guard_that_never_ran_is_inconclusive() -> None:
+    report = sdc.guard(step, MESH).report()
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert report.steps == 0
