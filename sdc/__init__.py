@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from .checkpoints import certify as certify
 
     # Evidence of corruption from a running training loop.
-    from .guarding import guard as guard, witness as witness
+    from .guarding import first_nonfinite as first_nonfinite, guard as guard, witness as witness
 
     # Campaigns: thousands of injections, and the outcome of each.
     from .campaigns import campaign as campaign

@@ -3,6 +3,7 @@
 - `recomputation`: compares what a step computes twice (`witness`).
 - `watch`: runs a step with evidence for a share of its time (`guard`); `schedule` chooses the steps.
 - `evidence`: layers of evidence: `checked_steps` (witness and abft), `state`, `neighbours` (other devices), `spikes`.
+- `nonfinite`: the first operation that makes a NaN or an infinity.
 - `silence`: what it means that nothing was found.
 """
 
@@ -26,11 +27,14 @@ if TYPE_CHECKING:
     # Evidence from a running loop.
     from .watch import GuardReport as GuardReport, LayerReport as LayerReport, Watch as Watch, guard as guard
     from .watch import layers_for as layers_for
-    from .evidence import Finding as Finding, Layer as Layer
+    from .evidence import Detection as Detection, Layer as Layer
     from .checked_steps import Checksums as Checksums, Recomputation as Recomputation
     from .neighbours import Ring as Ring
     from .spikes import Spikes as Spikes
     from .state import State as State
+
+    # Numbers that are not finite.
+    from .nonfinite import first_nonfinite as first_nonfinite
 
     # What silence means.
     from .silence import expected_delay as expected_delay, most_wrong as most_wrong

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import program
 from ..checksums import abft, coverage
-from .evidence import Call, Finding, Layer
+from .evidence import Call, Detection, Layer
 from .recomputation import WitnessCalibration, calibrate, comparable, first_mismatch, witnessed_share
 
 
@@ -39,14 +39,14 @@ class Recomputation(Layer):
         assert self.calibration is not None
         return self.calibration.run(*call.arrays)[1]
 
-    def judge(self, found: Any, step: int) -> list[Finding]:
+    def judge(self, found: Any, step: int) -> list[Detection]:
         first = first_mismatch(found)
         if first is None:
             return []
         devices = tuple(" ".join(f"{axis}={index}" for axis, index in one.items()) for one in first.devices if one)
         place = f", iteration {', '.join(map(str, first.iteration))}" if first.iteration else ""
         what = f"{first.site.name}{place} ({first.site.source}) and its recomputation have other bits"
-        return [Finding(self.name, step, what, devices)]
+        return [Detection(self.name, step, what, devices)]
 
 
 class Checksums(Layer):
@@ -70,14 +70,14 @@ class Checksums(Layer):
     def before(self, call: Call) -> Any:
         return self.run(*call.arrays)
 
-    def judge(self, found: Any, step: int) -> list[Finding]:
+    def judge(self, found: Any, step: int) -> list[Detection]:
         wrong = [site for site, flag in zip(found.sites, found.values(), strict=True) if np.asarray(flag.flagged).any()]
         if not wrong:
             return []
         rows = sum(int(np.asarray(flag.flagged).sum()) for flag in found.values())
         more = f" and {len(wrong) - 1} more products" if len(wrong) > 1 else ""
         what = f"{rows} rows of {wrong[0].name} ({wrong[0].source}){more} disagree with their checksums"
-        return [Finding(self.name, step, what, _ranks(wrong[0], np.asarray(found[wrong[0].name].flagged)))]
+        return [Detection(self.name, step, what, _ranks(wrong[0], np.asarray(found[wrong[0].name].flagged)))]
 
 
 def _ranks(site: program.Site, flagged: Any) -> tuple[str, ...]:

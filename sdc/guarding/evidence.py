@@ -15,7 +15,7 @@ from ..program import holds_objects, is_array
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class Detection:
     """Something that a layer found.
 
     Attributes:
@@ -81,7 +81,7 @@ class Layer:
         """Dispatches comparisons that need the step's result, or the objects among its arguments; returns arrays for
         `judge`, or None."""
 
-    def judge(self, found: Any, step: int) -> list[Finding]:
+    def judge(self, found: Any, step: int) -> list[Detection]:
         """Returns what the arrays show."""
         raise NotImplementedError
 

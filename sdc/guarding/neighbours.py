@@ -8,7 +8,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding
 
 from ..program import traced
-from .evidence import Call, Finding, Layer, device_names
+from .evidence import Call, Detection, Layer, device_names
 from .state import device_digests
 
 
@@ -84,7 +84,7 @@ class Ring(Layer):
     def before(self, call: Call) -> Any:
         return self._digests(call)
 
-    def judge(self, found: Any, step: int) -> list[Finding]:
+    def judge(self, found: Any, step: int) -> list[Detection]:
         assert self.mesh is not None
         wrong = [
             np.argwhere((np.asarray(first) != np.asarray(rotated)).any(-1))
@@ -98,4 +98,4 @@ class Ring(Layer):
         pairs = {*device_names(self.mesh, places), *device_names(self.rotated, places)}
         # A reduction carries an error to all devices.
         devices = tuple(sorted(pairs)) if len(pairs) < self.mesh.size else ()
-        return [Finding(self.name, step, f"{len(wrong)} results differ between neighbours", devices)]
+        return [Detection(self.name, step, f"{len(wrong)} results differ between neighbours", devices)]

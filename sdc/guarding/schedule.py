@@ -21,7 +21,7 @@ DENSE = 2.0
 
 
 @dataclass
-class Check:
+class ScheduledCheck:
     """One check in the schedule.
 
     Attributes:
@@ -43,7 +43,7 @@ class Check:
     runs: int = 0
 
 
-class Schedule:
+class CheckSchedule:
     """Chooses the checks of each step.
 
     Attributes:
@@ -65,7 +65,7 @@ class Schedule:
             seed: seed of the random steps.
         """
         self.budget, self.step_seconds = budget, step_seconds
-        self.checks = {name: Check(share, cost) for name, (share, cost) in costs.items()}
+        self.checks = {name: ScheduledCheck(share, cost) for name, (share, cost) in costs.items()}
         self.random = random.Random(seed)
         self.spent = self.elapsed = 0.0
         self.step = 0
@@ -100,7 +100,7 @@ class Schedule:
         if not checked:
             self._plain.append(seconds)
 
-    def _begin(self, name: str, check: Check) -> None:
+    def _begin(self, name: str, check: ScheduledCheck) -> None:
         """Begins a window; a check that may not run now gets a window of one step without a check."""
         seconds = check.share * self.budget * self.step_seconds * self._factor[name]
         check.window = max(1, math.ceil(check.cost / seconds)) if seconds > 0 else 0

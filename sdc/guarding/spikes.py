@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .evidence import Call, Finding, Layer
+from .evidence import Call, Detection, Layer
 
 WINDOW = 64
 LIMIT = 12.0  # deviations from the median, in units of the median deviation, that are suspicious
@@ -44,13 +44,13 @@ class Spikes(Layer):
             }
         return {name: leaves[place] for place, name in self.names.items() if not leaves[place].is_deleted()} or None
 
-    def judge(self, found: Any, step: int) -> list[Finding]:
+    def judge(self, found: Any, step: int) -> list[Detection]:
         findings = []
         for name, array in found.items():
             value = float(np.asarray(array))
             if (deviation := self.deviation(name, value)) > self.limit:
                 what = f"{name} = {value:.6g} is {deviation:.3g} median deviations from its median"
-                findings.append(Finding(self.name, step, what, proof=False))
+                findings.append(Detection(self.name, step, what, proof=False))
         return findings
 
     def deviation(self, name: str, value: float) -> float:

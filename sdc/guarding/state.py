@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, UInt32
 
 from ..twins import digest
-from .evidence import Call, Finding, Layer, device_names, results_of
+from .evidence import Call, Detection, Layer, device_names, results_of
 
 
 class Stored(NamedTuple):
@@ -118,17 +118,17 @@ class State(Layer):
         again = next((device_digests(array) for array in call.arrays if array is stored.array), stored.digests)
         return Digested(stored.name, stored.digests, again, (stored.array.sharding, replicated_axes(stored.array)))
 
-    def judge(self, found: Digested, step: int) -> list[Finding]:
+    def judge(self, found: Digested, step: int) -> list[Detection]:
         sharding, axes = found.place
         first, second = np.asarray(found.first), np.asarray(found.again)
         findings = []
         if (changed := (first != second).any(-1)).any():
             on = _devices(sharding, np.argwhere(changed))
-            findings.append(Finding("at rest", step, f"{found.name} changed in memory between two steps", on))
+            findings.append(Detection("at rest", step, f"{found.name} changed in memory between two steps", on))
         if axes and (odd := odd_ones(first, axes)).any():
             on = _devices(sharding, np.argwhere(odd))
             what = f"replicas of {found.name} differ"
-            findings.append(Finding("replicas", step, what, on))
+            findings.append(Detection("replicas", step, what, on))
         return findings
 
 

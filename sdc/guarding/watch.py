@@ -14,9 +14,9 @@ from sdc.verdict import Verdict, limit
 
 from ..program import holds_objects
 from .checked_steps import Checksums, Recomputation
-from .evidence import Call, Finding, Layer, call_of
+from .evidence import Call, Detection, Layer, call_of
 from .neighbours import Ring
-from .schedule import Schedule, seconds_of
+from .schedule import CheckSchedule, seconds_of
 from .silence import CONFIDENCE, expected_delay, most_wrong
 from .spikes import Spikes
 from .state import State
@@ -73,7 +73,7 @@ class GuardReport:
     """
 
     steps: int
-    findings: tuple[Finding, ...]
+    findings: tuple[Detection, ...]
     layers: tuple[LayerReport, ...]
     overhead: float
     start_up: float
@@ -117,15 +117,15 @@ class Watch:
 
     def __init__(
         self, step: Callable[..., Any], budget: float, layers: Sequence[Layer], seed: int,
-        on_finding: Callable[[Finding], None],
+        on_finding: Callable[[Detection], None],
     ) -> None:  # fmt: skip
         self._step, self._budget, self._layers, self._seed = step, budget, list(layers), seed
         self._on_finding = on_finding
         self._compiled: Callable[..., Any] | None = step if hasattr(step, "lower") else None
-        self._schedule: Schedule | None = None
+        self._schedule: CheckSchedule | None = None
         self._key: Any = None
         self._pending: deque[tuple[Layer, int, Any]] = deque()
-        self._findings: list[Finding] = []
+        self._findings: list[Detection] = []
         self._last = 0.0
         self._warm: list[float] = []
         self._start_up = 0.0
@@ -205,7 +205,7 @@ class Watch:
                 return []
             whole = sum(share for share, _ in self._costs.values())
             costs = {name: (share / whole, cost) for name, (share, cost) in self._costs.items()}
-            self._schedule = Schedule(self._budget, costs, min(self._warm), seed=self._seed)
+            self._schedule = CheckSchedule(self._budget, costs, min(self._warm), seed=self._seed)
             self._checked = False
         else:
             self._schedule.took(took, checked=self._checked)
@@ -239,7 +239,7 @@ def guard(
     budget: float = 0.01,
     layers: Sequence[Layer] | None = None,
     seed: int = 0,
-    on_finding: Callable[[Finding], None] = lambda finding: None,
+    on_finding: Callable[[Detection], None] = lambda finding: None,
 ) -> Watch:
     """Watches a training step for corruption, for a given share of its time.
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from sdc.guarding.schedule import PERIOD, Schedule
+from sdc.guarding.schedule import PERIOD, CheckSchedule
 
 STEP = 1.0
 
 
-def run(schedule: Schedule, steps: int, seconds: float = STEP) -> dict[str, list[int]]:
+def run(schedule: CheckSchedule, steps: int, seconds: float = STEP) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {name: [] for name in schedule.checks}
     for step in range(steps):
         due = schedule.due()
@@ -20,7 +20,7 @@ def run(schedule: Schedule, steps: int, seconds: float = STEP) -> dict[str, list
 @pytest.mark.parametrize("budget", [0.003, 0.01, 0.1])
 @pytest.mark.parametrize("seed", range(3))
 def test_checks_cost_the_budget(budget: float, seed: int) -> None:
-    schedule = Schedule(budget, {"witness": (0.6, 0.5), "state": (0.4, 0.01)}, STEP, seed=seed)
+    schedule = CheckSchedule(budget, {"witness": (0.6, 0.5), "state": (0.4, 0.01)}, STEP, seed=seed)
     found = run(schedule, 3_000)
     assert found["witness"]
     assert budget / 2 < schedule.overhead() < 1.15 * budget
@@ -31,13 +31,13 @@ def test_checks_cost_the_budget(budget: float, seed: int) -> None:
 
 def test_within_five_hundred_steps_the_cost_stays_near_the_budget() -> None:
     for seed in range(20):
-        schedule = Schedule(0.01, {"a": (0.5, 0.5), "b": (0.3, 1.0), "c": (0.2, 0.05)}, STEP, seed=seed)
+        schedule = CheckSchedule(0.01, {"a": (0.5, 0.5), "b": (0.3, 1.0), "c": (0.2, 0.05)}, STEP, seed=seed)
         run(schedule, 500)
         assert schedule.overhead() < 0.015
 
 
 def test_every_step_is_recorded_with_its_window() -> None:
-    schedule = Schedule(0.05, {"a": (1.0, 0.5)}, STEP)
+    schedule = CheckSchedule(0.05, {"a": (1.0, 0.5)}, STEP)
     run(schedule, 777)
     [check] = schedule.checks.values()
     assert sum(check.steps.values()) == 777
@@ -45,7 +45,7 @@ def test_every_step_is_recorded_with_its_window() -> None:
 
 
 def test_a_suspicion_makes_checks_denser_for_a_period() -> None:
-    schedule, plain = (Schedule(0.05, {"a": (1.0, 0.2)}, STEP, seed=1) for _ in range(2))
+    schedule, plain = (CheckSchedule(0.05, {"a": (1.0, 0.2)}, STEP, seed=1) for _ in range(2))
     run(schedule, 10 * PERIOD)
     run(plain, 10 * PERIOD)
     schedule.suspect()
@@ -54,7 +54,7 @@ def test_a_suspicion_makes_checks_denser_for_a_period() -> None:
 
 
 def test_slower_steps_are_checked_more_often() -> None:
-    schedule = Schedule(0.05, {"a": (1.0, 0.5)}, STEP)
+    schedule = CheckSchedule(0.05, {"a": (1.0, 0.5)}, STEP)
     run(schedule, 5 * PERIOD)
     slow = run(schedule, 5 * PERIOD, seconds=4.0)["a"]
     assert len(slow) > 2 * 5 * PERIOD * 0.05 / 0.5
@@ -62,5 +62,5 @@ def test_slower_steps_are_checked_more_often() -> None:
 
 
 def test_equal_seeds_choose_equal_steps() -> None:
-    first, again, other = (Schedule(0.05, {"a": (1.0, 0.5)}, STEP, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (CheckSchedule(0.05, {"a": (1.0, 0.5)}, STEP, seed=seed) for seed in (1, 1, 2))
     assert run(first, 500) == run(again, 500) != run(other, 500)

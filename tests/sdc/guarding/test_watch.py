@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import sdc
 from sdc.faults import BitFlip
-from sdc.guarding import Checksums, Finding, Recomputation, Ring, Spikes, State
+from sdc.guarding import Checksums, Detection, Recomputation, Ring, Spikes, State
 from sdc.guarding.state import odd_ones
 from sdc.program import direction, products
 from sdc.verdict import Verdict
@@ -46,8 +46,8 @@ def state() -> Any:
     return jax.device_put(jnp.copy(W), WHOLE)
 
 
-def watched(step: Callable[..., Any], layers: Any, steps: int = 30, **settings: Any) -> tuple[Any, list[Finding]]:
-    found: list[Finding] = []
+def watched(step: Callable[..., Any], layers: Any, steps: int = 30, **settings: Any) -> tuple[Any, list[Detection]]:
+    found: list[Detection] = []
     watch = sdc.guard(step, MESH, budget=0.9, layers=layers, on_finding=found.append, **settings)
     w = state()
     for number in range(steps):
@@ -163,7 +163,7 @@ def test_replicas_that_differ_are_found_on_their_device() -> None:
 
 
 def test_memory_that_changes_between_steps_is_found() -> None:
-    found: list[Finding] = []
+    found: list[Detection] = []
     watch = sdc.guard(jax.jit(step), MESH, budget=0.9, layers=[State()], on_finding=found.append)
     w = state()
     for number in range(60):
