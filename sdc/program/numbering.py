@@ -59,11 +59,32 @@ class Computed(NamedTuple):
         numbers: the numbers of its results.
         origin: its origin.
         reads: the numbers of its inputs.
+        runs: when it runs: the numbers of the predicates around it with the branches, and of the conditions of loops.
     """
 
     numbers: tuple[int, ...]
     origin: Origin
     reads: tuple[int, ...]
+    runs: tuple[Any, ...] = ()
+
+
+class _Around(NamedTuple):
+    """What is around an operation."""
+
+    place: Inside
+    level: int = 0  # number of enclosing loops
+    mesh: Any = None  # key of the enclosing `shard_map`s
+    runs: tuple[Any, ...] = ()
+
+    def at(self, index: int) -> "_Around":
+        return self._replace(place=self.place._replace(order=(*self.place.order, index)))
+
+    def body(self, eqn: Any, number: int) -> "_Around":
+        return self._replace(place=enter(eqn, number, self.place))
+
+    @property
+    def order(self) -> Order:
+        return self.place.order
 
 
 class _Loop(NamedTuple):
@@ -131,7 +152,7 @@ def computed_by(live: Bound) -> dict[Order, Computed]:
     """Returns what each operation of a program computes, by the operation's place (`Site.order`)."""
     walk = _Walk()
     inputs = [Value(walk.numbers.new()) for _ in live.jaxpr.invars]
-    walk.body(live.jaxpr, inputs, Inside())
+    walk.body(live.jaxpr, inputs, _Around(Inside()))
     return walk.found
 
 
@@ -143,9 +164,7 @@ class _Walk:
         self.barriers = compiled_for().platform != "cpu"
         self.trial = 0  # depth of bodies that are numbered on an assumption, and again afterwards
 
-    def body(
-        self, jaxpr: Any, inputs: Sequence[Value], here: Inside, level: int = 0, mesh: Any = None, consts: Any = ()
-    ) -> list[Value]:
+    def body(self, jaxpr: Any, inputs: Sequence[Value], here: _Around, consts: Any = ()) -> list[Value]:
         values: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
         for var, const in zip(jaxpr.constvars, consts, strict=False):
             values[var] = self.constant(const)
@@ -154,8 +173,7 @@ class _Walk:
             return self.literal(atom) if isinstance(atom, core.Literal) else values[atom]
 
         for index, eqn in enumerate(jaxpr.eqns):
-            at = here._replace(order=(*here.order, index))
-            outs = self.equation(eqn, list(map(read, eqn.invars)), at, level, mesh)
+            outs = self.equation(eqn, list(map(read, eqn.invars)), here.at(index))
             values.update(zip(eqn.outvars, outs, strict=True))
         return list(map(read, jaxpr.outvars))
 
@@ -171,21 +189,21 @@ class _Walk:
             return self.constant(value)
         return Value(self.numbers.of("literal", str(atom.aval), key))
 
-    def equation(self, eqn: Any, inputs: list[Value], at: Inside, level: int, mesh: Any) -> list[Value]:
+    def equation(self, eqn: Any, inputs: list[Value], at: _Around) -> list[Value]:
         numbers, primitive = self.numbers, eqn.primitive
         if primitive is primitives.scan_p or primitive is primitives.while_p:
-            return self.loop(eqn, inputs, at, level, mesh)
+            return self.loop(eqn, inputs, at)
         if primitive is primitives.cond_p:
-            return self.branches(eqn, inputs, at, level, mesh)
+            return self.branches(eqn, inputs, at)
         if primitive is shard_map_p:
-            return self.shard_map(eqn, inputs, at, level)
+            return self.shard_map(eqn, inputs, at)
         if is_entered(eqn) and primitive not in (linear_solve_p, run_state_p):
             (whole,) = bodies(eqn)
             inner, consts = open_jaxpr(whole)
             if len(inner.invars) == len(eqn.invars):
                 if self.barriers and primitive is primitives.remat_p and eqn.params["differentiated"]:
                     inputs = _behind(("remat", at.order), inputs, eqn.params["prevent_cse"])
-                return self.body(inner, inputs, enter(eqn, 0, at), level, mesh, consts)
+                return self.body(inner, inputs, at.body(eqn, 0), consts)
         params: Any = eqn.params
         if primitive is mark_p:  # the results of a rule count as those of the equation that it replaced
             primitive, inputs = params["of"], inputs[params["outputs"] :]
@@ -197,15 +215,15 @@ class _Walk:
             return inputs
         origin = _union(inputs)
         if _is_function(eqn, primitive):
-            key = numbers.of(primitive, numbers.key(params), tuple(one.number for one in inputs), mesh)
+            key = numbers.of(primitive, numbers.key(params), tuple(one.number for one in inputs), at.mesh)
         else:
             key = numbers.new()
         outs = tuple(numbers.of("result", key, place) for place in range(len(eqn.outvars)))
         if not self.trial:
-            self.found[at.order] = Computed(outs, origin, tuple(one.number for one in inputs))
+            self.found[at.order] = Computed(outs, origin, tuple(one.number for one in inputs), at.runs)
         return [Value(number, origin) for number in outs]
 
-    def branches(self, eqn: Any, inputs: list[Value], at: Inside, level: int, mesh: Any) -> list[Value]:
+    def branches(self, eqn: Any, inputs: list[Value], at: _Around) -> list[Value]:
         predicate, *operands = inputs
         results = []
         for number, branch in enumerate(eqn.params["branches"]):
@@ -214,13 +232,14 @@ class _Walk:
             ]
             jaxpr, consts = open_jaxpr(branch)
             given = _behind(("branch", at.order), given)
-            results.append(self.body(jaxpr, given, enter(eqn, number, at), level, mesh, consts))
+            inside = at.body(eqn, number)._replace(runs=(*at.runs, (predicate.number, number)))
+            results.append(self.body(jaxpr, given, inside, consts))
         return [
             Value(self.numbers.of("either", predicate.number, tuple(one.number for one in ones)), _union(ones))
             for ones in zip(*results, strict=True)
         ]
 
-    def shard_map(self, eqn: Any, inputs: list[Value], at: Inside, level: int) -> list[Value]:
+    def shard_map(self, eqn: Any, inputs: list[Value], at: _Around) -> list[Value]:
         params = eqn.params
         mesh = self.numbers.key((params["mesh"], tuple(sorted(map(str, params["newly_manual_axes"])))))
         given = [
@@ -228,15 +247,15 @@ class _Walk:
             for one, spec in zip(inputs, params["in_specs"], strict=True)
         ]
         jaxpr, consts = open_jaxpr(params["jaxpr"])
-        outs = self.body(jaxpr, given, enter(eqn, 0, at), level, mesh, consts)
+        outs = self.body(jaxpr, given, at.body(eqn, 0)._replace(mesh=(at.mesh, mesh)), consts)
         return [
             one._replace(number=self.numbers.of("whole", (mesh, str(spec)), one.number))
             for one, spec in zip(outs, params["out_specs"], strict=True)
         ]
 
-    def loop(self, eqn: Any, inputs: list[Value], at: Inside, level: int, mesh: Any) -> list[Value]:
-        """Numbers a `scan` or a `while`; `level` is the number of enclosing loops."""
-        numbers, params = self.numbers, eqn.params
+    def loop(self, eqn: Any, inputs: list[Value], at: _Around) -> list[Value]:
+        """Numbers a `scan` or a `while`."""
+        numbers, params, level = self.numbers, eqn.params, at.level
         scans = eqn.primitive is primitives.scan_p
         if scans:
             length = int(params["length"])
@@ -244,11 +263,11 @@ class _Walk:
                 num_consts, num_carry, _ = (len(part) for part in params["ft_in"].unpack())
             else:
                 num_consts, num_carry = params["num_consts"], params["num_carry"]
-            kind: tuple[Any, ...] = ("scan", level, length, bool(params["reverse"]), mesh)
+            kind: tuple[Any, ...] = ("scan", level, length, bool(params["reverse"]), at.mesh)
             consts, start, xs = inputs[:num_consts], inputs[num_consts:][:num_carry], inputs[num_consts + num_carry :]
             asked: list[Value] = []
         else:
-            length, kind = 0, ("while", level, mesh)
+            length, kind = 0, ("while", level, at.mesh)
             asked, rest = inputs[: params["cond_nconsts"]], inputs[params["cond_nconsts"] :]
             consts, start, xs = rest[: params["body_nconsts"]], rest[params["body_nconsts"] :], []
         # XLA removes a loop with one iteration.
@@ -258,20 +277,18 @@ class _Walk:
 
         def run(carries: Sequence[int]) -> tuple[list[Value], int | None]:
             given = [one._replace(number=number) for one, number in zip(carried, carries, strict=True)]
-            condition = None
+            condition, inside, body = None, at._replace(level=level + 1), bodies(eqn)[-1]
             if not scans:
-                test, body = bodies(eqn)
-                jaxpr, known = open_jaxpr(test)
-                (asks,) = self.body(jaxpr, [*asked, *given], enter(eqn, 0, at), level + 1, mesh, known)
+                jaxpr, known = open_jaxpr(bodies(eqn)[0])
+                asking = inside._replace(runs=(*at.runs, at.order))  # once more than the body
+                (asks,) = self.body(jaxpr, [*asked, *given], asking.body(eqn, 0), known)
                 condition = asks.number
-            else:
-                (body,) = bodies(eqn)
+                inside = inside._replace(runs=(*at.runs, ("while", condition)))
             jaxpr, known = open_jaxpr(body)
-            inside = enter(eqn, 0 if scans else 1, at)
-            return self.body(jaxpr, [*consts, *given, *elements], inside, level + 1, mesh, known), condition
+            return self.body(jaxpr, [*consts, *given, *elements], inside.body(eqn, int(not scans)), known), condition
 
         starts = tuple(one.number for one in start)
-        fresh = [numbers.of("carry", level, self._fresh(at, mesh, kind), place) for place in range(len(start))]
+        fresh = [numbers.of("carry", level, at.order, place) for place in range(len(start))]
         carries = self._assumed(kind, starts, fresh, run)
         outs, condition = run(carries)
         ends, ys = outs[: len(start)], outs[len(start) :]
@@ -284,9 +301,6 @@ class _Walk:
             ),
             *(Value(numbers.of("stack", level, length, one.number), one.origin) for one in ys),
         ]
-
-    def _fresh(self, at: Inside, mesh: Any, kind: Any) -> Any:
-        return at.order, mesh, kind
 
     def _assumed(self, kind: Any, starts: tuple[int, ...], fresh: list[int], run: Any) -> list[int]:
         """Returns the numbers of carried values: those of an earlier loop where it computes the same, else new ones."""
@@ -388,7 +402,7 @@ class Recomputations:
         alike: dict[Any, list[Site]] = {}
         for site in sites:
             what = computed[site.order]
-            before = alike.setdefault((what.numbers, site.dims, site.trips, site.mesh), [])
+            before = alike.setdefault((what.numbers, what.runs, site.dims, site.trips, site.mesh), [])
             if all(computed[one.order].origin != what.origin for one in before):  # XLA does not merge them
                 before.append(site)
         twice = [(first, tuple(again)) for first, *again in alike.values() if again]

@@ -122,7 +122,7 @@ class Program:
     differentiated: bool
 
 
-def _bodies() -> st.SearchStrategy[tuple[str, Body]]:
+def bodies() -> st.SearchStrategy[tuple[str, Body]]:
     leaves = st.sampled_from(sorted(LEAVES)).map(lambda name: (name, LEAVES[name]))
 
     def wrap(inner: st.SearchStrategy[tuple[str, Body]]) -> st.SearchStrategy[tuple[str, Body]]:
@@ -140,7 +140,7 @@ def _bodies() -> st.SearchStrategy[tuple[str, Body]]:
 @st.composite
 def programs(draw: Any) -> Program:
     """Steps: values, or gradients where the program has a derivative, which a `while` has not."""
-    text, body = draw(_bodies())
+    text, body = draw(bodies())
     allowed = "while" not in text and "reference" not in text
     # JAX has no shard_map inside of another one over the same axis, and no custom derivative that changes arrays.
     if text.count("shard_map") > 1 or ("reference" in text and "custom" in text):

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import sdc
+from sdc.guarding import witnessed_share
 from sdc.program import arithmetic, named, operations
 from sdc.program.interpreter import rewrite
 
@@ -94,6 +95,9 @@ def test_transformed_is_plain(name: str) -> None:
     assert_same(out, plain(name))
     out, digests = run(sdc.fingerprint(step, operations & arithmetic), *arguments)
     assert len(digests) == len(sites_of(name, operations & arithmetic))
+    assert_same(out, plain(name), bits=False)
+    out, witnessed = run(sdc.witness(step), *arguments)
+    assert 0 <= witnessed_share(witnessed) <= 1
     assert_same(out, plain(name), bits=False)
 
 

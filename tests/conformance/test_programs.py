@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, seed, settings, strategies as st
+from jax import lax
 
 import sdc
-from sdc.program import arithmetic, named, operations, products
+from sdc.program import arithmetic, named, operations, products, recomputations
 from sdc.program.interpreter import rewrite
 from sdc.program.selectors import Selector
 
-from .programs import Program, W, X, programs
+from .programs import Program, W, X, bodies, programs
 from .test_packages import Never, assert_same, once
 
 MOMENT = sdc.Moment(jax.random.key(3), jnp.int32(0))
@@ -118,6 +119,50 @@ def _pairs(out: Any) -> list[Any]:
     return found
 
 
+class Value:
+    """Reports what an operation computes."""
+
+    def __call__(self, place: Any, bind: Any, *inputs: Any) -> Any:
+        outs = bind(*inputs)
+        return outs, outs
+
+    def merge(self, total: Any, new: Any) -> Any:
+        return new
+
+
+def check_recomputations(body: Callable[..., Any]) -> None:
+    """Checks that operations with equal numbers compute equal values, up to the rounding of different kernels."""
+
+    def step(w: Any, x: Any) -> Any:
+        layer = jax.checkpoint(body)
+
+        def loss(w: Any) -> Any:
+            return jnp.mean(lax.scan(lambda x, _: (layer(x, w), None), x, length=2)[0] ** 2)
+
+        return jax.grad(loss)(w)
+
+    found = recomputations(step, W, X)
+    if not found.groups:
+        return
+    _, values = jax.jit(rewrite(step, lambda site: site.name in found.names, Value()))(W, X)
+    for first, again, _ in found.groups:
+        for other in again:
+            for a, b in zip(values[first.name], values[other.name], strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def hold_recomputations(examples: int, part: int) -> None:
+    @seed(part)
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(bodies())
+    def run(given: tuple[str, Callable[..., Any]]) -> None:
+        text, body = given
+        if "while" not in text and "reference" not in text and text.count("shard_map") < 2:  # has a derivative
+            check_recomputations(body)
+
+    run()
+
+
 def hold(examples: int, part: int) -> None:
     """Checks so many programs; another part draws others."""
 
@@ -132,9 +177,11 @@ def hold(examples: int, part: int) -> None:
 
 def test_some_programs() -> None:
     hold(8, 0)
+    hold_recomputations(40, 0)
 
 
 @pytest.mark.conformance
 @pytest.mark.parametrize("part", range(1, 9))
 def test_a_thousand_programs(part: int) -> None:
     hold(125, part)
+    hold_recomputations(125, part)

@@ -240,6 +240,16 @@ def abft(form: Form) -> str:
     return "listed" if flags.skipped else "yes"
 
 
+def witness(form: Form) -> str:
+    """Asserts that the witness changes nothing, and that what XLA computes twice is the same."""
+    clean = form.jit(form.step)(form.state(), form.x)
+    out, witnessed = form.jit(sdc.witness(form.step))(form.state(), form.x)
+    for ours, theirs in zip(own_bytes(out), own_bytes(clean), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert not any(np.any(one.differs) for one in witnessed.values())
+    return "yes"
+
+
 def campaign(form: Form) -> str:
     rows = sdc.campaign(
         form.step, form.state(), [form.x] * 3, loss=lambda state, value: value, injections=2, where=form.where, follow=1
@@ -250,7 +260,7 @@ def campaign(form: Form) -> str:
     return "yes"
 
 
-TOOLS = {tool.__name__: tool for tool in (inject, fingerprint, lockstep, abft, campaign)}
+TOOLS = {tool.__name__: tool for tool in (inject, fingerprint, lockstep, abft, witness, campaign)}
 
 
 def cells() -> Iterator[tuple[str, str, str]]:
