@@ -90,6 +90,15 @@ class Layer:
         return jax.block_until_ready(self.before(call))
 
 
+def settled(tree: Any) -> Any:
+    """Returns arrays; on simulated devices, waits for them.
+
+    Simulated devices share a pool of threads, which the collectives of two programs that run at once can block.
+    """
+    simulated = jax.default_backend() == "cpu" and jax.local_device_count() > 1
+    return jax.block_until_ready(tree) if simulated else tree
+
+
 def call_of(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     """Returns a call as a function of its arrays, which leaves Flax NNX objects among the arguments unchanged."""
     given: Any = (tuple(args), dict(kwargs))

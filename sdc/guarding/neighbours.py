@@ -8,7 +8,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding
 
 from ..program import traced
-from .evidence import Call, Detection, Layer, device_names
+from .evidence import Call, Detection, Layer, device_names, settled
 from .state import device_digests
 
 
@@ -72,10 +72,9 @@ class Ring(Layer):
 
     def _digests(self, call: Call) -> tuple[list[Any], list[Any]]:
         """Returns the digests of the results, by device coordinates: computed in place, and on rotated devices."""
-        moved = [jax.device_put(array, self._rotated(array)) for array in call.arrays]
-        both = self.run(*call.arrays), self.run_rotated(*moved)
-        first, rotated = ([device_digests(x) for x in out] for out in both)
-        return first, rotated
+        first = device_digests(settled(self.run(*call.arrays)))
+        moved = settled([jax.device_put(array, self._rotated(array)) for array in call.arrays])
+        return first, device_digests(settled(self.run_rotated(*moved)))
 
     def _rotated(self, array: Any) -> NamedSharding:
         spec = array.sharding.spec if isinstance(getattr(array, "sharding", None), NamedSharding) else ()

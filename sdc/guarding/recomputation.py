@@ -62,7 +62,9 @@ def comparable(site: program.Site) -> bool:
     return site.primitive.startswith("reduce_") and site.flops >= SMALL * size
 
 
-def witness(step: Callable[..., Any], where: program.Where = comparable) -> Callable[..., tuple[Any, program.Reports]]:
+def witness(
+    step: Callable[..., Any], where: program.Where = comparable, *, last: bool = False
+) -> Callable[..., tuple[Any, program.Reports]]:
     """Transforms a step so that it also returns digests of what it computes twice.
 
     Recomputations are found by value numbers (`sdc.program.numbering`), whether they come from `jax.checkpoint` and its
@@ -72,7 +74,10 @@ def witness(step: Callable[..., Any], where: program.Where = comparable) -> Call
 
     Args:
         step: any function that JAX can trace; it is transformed after differentiation, so that it contains both passes.
-        where: selects the operations, in the form of their first computation; by default, matrix products and kernels.
+        where: selects the operations, in the form of their first computation; by default, those of
+            `comparable`.
+        last: whether to compare only the last of several selected operations that are computed from each other. This
+            costs less; what differs is then named less exactly, and errors that are rounded away in between are missed.
 
     Returns:
         A function that returns `(out, witnessed)`, with `Witnessed` for each operation that runs at least twice.
@@ -94,7 +99,7 @@ def witness(step: Callable[..., Any], where: program.Where = comparable) -> Call
 
         def twice(live: Any) -> program.Where:
             nonlocal found
-            found = program.Recomputations.of(live, where)
+            found = program.Recomputations.of(live, where, last=last)
             return lambda site: site.name in found.names
 
         out, digests = program.rewrite(step, program.everything, DigestRule(), among=twice)(*args, **kwargs)
@@ -108,10 +113,8 @@ def witness(step: Callable[..., Any], where: program.Where = comparable) -> Call
 
 
 def witnessed_share(witnessed: program.Reports) -> float:
-    """Returns the share of the forward pass's floating-point operations whose results are compared, from 0 to 1."""
-    compared = sum(site.work for site in witnessed.sites if site.direction == "fwd")
-    left = sum(one.site.work for one in witnessed.skipped)
-    return compared / max(compared + left, 1)
+    """Returns the share of the forward pass's floating-point operations on which comparisons depend, from 0 to 1."""
+    return 1 - sum(one.share or 0.0 for one in witnessed.skipped) if len(witnessed) else 0.0
 
 
 def first_mismatch(witnessed: program.Reports) -> FirstDifference | None:

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, UInt32
 
 from ..twins import digest
-from .evidence import Call, Detection, Layer, device_names, results_of
+from .evidence import Call, Detection, Layer, device_names, results_of, settled
 
 
 class Stored(NamedTuple):
@@ -30,30 +30,35 @@ class Digested(NamedTuple):
     place: Any  # the array's sharding, and the axes of its replicas
 
 
-def device_digests(x: Array) -> UInt32[Array, "*mesh 2"]:
-    """Returns the digest of each device's part of an array, on all processes; the axes are those of the array's mesh.
+def device_digests(arrays: Sequence[Array]) -> list[UInt32[Array, "*mesh 2"]]:
+    """Returns the digest of each device's part of each array, on all processes, computed by one program.
 
-    Arrays without a mesh have one digest.
+    The axes of a digest are those of the array's mesh; arrays without a mesh have one digest.
     """
-    sharding = x.sharding
-    if not isinstance(sharding, NamedSharding):
-        return _digest(x)[None]
-    return _of_shards(sharding, x.ndim)(x)
-
-
-_digest = jax.jit(digest)
+    found: list[Any] = _digesting(tuple(x.sharding for x in arrays))(list(arrays))
+    return settled(found)
 
 
 @functools.lru_cache(4096)
-def _of_shards(sharding: NamedSharding, ndim: int) -> Any:
-    mesh = sharding.mesh
-    axes = tuple(mesh.axis_names)
+def _digesting(shardings: tuple[Any, ...]) -> Any:
+    def all_digests(arrays: Sequence[Array]) -> list[UInt32[Array, "*mesh 2"]]:
+        return [_of_shards(sharding)(x) for sharding, x in zip(shardings, arrays, strict=True)]
+
+    def everywhere(sharding: Any) -> Any:
+        return NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else None
+
+    return jax.jit(all_digests, out_shardings=[everywhere(sharding) for sharding in shardings])
+
+
+def _of_shards(sharding: Any) -> Any:
+    if not isinstance(sharding, NamedSharding):
+        return lambda x: digest(x)[None]
+    mesh, axes = sharding.mesh, tuple(sharding.mesh.axis_names)
 
     def of_shard(shard: Array) -> UInt32[Array, "*mesh 2"]:
         return digest(shard).reshape((1,) * len(axes) + (2,))
 
-    mapped = jax.shard_map(of_shard, mesh=mesh, in_specs=sharding.spec, out_specs=PartitionSpec(*axes), check_vma=False)
-    return jax.jit(mapped, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    return jax.shard_map(of_shard, mesh=mesh, in_specs=sharding.spec, out_specs=PartitionSpec(*axes), check_vma=False)
 
 
 def replicated_axes(x: Array) -> tuple[int, ...]:
@@ -95,10 +100,11 @@ class State(Layer):
             return
         self.about = f"{several / whole:.0%} of the bytes have replicas"
         for array in arrays:  # compiles
-            jax.block_until_ready(device_digests(array))
+            device_digests([array])
 
     def cost(self, call: Call) -> Any:
-        return [jax.block_until_ready(device_digests(array)) for array in _largest(call.arrays) for _ in range(2)]
+        largest = max((array for array in call.arrays if isinstance(array, jax.Array)), key=lambda array: array.nbytes)
+        return [jax.block_until_ready(device_digests([largest])) for _ in range(2)]
 
     def after(self, out: Any, given: Any) -> Any:
         """Digests one of the arrays that the step returned."""
@@ -107,7 +113,7 @@ class State(Layer):
         if not sizes.sum():
             return None
         name, array = results[self.random.choice(len(results), p=sizes / sizes.sum())]
-        self.stored = Stored(name, array, device_digests(array))
+        self.stored = Stored(name, array, device_digests([array])[0])
         return None
 
     def before(self, call: Call) -> Any:
@@ -115,7 +121,8 @@ class State(Layer):
         stored, self.stored = self.stored, None
         if stored is None:
             return None
-        again = next((device_digests(array) for array in call.arrays if array is stored.array), stored.digests)
+        here = any(array is stored.array for array in call.arrays)
+        again = device_digests([stored.array])[0] if here else stored.digests
         return Digested(stored.name, stored.digests, again, (stored.array.sharding, replicated_axes(stored.array)))
 
     def judge(self, found: Digested, step: int) -> list[Detection]:
@@ -144,10 +151,6 @@ def odd_ones(digests: UInt32[np.ndarray, "*mesh 2"], axes: Sequence[int]) -> np.
             common = np.flatnonzero(counts == counts.max())
             odd[:, place] = True if len(common) > 1 else kind.reshape(-1) != common[0]
     return np.moveaxis(odd.reshape(moved.shape[:-1]), tuple(range(len(axes))), tuple(axes))
-
-
-def _largest(arrays: Sequence[Any]) -> list[Any]:
-    return sorted((array for array in arrays if isinstance(array, jax.Array)), key=lambda x: x.nbytes)[-1:]
 
 
 def _devices(sharding: Any, places: np.ndarray) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from sdc.verdict import Verdict, limit
 
 from ..program import holds_objects
 from .checked_steps import Checksums, Recomputation
-from .evidence import Call, Detection, Layer, call_of
+from .evidence import Call, Detection, Layer, call_of, settled
 from .neighbours import Ring
 from .schedule import CheckSchedule, seconds_of
 from .silence import CONFIDENCE, expected_delay, most_wrong
@@ -141,6 +141,7 @@ class Watch:
             if call.key != self._key:
                 self._prepare(call)
                 due, before = [], []
+            settled(call.arrays if before else ())
             for layer in before:
                 self._await(layer, layer.before(call))
         out = self._run(args, kwargs)
@@ -215,6 +216,7 @@ class Watch:
 
     def _await(self, layer: Layer, found: Any) -> None:
         if found is not None:
+            settled(found if layer.share else ())
             self._pending.append((layer, self.steps, found))
 
     def _judge(self, *, wait: bool) -> None:

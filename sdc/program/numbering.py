@@ -387,14 +387,19 @@ class Recomputations:
 
     Attributes:
         groups: operations that are compared.
-        skipped: operations of the forward pass that are not compared, with the reason and their share.
+        skipped: operations of the forward pass of which no comparison depends on both computations, with the reason
+            and their share of the forward pass.
+        twice: floating-point operations of the forward pass that XLA runs more than once.
+        covered: those of them on which a comparison depends.
     """
 
     groups: tuple[Repeated, ...]
     skipped: tuple[Skipped, ...]
+    twice: int = 0
+    covered: int = 0
 
     @classmethod
-    def of(cls, live: Bound, selector: Where) -> "Recomputations":
+    def of(cls, live: Bound, selector: Where, *, last: bool = False) -> "Recomputations":
         """Finds the selected operations of a program that XLA runs more than once."""
         sites = plan_sites(live, everything).sites
         computed = computed_by(live)
@@ -409,18 +414,28 @@ class Recomputations:
         chosen = [(first, again) for first, again in twice if as_selector(selector)(first)]
         sources = _sources(computed, {computed[first.order].numbers: first.name for first, _ in chosen})
         groups = tuple(Repeated(first, again, sources(computed[first.order].reads)) for first, again in chosen)
-        repeated, compared = {first.name for first, _ in twice}, {first.name for first, _ in chosen}
+        if last:
+            followed = {name for group in groups for name in group.after}
+            groups = tuple(group for group in groups if group.first.name not in followed)
+        repeated = {first.name for first, _ in twice}
+        reached = {number for group in groups for number in computed[group.first.order].numbers}
+        for first, _ in reversed(twice):  # from results to what they are computed from, in both passes
+            if reached.intersection(computed[first.order].numbers):
+                reached.update(computed[first.order].reads)
+        covered = {first.name for first, _ in twice if reached.intersection(computed[first.order].numbers)}
         later = (computed[site.order].reads for site in sites if site.direction in ("bwd", "remat"))
         saved = {number for reads in later for number in reads}
         forward = [site for site in sites if site.direction == "fwd"]
         work = sum(site.work for site in forward)
         skipped = []
         for site in forward:
-            if site.name not in compared and (site.work or site.products is None):
+            if site.name not in covered and (site.work or site.products is None):
                 kept = saved.intersection(computed[site.order].numbers)
                 reason = LEFT_OUT if site.name in repeated else SAVED if kept else ELSEWHERE
                 skipped.append(Skipped(site, reason, site.work / max(work, 1)))
-        return cls(groups, tuple(skipped))
+        ahead = [first for first, _ in twice if first.direction == "fwd"]
+        counts = (sum(site.work for site in ahead), sum(site.work for site in ahead if site.name in covered))
+        return cls(groups, tuple(skipped), *counts)
 
     @property
     def names(self) -> frozenset[str]:
@@ -428,13 +443,16 @@ class Recomputations:
         return frozenset(site.name for first, again, _ in self.groups for site in (first, *again))
 
 
-def recomputations(step: Callable[..., Any], *args: Any, where: Where = everything, **kwargs: Any) -> Recomputations:
+def recomputations(
+    step: Callable[..., Any], *args: Any, where: Where = everything, last: bool = False, **kwargs: Any
+) -> Recomputations:
     """Lists the operations of a step that XLA runs more than once, without running the step.
 
     Args:
         step: any function that JAX can trace.
         args, kwargs: arguments of the step, which may be arrays or `jax.ShapeDtypeStruct` objects.
         where: selects operations, in the form of their first computation.
+        last: whether to list only operations from which no other selected one is computed in the same loop iteration.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -446,7 +464,7 @@ def recomputations(step: Callable[..., Any], *args: Any, where: Where = everythi
         [('fwd/jvp()/dot_general', 'remat')]
     """
     with traced(step, args, kwargs) as program:
-        return Recomputations.of(live_program(program.closed), where)
+        return Recomputations.of(live_program(program.closed), where, last=last)
 
 
 def _sources(

@@ -16,7 +16,7 @@ from .. import Output, usage_errors
 MODULES = {
     "lockstep": "_twins", "delay": "_twins", "transform": "_transform", "campaign": "_transform", "abft": "_abft",
     "aggregation": "_aggregation", "report": "_records", "record": "_records", "checkpoint": "_records",
-    "targets": "_targets", "burnin": "_burnin", "nodes": "_burnin",
+    "targets": "_targets", "burnin": "_burnin", "nodes": "_burnin", "guard": "_guard",
 }  # fmt: skip
 
 
@@ -39,7 +39,7 @@ class BenchOptions:
     Orbax alone and with a training step. burnin: digests and comparison as a share of a level's time, checked matrix
     products, a quick level, a pool's digests, the summary of 1,000 hosts, and false alarms in 1,000 healthy rounds.
     nodes: simulated nodes of the study that a burn-in, a pair and a pool detect, compared with predictions (takes
-    minutes).
+    minutes). guard: comparing what a step computes twice, and a guard, compared with the plain step.
     """
 
     benchmark: Annotated[
@@ -56,6 +56,7 @@ class BenchOptions:
             "checkpoint",
             "burnin",
             "nodes",
+            "guard",
         ],
         tyro.conf.Positional,
     ]
