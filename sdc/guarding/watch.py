@@ -80,11 +80,11 @@ class GuardReport:
 
     @property
     def verdict(self) -> Verdict:
-        """Corrupt if a layer has proof; inconclusive if nothing was compared, or there is only suspicion."""
+        """Corrupt if a layer has proof; inconclusive if silence excludes nothing, or there is only suspicion."""
         if any(finding.proof for finding in self.findings):
             return Verdict.CORRUPT
-        compared = any(layer.runs for layer in self.layers)
-        return Verdict.CLEAN if compared and not self.findings else Verdict.INCONCLUSIVE
+        excludes = any(layer.runs and layer.most_wrong_share() < 1 for layer in self.layers)
+        return Verdict.CLEAN if excludes and not self.findings else Verdict.INCONCLUSIVE
 
     def __str__(self) -> str:
         lines = [f"{self.verdict}: {self.steps} steps, checks took {self.overhead:.2%} of their time"]
@@ -96,8 +96,8 @@ class GuardReport:
                 lines.append(f"  {layer.name}: not run: {layer.why_not}")
             elif not layer.steps:
                 lines.append(f"  {layer.name}: every step ({layer.about})")
-            elif not layer.runs:
-                lines.append(f"  {layer.name}: not run yet ({layer.about})")
+            elif layer.most_wrong_share() >= 1:
+                lines.append(f"  {layer.name}: {layer.runs} checks, too few to exclude anything ({layer.about})")
             else:
                 share = limit(100 * layer.most_wrong_share(), 2, up=True)
                 lines.append(
