@@ -1,9 +1,9 @@
 """The controller: which checks run at which steps, so that all of them together cost a given share of the time.
 
 Each check has its share of the budget. A check of cost c runs once in a window of c / (share * budget * s) steps, at a
-random step, where s is the time of a step. All processes of a run must choose the same steps, so times are agreed on
-every `PERIOD` steps, and everything else follows from the seed. After the start and after a suspicion, checks are
-`DENSE` times as frequent for one period, which is paid back later.
+random step, where s is the time of a step. A window begins when the check has earned its cost. At the start and after a
+suspicion, `CREDIT` steps are paid in advance, and windows are shorter for a period. All processes of a run must choose
+the same steps, so times are agreed on every `PERIOD` steps, and everything else follows from the seed.
 """
 
 import json
@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from ..multihost import everyone
 
 PERIOD = 100  # steps between two decisions about frequencies
-DENSE = 2.0
+CREDIT = 200
+SELDOM = 1_000  # least number of steps between two suspicions that are paid in advance
+DENSE = 4.0
 
 
 @dataclass
@@ -71,7 +73,7 @@ class CheckSchedule:
         self.step = 0
         self._dense = True
         self._plain: list[float] = []  # times of steps without checks
-        self._factor = dict.fromkeys(self.checks, DENSE)
+        self._factor, self._credit, self._paid = DENSE, CREDIT, 0
 
     def suspect(self) -> None:
         """Makes checks more frequent from the next decision on."""
@@ -85,7 +87,7 @@ class CheckSchedule:
         chosen = []
         for name, check in self.checks.items():
             if check.done >= check.window:
-                self._begin(name, check)
+                self._begin(check)
             check.steps[check.window] += 1
             if check.window and check.done == check.chosen:
                 chosen.append(name)
@@ -100,25 +102,24 @@ class CheckSchedule:
         if not checked:
             self._plain.append(seconds)
 
-    def _begin(self, name: str, check: ScheduledCheck) -> None:
-        """Begins a window; a check that may not run now gets a window of one step without a check."""
-        seconds = check.share * self.budget * self.step_seconds * self._factor[name]
-        check.window = max(1, math.ceil(check.cost / seconds)) if seconds > 0 else 0
+    def _begin(self, check: ScheduledCheck) -> None:
+        """Begins a window, or, if the check has not earned its cost yet, waits for a step."""
+        each = check.share * self.budget * self.step_seconds
+        earned = each * (self.step + self._credit) - check.runs * check.cost
+        can = each > 0 and earned >= check.cost
+        check.window = max(1, math.ceil(check.cost / (each * self._factor))) if can else 0
         check.done, check.chosen = 0, self.random.randrange(check.window) if check.window else 0
 
     def _decide(self) -> None:
-        """Agrees on the time of a step with the other processes, and on how much of the budget is left."""
+        """Agrees on the time of a step with the other processes, and on whether there was a suspicion."""
         own = {"seconds": sorted(self._plain)[len(self._plain) // 2] if self._plain else self.step_seconds,
                "dense": self._dense}  # fmt: skip
         first = json.loads(everyone(json.dumps(own), at="the schedule of checks")[0])
         self.step_seconds, dense = first["seconds"], first["dense"]
         self._dense, self._plain = False, []
-        for name, check in self.checks.items():
-            # What this check may spend by the end of the next period, of what it has not spent yet.
-            whole = check.share * self.budget * self.step_seconds * (self.step + PERIOD)
-            normal = check.share * self.budget * self.step_seconds * PERIOD
-            left = (whole - check.runs * check.cost) / normal if normal else 0.0
-            self._factor[name] = DENSE if dense else min(max(left, 0.25), 1.0)
+        self._factor = DENSE if dense else 1.0
+        if dense and self.step - self._paid >= SELDOM:
+            self._credit, self._paid = self._credit + CREDIT, self.step
 
     def overhead(self) -> float:
         """Returns the time of the checks as a share of the time of the steps."""
