@@ -5,13 +5,14 @@ What it found is judged on the host once the device has it, a step or more later
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 
-from ..program import holds_objects, is_array
+from ..program import is_array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Call(NamedTuple):
 
     run: Callable[[Sequence[Any]], Any]  # returns the step's result; may be traced
     arrays: list[Any]
-    names: list[str]  # path of each array
+    structure: Any  # of the arguments
     key: Any  # equal for calls that differ only in their arrays
 
 
@@ -78,8 +79,8 @@ class Layer:
         """Dispatches comparisons that need the step's inputs; returns arrays for `judge`, or None."""
 
     def after(self, out: Any, given: Any) -> Any:
-        """Dispatches comparisons that need the step's result, or the objects among its arguments; returns arrays for
-        `judge`, or None."""
+        """Dispatches comparisons that need the step's result, or its arguments if there are Flax NNX objects among them
+        (else None); returns arrays for `judge`, or None."""
 
     def judge(self, found: Any, step: int) -> list[Detection]:
         """Returns what the arrays show."""
@@ -99,18 +100,21 @@ def settled(tree: Any) -> Any:
     return jax.block_until_ready(tree) if simulated else tree
 
 
-def call_of(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """Returns a call as a function of its arrays, which leaves Flax NNX objects among the arguments unchanged."""
+def call_of(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, objects: bool) -> Call:
+    """Returns a call as a function of its arrays.
+
+    `objects` says whether there are Flax NNX objects among the arguments, which the function leaves unchanged.
+    """
     given: Any = (tuple(args), dict(kwargs))
     graph = None
-    if holds_objects(given):
+    if objects:
         from flax import nnx
 
         graph, given = nnx.split(given)
-    paths, structure = jax.tree_util.tree_flatten_with_path(given)
-    leaves = [leaf for _, leaf in paths]
+    leaves, structure = jax.tree.flatten(given)
     places = [place for place, leaf in enumerate(leaves) if is_array(leaf, numbers=True)]
-    static = [None if place in set(places) else leaf for place, leaf in enumerate(leaves)]
+    arrays = set(places)
+    static = [None if place in arrays else leaf for place, leaf in enumerate(leaves)]
 
     def run(arrays: Sequence[Any]) -> Any:
         whole = list(static)
@@ -122,9 +126,15 @@ def call_of(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
         own, named = tree
         return step(*own, **named)
 
-    names = [jax.tree_util.keystr(paths[place][0], simple=True, separator="/") for place in places]
     fixed = tuple(leaf if _hashes(leaf) else id(leaf) for leaf in static)
-    return Call(run, [leaves[place] for place in places], names, (structure, fixed, graph))
+    return Call(run, [leaves[place] for place in places], structure, (structure, fixed, graph))
+
+
+@functools.lru_cache(64)
+def names_in(structure: Any) -> tuple[str, ...]:
+    """Returns the paths of the leaves of a tree."""
+    paths = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(structure, range(structure.num_leaves)))[0]
+    return tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths)
 
 
 def _hashes(leaf: Any) -> bool:
@@ -141,16 +151,10 @@ def device_names(mesh: Any, places: np.ndarray) -> tuple[str, ...]:
     return tuple(f"{device.platform}:{device.id}" for device in found)
 
 
-def results_of(out: Any, given: Any) -> list[tuple[str, Any]]:
-    """Returns the arrays that a step returned, and those of the objects that it may have changed, with their names."""
-    trees = [("", out)]
-    if holds_objects(given):
-        from flax import nnx
+def results_of(out: Any, given: Any) -> Any:
+    """Returns what a step returned, and the states of the objects that it may have changed."""
+    if not given:
+        return {"result": out}
+    from flax import nnx
 
-        trees.append(("argument ", nnx.split(given)[1]))
-    return [
-        (kind + jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
-        for kind, tree in trees
-        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
-        if isinstance(leaf, jax.Array) and not leaf.is_deleted()
-    ]
+    return {"result": out, "argument": nnx.split(given)[1]}

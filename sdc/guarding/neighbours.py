@@ -59,12 +59,11 @@ class Ring(Layer):
             return f"the mesh has one device along {self.axis!r}, which has no neighbour"
         if jax.process_count() > 1:
             return "devices of several processes cannot be rotated"
-        wrong = [
-            name for name, array in zip(call.names, call.arrays, strict=True)
-            if isinstance(array, jax.Array) and not isinstance(array.sharding, NamedSharding)
-            and len(array.sharding.device_set) > 1
-        ]  # fmt: skip
-        return f"{wrong[0]} has a sharding without a mesh" if wrong else ""
+        for array in call.arrays:
+            alone = not isinstance(array, jax.Array) or len(array.sharding.device_set) == 1
+            if not alone and not isinstance(array.sharding, NamedSharding):
+                return f"an argument of shape {array.shape} has a sharding without a mesh"
+        return ""
 
     def _compiled(self, call: Call, moved: tuple[Mesh, Mesh] | None) -> Any:
         with traced(lambda *arrays: call.run(arrays), call.arrays, {}, moved=moved) as program:

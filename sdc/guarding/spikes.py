@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .evidence import Call, Detection, Layer
+from .evidence import Call, Detection, Layer, names_in
 
 WINDOW = 64
 LIMIT = 12.0  # deviations from the median, in units of the median deviation, that are suspicious
@@ -36,12 +36,8 @@ class Spikes(Layer):
     def after(self, out: Any, given: Any) -> Any:
         leaves, structure = jax.tree.flatten(out)
         if self.structure is None or structure != self.structure:
-            self.structure, paths = structure, jax.tree_util.tree_flatten_with_path(out)[0]
-            self.names = {
-                place: jax.tree_util.keystr(path, simple=True, separator="/")
-                for place, (path, leaf) in enumerate(paths)
-                if _is_scalar(leaf)
-            }
+            self.structure, names = structure, names_in(structure)
+            self.names = {place: names[place] for place, leaf in enumerate(leaves) if _is_scalar(leaf)}
         return {name: leaves[place] for place, name in self.names.items() if not leaves[place].is_deleted()} or None
 
     def judge(self, found: Any, step: int) -> list[Detection]:

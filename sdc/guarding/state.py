@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, UInt32
 
 from ..twins import digest
-from .evidence import Call, Detection, Layer, device_names, results_of, settled
+from .evidence import Call, Detection, Layer, device_names, names_in, results_of, settled
 
 
 class Stored(NamedTuple):
@@ -108,11 +108,12 @@ class State(Layer):
 
     def after(self, out: Any, given: Any) -> Any:
         """Digests one of the arrays that the step returned."""
-        results = results_of(out, given)
-        sizes = np.array([array.nbytes for _, array in results], float)
+        leaves, structure = jax.tree.flatten(results_of(out, given))
+        sizes = np.array([_size(leaf) for leaf in leaves], float)
         if not sizes.sum():
             return None
-        name, array = results[self.random.choice(len(results), p=sizes / sizes.sum())]
+        place = self.random.choice(len(leaves), p=sizes / sizes.sum())
+        name, array = names_in(structure)[place], leaves[place]
         self.stored = Stored(name, array, device_digests([array])[0])
         return None
 
@@ -151,6 +152,10 @@ def odd_ones(digests: UInt32[np.ndarray, "*mesh 2"], axes: Sequence[int]) -> np.
             common = np.flatnonzero(counts == counts.max())
             odd[:, place] = True if len(common) > 1 else kind.reshape(-1) != common[0]
     return np.moveaxis(odd.reshape(moved.shape[:-1]), tuple(range(len(axes))), tuple(axes))
+
+
+def _size(leaf: Any) -> int:
+    return leaf.nbytes if isinstance(leaf, jax.Array) and not leaf.is_deleted() else 0
 
 
 def _devices(sharding: Any, places: np.ndarray) -> tuple[str, ...]:

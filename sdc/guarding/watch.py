@@ -124,6 +124,7 @@ class Watch:
         self._compiled: Callable[..., Any] | None = step if hasattr(step, "lower") else None
         self._schedule: CheckSchedule | None = None
         self._key: Any = None
+        self._objects: bool | None = None  # whether there are Flax NNX objects among the arguments
         self._pending: deque[tuple[Layer, int, Any]] = deque()
         self._findings: list[Detection] = []
         self._last = 0.0
@@ -137,7 +138,8 @@ class Watch:
         due = self._due(time.perf_counter())
         before = [layer for layer in self._able() if layer.name in due or layer.waiting]
         if before or not self.steps:
-            call = call_of(self._step, args, kwargs)
+            self._objects = holds_objects((args, kwargs)) if self._objects is None else self._objects
+            call = call_of(self._step, args, kwargs, objects=self._objects)
             if call.key != self._key:
                 self._prepare(call)
                 due, before = [], []
@@ -147,7 +149,7 @@ class Watch:
         out = self._run(args, kwargs)
         for layer in self._able():
             if layer.name in due or not layer.share:
-                self._await(layer, layer.after(out, (args, kwargs)))
+                self._await(layer, layer.after(out, (args, kwargs) if self._objects else None))
         self.steps += 1
         return out
 
@@ -171,7 +173,7 @@ class Watch:
 
     def _run(self, args: Any, kwargs: Any) -> Any:
         if self._compiled is None:
-            if holds_objects((args, kwargs)):
+            if self._objects:
                 from flax import nnx
 
                 self._compiled = nnx.jit(self._step)
