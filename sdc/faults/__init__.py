@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .kinds import (
         Add as Add,
         BitFlip as BitFlip,
+        Extreme as Extreme,
         FaultKind as FaultKind,
         Gaussian as Gaussian,
         Mixed as Mixed,
@@ -28,7 +29,15 @@ if TYPE_CHECKING:
     )
 
     # Faults: their patterns, places, times and texts.
-    from .fault import One as One, Row as Row, Run as Run, Stride as Stride, Tile as Tile, Whole as Whole
+    from .fault import (
+        Lattice as Lattice,
+        One as One,
+        Row as Row,
+        Run as Run,
+        Stride as Stride,
+        Tile as Tile,
+        Whole as Whole,
+    )
     from .fault import Fault as Fault, When as When, as_fault as as_fault, parse_fault as parse_fault
 
     # Steps with faults, and the ground truth.

@@ -179,7 +179,11 @@ def _refuse(fault: Fault, all_sites: Sequence[program.Site]) -> None:
         if not chosen:
             names = sorted({site.name for site in all_sites if program.probes(site)})
             raise ValueError(f"{what} matches no probe of the step; available probes: {', '.join(names) or 'none'}")
-    if numbers := [site for site in chosen if any(map(corruptible, site.outputs))]:
+    numbers = [site for site in chosen if any(map(corruptible, site.outputs))]
+    if numbers and not any(fault.strikes(x) for site in numbers for x in site.outputs):
+        held = ", ".join(dict.fromkeys(x.dtype.name for site in numbers for x in site.outputs))
+        raise ValueError(f"{what} selects arrays of {held}, but the fault has dtype={fault.dtype}; choose another")
+    if numbers:
         trips = numbers[0].trips[-1:]
         where = f"in a loop of {trips[0]} iterations" if trips else "outside of any loop"
         raise ValueError(
@@ -313,13 +317,13 @@ class Draw(NamedTuple):
             order = rank.astype(jnp.int32), jnp.where(again, self.size, at).astype(at.dtype)
         change = self._what.change(self.keys[1], groups.shape, self.like.dtype, self.layer)._asdict()
         parts = {name: part for name, part in change.items() if isinstance(part, jax.core.Tracer)}
-        drawn = (self.u, self.layer) if self.fault.what.draws else None
+        drawn = (self.u, self.layer) if self.fault.kind.draws else None
         same = {name: part for name, part in change.items() if name not in parts}
         return PlannedHits(groups, parts, order, drawn), same
 
     @property
     def _what(self) -> FaultKind:
-        return self.fault.what.on(self.u, self.layer)
+        return self.fault.kind.on(self.u, self.layer)
 
     def _gaps(self) -> UInt32[Array, "hits"]:
         """Draws the distances from the start of one hit to the start of the next; the first is measured from index -1.
@@ -387,7 +391,7 @@ def _corrupt_drawn(
     if not _sparse(draw.fault):
         return draw.where(bits, hit), None
     plan, same = draw.planned()
-    return _apply(draw.like, draw.fault.what, same, bits, plan)
+    return _apply(draw.like, draw.fault.kind, same, bits, plan)
 
 
 def take(x: Shaped[Array, "*shape"], at: Int32[Array, "*n"]) -> Shaped[Array, "*n"]:
@@ -543,7 +547,7 @@ class _Inject:
         for number, now, room in zip(numbers, here, rooms, strict=True):
             fault = self.faults[number]
             u = _draw(fault, step_key, number, layer)
-            rate = self._rate(fault, factors[number], now, layer, u)
+            rate = self._rate(fault, factors[number], now, layer, u) * np.float32(fault.strikes(like))
             keys = jax.random.split(jax.random.fold_in(key, number))
             yield number, Draw(fault, keys, rate, like, size, room, layer, u)
 
@@ -617,7 +621,7 @@ class _Inject:
         for (output, number), arrays in given.items():
             x, own = before[output], packed[output, number]
             like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-            corrupt = functools.partial(_corrupt_packed, own, like, self.faults[number].what)
+            corrupt = functools.partial(_corrupt_packed, own, like, self.faults[number].kind)
             struck.setdefault(output, []).append((own.plan(*arrays).groups < like.size, arrays, corrupt))
         return self._all_outputs(before, struck)
 
@@ -698,8 +702,8 @@ class _Inject:
                     f"a fault is on device {axis}={index}, but axis {axis!r} has size {axes[axis]}; give another index"
                 )
             here &= lax.axis_index(axis) == index
-        if fault.what.draws:
-            factor *= fault.what.share(u)
+        if fault.kind.draws:
+            factor *= fault.kind.share(u)
         return jnp.where(here, jnp.minimum(rate * factor, 1.0), 0.0)
 
     def _compare(self, output: int, struck: Struck, size: int) -> tuple[UInt32[Array, ""], Hits | None]:
@@ -759,14 +763,15 @@ def _own_key(key: PRNGKeyArray) -> PRNGKeyArray:
 
 def _draw(fault: Fault, key: PRNGKeyArray, number: int, layer: Int[Array, ""]) -> Float32[ArrayLike, ""]:
     """Draws a fault's random number for a step and layer, which is the same on all devices and in all microsteps."""
-    if not fault.what.draws:
+    if not fault.kind.draws:
         return np.float32(1)
     for index in (number, 2, layer):  # `When` uses 1
         key = jax.random.fold_in(key, index)
-    return fault.what.draw(key)
+    return fault.kind.draw(key)
 
 
 def _may_hit(fault: Fault, site: program.Site) -> bool:
     """Returns whether a fault can strike a site. Outside loops, the layer is 0; a `while` can have any trip count."""
     trips = site.trips[-1] if site.loops else 1
-    return fault.selector(site) and (not fault.layer or not trips or fault.layer < trips)
+    here = not fault.layer or not trips or fault.layer < trips
+    return here and any(map(fault.strikes, site.outputs)) and fault.selector(site)

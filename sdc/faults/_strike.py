@@ -114,6 +114,8 @@ def strike_on(
         ([1.0, 3.0, 1.0], 1)
     """
     fault = as_fault(fault)
+    if fault.band or fault.dtype:
+        raise ValueError(f"fault {fault}: a strike changes given elements; leave band and dtype to inject")
     iteration = (iteration,) if isinstance(iteration, int) else iteration
     if not isinstance(site, program.Site):
         raise SettingError("site", site, "expected a site, as listed by sdc.sites(step, ...)")

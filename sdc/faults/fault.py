@@ -26,12 +26,13 @@ from sdc.settings import SettingError
 from sdc.text import NOTHING, Term, form, read_term, write_term, write_value
 
 from ..program import Selector, Where, as_selector, probes
-from .kinds import KINDS, FaultKind, Rotate
+from .kinds import KINDS, Banded, FaultKind, Rotate
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float32, Int, PRNGKeyArray
 
 
+RISEN = 100.0  # largest multiple to which a rate rises
 LAST_STEP = 2**31 - 1  # steps are numbered by 32-bit integers
 
 
@@ -130,6 +131,39 @@ class Tile(One):
 
 
 @dataclasses.dataclass(frozen=True)
+class Lattice(One):
+    """Runs of neighbours that recur with a period along both of the last two axes, up to the end of the matrix.
+
+    The wrong elements of a production GPU had this form: mostly four neighbours, recurring along both axes of an output
+    of 768 rows and 2048 columns (Lei et al., OSDI 2026, section 7).
+
+    Attributes:
+        length: number of neighbours along the last axis.
+        rows: period along the second-to-last axis.
+        columns: period along the last axis.
+    """
+
+    length: int
+    rows: int
+    columns: int
+
+    def size(self, shape: tuple[int, ...]) -> int:
+        height, width = (1, 1, *shape)[-2:]
+        return self.length * max(-(-height // self.rows), 1) * max(-(-width // self.columns), 1)
+
+    def positions(self, start: Int[Array, "hits"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
+        height, width = (1, 1, *shape)[-2:]
+        size = math.prod(shape)
+        row, column = start // max(width, 1) % max(height, 1), start % max(width, 1)
+        down, across = np.arange(0, max(height, 1), self.rows), np.arange(0, max(width, 1), self.columns)
+        right = (across[:, None] + np.arange(self.length)).reshape(-1)
+        below = _like(start, np.repeat(down, right.size))
+        beside = _like(start, np.minimum(np.tile(right, down.size), width))
+        inside = (below < height - row[:, None]) & (beside < width - column[:, None]) & (start[:, None] < size)
+        return _where(inside, start[:, None] + below * width + beside, size)
+
+
+@dataclasses.dataclass(frozen=True)
 class Row(One):
     """All elements along the last axis."""
 
@@ -154,7 +188,7 @@ class Whole(One):
         return _where(start[:, None] < size, _like(start, np.arange(size)), size)
 
 
-Pattern: TypeAlias = One | Run | Stride | Tile | Row | Whole
+Pattern: TypeAlias = One | Run | Stride | Tile | Lattice | Row | Whole
 
 
 def _numbers(text: str, example: str, counts: tuple[int, ...]) -> list[int]:
@@ -174,6 +208,7 @@ PATTERNS: Mapping[str, Any] = {
     "run": lambda text: Run(*_numbers(text, "run=8", (1,))),
     "stride": _stride,
     "tile": lambda text: Tile(*_numbers(text, "tile=(4, 32), or 4x32 in the shorthand", (2,))),
+    "lattice": lambda text: Lattice(*_numbers(text, "lattice=(4, 64, 128), or 4x64x128 in the shorthand", (3,))),
     "row": None,
     "whole": None,
 }
@@ -211,6 +246,8 @@ class When:
         gamma: shape of a gamma distribution with mean 1, or None for a steady rate. At each step, a factor on the rate
             is drawn from this distribution; the factor is the same for all sites. The smaller the shape, the more the
             hits cluster in bursts. Draws are clipped at a value that they exceed with a probability below 1e-12.
+        rise: growth of the rate per step after the onset, as a multiple of the rate, up to `RISEN` times the rate. In
+            production, the rates of defective GPUs usually grow (Zheng et al., OSDI 2026, figure 6).
     """
 
     onset: int = 0
@@ -219,8 +256,11 @@ class When:
     decay: float = 1.0
     end: int | None = None
     gamma: float | None = None
+    rise: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.rise < math.inf:
+            raise ValueError(f"rise={self.rise}: expected a finite growth per step of at least 0")
         if self.onset < 0 or not 0 < self.spike <= 1 or not 0 <= self.burst < math.inf or not self.decay > 0:
             raise ValueError(
                 f"onset={self.onset}, spike={self.spike}, burst={self.burst}, decay={self.decay}: "
@@ -238,18 +278,22 @@ class When:
         """Returns the expected factor on the rate at a step."""
         if step < self.onset or (self.end is not None and step >= self.end):
             return 0.0
-        return 1.0 + self.burst * math.exp(-(step - self.onset) / self.decay)
+        age = step - self.onset
+        return min(1.0 + self.rise * age, RISEN) + self.burst * math.exp(-age / self.decay)
 
     def average(self, steps: int) -> float:
         """Returns the expected factor on the rate, averaged over steps 0 to `steps - 1` (a geometric series)."""
         last = steps if self.end is None else min(steps, self.end)
         count = max(0, last - self.onset)
         bursts = math.expm1(-count / self.decay) / math.expm1(-1 / self.decay) if self.decay < math.inf else count
-        return (count + self.burst * bursts) / max(steps, 1)
+        rising = min(count, math.ceil((RISEN - 1) / self.rise)) if self.rise else 0  # steps before the rate stays
+        risen = self.rise * rising * (rising - 1) / 2 + (RISEN - 1) * (count - rising) * bool(self.rise)
+        return (count + risen + self.burst * bursts) / max(steps, 1)
 
     def largest(self) -> float:
         """Returns the largest possible factor on the rate; this bound always holds, because gamma draws are clipped."""
-        return (1.0 + self.burst) / self.spike * (self._largest_gamma if self.gamma is not None else 1.0)
+        steady = RISEN if self.rise else 1.0
+        return (steady + self.burst) / self.spike * (self._largest_gamma if self.gamma is not None else 1.0)
 
     @functools.cached_property
     def _largest_gamma(self) -> float:
@@ -266,7 +310,8 @@ class When:
     def factor(self, key: PRNGKeyArray, step: Int[Array, ""]) -> Float32[Array, ""]:
         """Returns the factor on the rate at a step, with spikes and gamma factors drawn from `key`."""
         age = (step - self.onset).astype(jnp.float32)
-        on = jnp.where(age >= 0, 1.0 + self.burst * jnp.exp(-jnp.maximum(age, 0) / self.decay), 0.0)
+        steady = jnp.minimum(1.0 + self.rise * age, RISEN)
+        on = jnp.where(age >= 0, steady + self.burst * jnp.exp(-jnp.maximum(age, 0) / self.decay), 0.0)
         if self.end is not None:
             on = jnp.where(step < self.end, on, 0.0)
         if self.gamma is not None:
@@ -294,6 +339,8 @@ class Fault:
         at: index, along each mesh axis, of the only device that is struck, such as `{"twin": 1, "model": 0}`.
         when: how the rate changes over time.
         pattern: which elements are struck together.
+        band: the smallest and the largest magnitude of elements that change; None for all elements.
+        dtype: name of the type of the arrays that are struck, such as `float32`; None for all types.
 
     Raises:
         ValueError: a rate lies outside [0, 1], a selector cannot be parsed, or a rotation leaves all elements of its
@@ -313,8 +360,14 @@ class Fault:
     at: Mapping[str, int] = dataclasses.field(default_factory=dict)
     when: When = When()
     pattern: Pattern = dataclasses.field(default_factory=One)
+    band: tuple[float, float] | None = None
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
+        if self.band is not None and not (len(self.band) == 2 and 0 <= self.band[0] <= self.band[1]):
+            raise ValueError(f"band={self.band}: expected the smallest and the largest magnitude, as in (0.5, 2.0)")
+        if self.dtype is not None and not _is_type(self.dtype):
+            raise ValueError(f"dtype={self.dtype}: expected the name of a type, such as bfloat16")
         if not isinstance(self.what, FaultKind):
             raise SettingError("what", self.what, "expected a kind of fault, such as BitFlip(bits=(30,))")
         rates = np.atleast_1d(np.asarray(0.0 if self.rate is None else self.rate, np.float64))
@@ -334,6 +387,15 @@ class Fault:
         """Whether `site` is a pattern of probe names."""
         return isinstance(self.site, str) and not Selector.is_text(self.site)
 
+    @property
+    def kind(self) -> FaultKind:
+        """How struck elements change, in the band if there is one."""
+        return self.what if self.band is None else Banded(self.what, self.band)
+
+    def strikes(self, x: Any) -> bool:
+        """Returns whether the fault strikes arrays of this type."""
+        return self.dtype is None or x.dtype == jnp.dtype(self.dtype)
+
     @functools.cached_property
     def selector(self) -> Selector:
         """Selector of the sites that the fault can strike."""
@@ -345,7 +407,8 @@ class Fault:
     def __repr__(self) -> str:
         site = {"site": self.site if self.site != "*" else None} if self.by_name else {"where": self.selector}
         when = {name: x for name in form(When).types if (x := getattr(self.when, name)) != getattr(When, name)}
-        own = {"rate": self.rate, **site, "layer": self.layer, **self.at, **when}
+        only = {"band": self.band, "dtype": self.dtype}
+        own = {**only, "rate": self.rate, **site, "layer": self.layer, **self.at, **when}
         return write_hit(self, **{name: x for name, x in own.items() if x is not None})
 
     def describe(self) -> str:
@@ -358,6 +421,8 @@ class Fault:
         if self.layer is not None:
             parts.append(f"layer {self.layer}")
         parts += [f"{axis} {index}" for axis, index in self.at.items()]
+        parts += [f"magnitudes from {self.band[0]:g} to {self.band[1]:g}"] if self.band else []
+        parts += [self.dtype] if self.dtype else []
         for field in dataclasses.fields(When):
             if (value := getattr(self.when, field.name)) != field.default:
                 parts.append(f"{field.name} {value:g}")
@@ -402,9 +467,17 @@ def _range(value: float | tuple[float, ...]) -> str:
     return f"{high:.3g}" if low == high or np.isnan(high) else f"{low:.3g} to {high:.3g}"
 
 
+def _is_type(name: str) -> bool:
+    try:
+        jnp.dtype(name)
+    except TypeError:
+        return False
+    return True
+
+
 _OWN = {
     "rate": float | tuple[float, ...], "site": str, "where": lambda text: as_selector(text).text, "layer": int,
-    "step": int, **form(When).types,
+    "step": int, "band": tuple[float, ...], "dtype": str, **form(When).types,
 }  # fmt: skip
 EXAMPLE = 'bitflip(bits=30, rate=1e-4, site="fwd/attn")'
 
@@ -413,9 +486,9 @@ def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
     """Parses a fault from a line of text: `KIND(rate=R, key=value, ...)`, or the shorthand `KIND,rate=R,key=value`.
 
     Kinds and patterns are the same as in `as_fault`. Further keys are `rate`, `site` (a pattern of probe names) or
-    `where` (a selector), and `layer`. The keys for the time are `onset`, `end`, `spike`, `burst`, `decay` and `gamma`,
-    or `step` for a single step. Any other key is a mesh axis, and its value is the index of the device along this axis,
-    as in `model=1` or `fsdp=3`.
+    `where` (a selector), `layer`, `band` and `dtype`. The keys for the time are `onset`, `end`, `spike`, `burst`,
+    `decay`, `gamma` and `rise`, or `step` for a single step. Any other key is a mesh axis, and its value is the index
+    of the device along this axis, as in `model=1` or `fsdp=3`.
 
     Args:
         text: the line.
@@ -444,8 +517,9 @@ def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
     site = given.get("where", given.get("site", "*"))
     with _named("fault", text):
         return dataclasses.replace(
-            hit, rate=given["rate"], site=site, layer=given.get("layer"), at={**(at or {}), **hit.at}, when=When(**when)
-        )
+            hit, rate=given["rate"], site=site, layer=given.get("layer"), at={**(at or {}), **hit.at},
+            when=When(**when), band=given.get("band"), dtype=given.get("dtype"),
+        )  # fmt: skip
 
 
 def as_fault(fault: Fault | FaultKind | str) -> Fault:

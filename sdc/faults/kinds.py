@@ -550,6 +550,84 @@ class Mixed(FaultKind):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
+class Extreme(FaultKind):
+    """Changes the element in one of three ways: to nearly zero, to a large number of the opposite sign, or to infinity.
+
+    A matrix product that ran 920,000 times on a defective production GPU was wrong three times, in these three ways
+    (Lei et al., *Safeguarding LLM Training at Scale*, OSDI 2026, section 7); the sizes are not published. The three are
+    therefore equally likely by default: with one of three events, a share is between 0.8 and 91 % (Clopper and Pearson,
+    95 %).
+
+    Attributes:
+        zero: share of the elements that are divided by `factor`.
+        flipped: share of the elements that are multiplied by -`factor`; the others become infinite.
+        factor: how much smaller or larger an element becomes.
+    """
+
+    zero: float = 1 / 3
+    flipped: float = 1 / 3
+    factor: float = 2.0**20
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.zero <= 1 and 0 <= self.flipped <= 1 and self.zero + self.flipped <= 1 + 1e-6):
+            raise ValueError(f"zero={self.zero:g}, flipped={self.flipped:g}: expected shares that sum to at most 1")
+        if not 1 < self.factor < math.inf:
+            raise ValueError(f"factor={self.factor:g}: expected a finite number above 1")
+
+    def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
+        u = jax.random.uniform(key, shape, jnp.float32)
+        infinite = (u >= self.zero + self.flipped)[..., None]
+        last = self.zero + self.flipped < 1 - 1e-6
+        held = np.asarray(two_words(held_bits(math.inf, dtype) if last else 0), np.uint32)
+        clean, none = neutral(), np.zeros(2, np.uint32)
+        return clean._replace(
+            factor=jnp.where(u < self.zero, 1 / self.factor, jnp.where(infinite[..., 0] & last, 1, -self.factor)),
+            keep=jnp.where(infinite & last, none, clean.keep),
+            set=jnp.where(infinite & last, held, none),
+        )
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Banded(FaultKind):
+    """A kind that changes only elements whose magnitude lies in a band; a `Fault` with a `band` makes it.
+
+    On some defective GPUs, a multiplication is wrong only for some ranges of its operands (Lei et al., OSDI 2026,
+    figure 2b; Zheng et al., OSDI 2026, figure 7).
+
+    Attributes:
+        what: the kind.
+        band: the smallest and the largest magnitude.
+    """
+
+    what: FaultKind
+    band: tuple[float, float]
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override] # a class variable of the base class
+        return self.what.draws
+
+    def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
+        return self.what.change(key, shape, dtype, layer)
+
+    def draw(self, key: PRNGKeyArray) -> Float32[ArrayLike, ""]:
+        return self.what.draw(key)
+
+    def on(self, u: Float32[ArrayLike, ""], layer: Int[Array, ""]) -> FaultKind:
+        return Banded(self.what.on(u, layer), self.band)
+
+    def share(self, u: Float32[ArrayLike, ""]) -> Float32[ArrayLike, ""]:
+        return self.what.share(u)
+
+    def largest_share(self) -> float:
+        return self.what.largest_share()
+
+    def settled(self, x: Shaped[Array, "*n"], change: Change, changed: Shaped[Array, "*n"]) -> Shaped[Array, "*n"]:
+        size = jnp.abs(x if x.dtype == jnp.float64 else x.astype(jnp.float32))
+        inside = (size >= self.band[0]) & (size <= self.band[1])
+        return select(inside, self.what.settled(x, change, changed), x)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class Rotate(FaultKind):
     """Rotates the values of elements that are struck together, which simulates wrong addresses.
 
@@ -576,5 +654,6 @@ KINDS: Mapping[str, Form] = {
     "scale": form(Scale), "add": form(Add), "relative": form(Relative), "tailed": form(Tailed),
     "gaussian": form(Gaussian),
     "zero": form(Stuck, value=0.0), "nan": form(Stuck, value=math.nan), "inf": form(Stuck, value=math.inf),
-    "stuck": form(Stuck), "mixed": form(Mixed), "swap": form(Rotate, by=1), "rotate": form(Rotate),
+    "stuck": form(Stuck), "mixed": form(Mixed), "extreme": form(Extreme), "swap": form(Rotate, by=1),
+    "rotate": form(Rotate),
 }  # fmt: skip

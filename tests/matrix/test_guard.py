@@ -22,9 +22,20 @@ from sdc.train.programs import initial_state, place, plain, sharded
 from sdc.verdict import Verdict
 from tests.matrix.test_forms import eqx_step, nnx_state, nnx_step
 
-STEPS = 30
+STEPS = 20
 Form = tuple[Callable[..., Any], Callable[[], Any], Callable[[int], Any], Any]  # step, state, batch, mesh
 POLICIES = jax.checkpoint_policies
+
+
+@pytest.fixture(autouse=True)
+def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks that cost nothing run at every step."""
+
+    def free(work: Callable[[], object]) -> float:
+        work()
+        return 0.0
+
+    monkeypatch.setattr("sdc.guarding.watch.seconds_of", free)
 
 
 def layers(policy: Any, dtype: Any, *, donate: bool, microsteps: int, data: int, fsdp: bool) -> Form:
@@ -127,5 +138,4 @@ def test_the_guard_changes_no_bit_and_finds_nothing(name: str) -> None:
             assert ours.tobytes() == theirs.tobytes()
         report = watch.report()
         assert not report.findings
-        assert report.verdict in (Verdict.CLEAN, Verdict.INCONCLUSIVE)
-        assert sum(layer.runs for layer in report.layers) > 0, str(report)
+        assert report.verdict is Verdict.CLEAN, str(report)

@@ -35,11 +35,12 @@ from sdc.aggregation.methods import (
     Shadow,
     parse_aggregation,
 )  # fmt: skip
-from sdc.faults.fault import Fault, One, Pattern, Row, Run, Stride, Tile, When, Whole, as_fault, parse_fault
+from sdc.faults.fault import Fault, Lattice, One, Pattern, Row, Run, Stride, Tile, When, Whole, as_fault, parse_fault
 from sdc.faults.kinds import (
     KINDS,
     Add,
     BitFlip,
+    Extreme,
     Gaussian,
     Mixed,
     Relative,
@@ -177,6 +178,8 @@ WRITTEN: list[tuple[Any, str, Callable[[str], Any]]] = [
         (Stuck(math.inf), "inf"),
         (Stuck(-0.0), "stuck(value=-0.0)"),
         (Mixed(zero=0.5, flips=(0.25, 0.75)), "mixed(zero=0.5, flips=(0.25, 0.75))"),
+        (Extreme(), "extreme"),
+        (Extreme(zero=0.5, flipped=0.25, factor=1024.0), "extreme(zero=0.5, flipped=0.25, factor=1024.0)"),
         (Rotate(), "swap"),
         (Rotate(3), "rotate(by=3)"),
     ]],
@@ -186,6 +189,7 @@ WRITTEN: list[tuple[Any, str, Callable[[str], Any]]] = [
         (Stride(4, 32, 32), "bitflip(stride=(4, 32))"),
         (Stride(4, 32), "bitflip(stride=(4, 32, 1))"),
         (Tile(4, 32), "bitflip(tile=(4, 32))"),
+        (Lattice(4, 64, 128), "bitflip(lattice=(4, 64, 128))"),
         (Row(), "bitflip(row=True)"),
         (Whole(), "bitflip(whole=True)"),
     ]],
@@ -196,6 +200,8 @@ WRITTEN: list[tuple[Any, str, Callable[[str], Any]]] = [
          'zero(rate=0.5, site="fwd/a,b", layer=2, fsdp=1)'),
         (Fault(Sign(), (0.5,), 'primitive("a", "b") & ~direction("bwd")', pattern=Row()),
          'sign(row=True, rate=(0.5,), where=primitive("a", "b") & ~direction("bwd"))'),
+        (Fault(Sign(), 1e-4, band=(0.5, 2.0), dtype="bfloat16", when=When(rise=0.01)),
+         'sign(band=(0.5, 2.0), dtype="bfloat16", rate=0.0001, rise=0.01)'),
         (Fault(Sign(), 1e-4, '\n"" ', when=When(onset=3, end=4, gamma=0.5)),
          'sign(rate=0.0001, site="\\n\\"\\" ", onset=3, end=4, gamma=0.5)'),
         (Fault(Sign(), 1e-4, " & ".join(["probes"] * 100)), f"sign(rate=0.0001, where={' & '.join(['probes'] * 100)})"),

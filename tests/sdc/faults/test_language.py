@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sdc
-from sdc.faults import One, Row, Run, Stride, Tile, When, Whole, as_fault, parse_fault
+from sdc.faults import Lattice, One, Row, Run, Stride, Tile, When, Whole, as_fault, parse_fault
 from sdc.faults.kinds import (
     Add,
     BitFlip,
@@ -101,6 +101,14 @@ PATTERNS: dict[str, tuple[One, Any]] = {
             s + 6 * down + right
             for down, right in itertools.product(range(2), range(3))
             if s // 6 % 4 + down < 4 and s % 6 + right < 6
+        },
+    ),
+    "lattice": (
+        Lattice(2, 2, 3),
+        lambda s: {
+            s + 6 * down + right + neighbour
+            for down, right, neighbour in itertools.product(range(0, 4, 2), range(0, 6, 3), range(2))
+            if s // 6 % 4 + down < 4 and s % 6 + right + neighbour < 6
         },
     ),
     "row": (Row(), lambda s: set(range(s // 6 * 6, s // 6 * 6 + 6))),

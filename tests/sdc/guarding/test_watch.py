@@ -25,6 +25,17 @@ WHOLE, SPLIT = NamedSharding(MESH, P()), NamedSharding(MESH, P("data"))
 SIMULATED = sdc.Moment(jax.random.key(0), jnp.int32(0))
 
 
+@pytest.fixture(autouse=True)
+def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks that cost nothing run at every step."""
+
+    def free(work: Callable[[], object]) -> float:
+        work()
+        return 0.0
+
+    monkeypatch.setattr("sdc.guarding.watch.seconds_of", free)
+
+
 def loss(w: Any, x: Any) -> Any:
     layer = jax.checkpoint(lambda w, x: jnp.tanh(x @ w))
     return jnp.mean(lax.scan(lambda x, w: (layer(w, x), None), x, w)[0] ** 2)
