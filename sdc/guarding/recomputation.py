@@ -129,12 +129,13 @@ def first_mismatch(witnessed: program.Reports) -> FirstDifference | None:
         >>> first_mismatch(witnessed) is None
         True
     """
-    first = [np.asarray(one.first) for one in witnessed.values()]
-    again = [np.asarray(one.again) for one in witnessed.values()]
-    other = [
-        functools.reduce(lambda b, c, a=a: np.where(a == b, c, b), np.moveaxis(many, -3, 0), a)
-        for a, many in zip(first, again, strict=True)
-    ]
+    first, other = [], []
+    for one in witnessed.values():
+        mine = theirs = np.asarray(one.first)
+        for again in np.moveaxis(np.asarray(one.again), -3, 0):
+            theirs = np.where(mine == theirs, again, theirs)
+        first.append(mine)
+        other.append(theirs)
     return first_difference(program.Reports(witnessed.sites, first), program.Reports(witnessed.sites, other))
 
 

@@ -1,6 +1,7 @@
 """`guard`: evidence of corruption from a running training loop, for a given share of its time."""
 
 import dataclasses
+import functools
 import math
 import time
 from collections import deque
@@ -194,7 +195,7 @@ class Watch:
         self._costs = {}
         for layer in self._able():
             if layer.share:
-                self._costs[layer.name] = layer.share, seconds_of(lambda layer=layer: layer.cost(call))
+                self._costs[layer.name] = layer.share, seconds_of(functools.partial(layer.cost, call))
         self._start_up += time.perf_counter() - started
         self._last = 0.0
 
@@ -224,7 +225,8 @@ class Watch:
     def _judge(self, *, wait: bool) -> None:
         while self._pending:
             layer, step, found = self._pending[0]
-            ready = all(leaf.is_ready() for leaf in jax.tree.leaves(found) if isinstance(leaf, jax.Array))
+            arrays: list[Any] = [leaf for leaf in jax.tree.leaves(found) if isinstance(leaf, jax.Array)]
+            ready = all(array.is_ready() for array in arrays)
             if not (wait or ready or len(self._pending) > MOST_PENDING):
                 return
             self._pending.popleft()

@@ -28,7 +28,7 @@ CHUNKS = 100
 
 def measure(options: BenchOptions) -> dict[str, Any]:
     """Measures the witness in each dtype, and the guard in float32."""
-    found = {}
+    found: dict[str, Any] = {}
     for dtype in options.dtypes:
         config = harness.config_of(options, dtype).of_type(None, "layer")
         found[dtype] = witness_costs(config, options.steps)

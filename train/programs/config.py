@@ -83,8 +83,8 @@ class TrainConfig:
 
     def of_type(self, dtype: DType | None, remat: Remat | None = None) -> "TrainConfig":
         """Returns the configuration with other settings of the model, where they are given."""
-        given = {name: value for name, value in (("dtype", dtype), ("remat", remat)) if value is not None}
-        return dataclasses.replace(self, model=dataclasses.replace(self.model, **given))
+        model = dataclasses.replace(self.model, dtype=dtype or self.model.dtype, remat=remat or self.model.remat)
+        return dataclasses.replace(self, model=model)
 
 
 def tiny() -> TrainConfig:
