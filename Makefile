@@ -56,7 +56,7 @@ test-optimized: $(VENV)/.installed
 	SDC_OPTIMIZED=1 $(BIN)/python -m pytest tests/docs tests/matrix/test_forms.py
 
 # Kills, mutations, command lines, bit flips in live memory and network cuts (the last two need root), and long runs
-# that must not leak. All of them take about four hours of two cores, of which kills and the soak take most.
+# that must not leak. All of them take about nine hours of two cores, of which watches, kills and the soak take most.
 # To run some of them, or a part: make storms STORMS="mutations kills --share 0.1"
 storms: $(VENV)/.installed
 	$(BIN)/python -m tests.storms $(STORMS)

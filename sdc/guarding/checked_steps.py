@@ -20,13 +20,15 @@ class Recomputation(Layer):
     blind = "operations that run once, values that are saved for the backward pass, and faults that repeat"
     share = 0.5
 
-    def __init__(self, where: program.Where = comparable) -> None:
+    def __init__(self, where: program.Where = comparable, *, last: bool | None = None) -> None:
+        """Creates the layer; see `witness`. By default, accelerators compare only the last operations of a chain."""
         super().__init__()
-        self.where = where
+        self.where, self.last = where, last
         self.calibration: WitnessCalibration | None = None
 
     def prepare(self, call: Call) -> None:
-        self.calibration = calibrate(lambda *arrays: call.run(arrays), [call.arrays], self.where, alone=True)
+        last = program.compiled_for().platform != "cpu" if self.last is None else self.last
+        self.calibration = calibrate(lambda *arrays: call.run(arrays), [call.arrays], self.where, last=last, alone=True)
         if not self.calibration.names:
             self.why_not = "the step computes nothing twice that could be compared; put jax.checkpoint around layers"
         witnessed = jax.eval_shape(self.calibration.run, *call.arrays)[1]

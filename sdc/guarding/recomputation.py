@@ -171,6 +171,7 @@ def calibrate(
     arguments: Iterable[Sequence[Any]],
     where: program.Where = comparable,
     *,
+    last: bool = False,
     alone: bool = False,
 ) -> WitnessCalibration:
     """Determines which recomputations of a step have the bits of the first computation, by running it.
@@ -183,6 +184,7 @@ def calibrate(
         step: a function of arrays; it must not be wrapped in a `jax.jit` that donates its arguments.
         arguments: the arguments of several calls, from healthy devices; arrays of several processes are allowed.
         where: selects the operations.
+        last: see `witness`.
         alone: whether the compiled step returns `None` instead of the step's output. XLA then omits what only the
             output needs: the gradients of parameters, and the optimizer.
 
@@ -196,7 +198,7 @@ def calibrate(
     differing: dict[str, str] = {}
     while True:
         left = program.as_selector(where) & program.Selector("left", lambda site: site.name not in differing)
-        whole = witness(step, left)
+        whole = witness(step, left, last=last)
         run = jax.jit((lambda *args, whole=whole: (None, whole(*args)[1])) if alone else whole)
         found: dict[str, int] = {}
         names: tuple[str, ...] = ()

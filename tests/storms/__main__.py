@@ -29,8 +29,9 @@ STORMS = {
     "standing": 500,
     "calls": 50_000,
     "coverage": 2000,
+    "watches": 100_000,
 }
-"""Number of trials of each storm; for the soak, of steps; for calls, more than there are."""
+"""Number of trials of each storm; for the soak and for watches, of steps; for calls, more than there are."""
 
 
 def main(storms: tyro.conf.Positional[tuple[str, ...]] = (), share: float = 1.0, seed: int = 0) -> None:
@@ -40,8 +41,8 @@ def main(storms: tyro.conf.Positional[tuple[str, ...]] = (), share: float = 1.0,
 
     Args:
         storms: names of the storms to run: mutations, commands, kills, flips, strikes, cuts, bits, saves, pairs,
-            soak, schedules, standing, calls, coverage; by default all.
-        share: share of the trials to run; all of them take about four hours on two cores.
+            soak, schedules, standing, calls, coverage, watches; by default all.
+        share: share of the trials to run; all of them take about nine hours on two cores.
         seed: seed of all random choices.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
