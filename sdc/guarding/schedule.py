@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..multihost import everyone
 
@@ -79,13 +80,26 @@ class CheckSchedule:
         """Makes checks more frequent from the next decision on."""
         self._dense = True
 
-    def due(self) -> list[str]:
-        """Returns the checks of the next step; must be called once for each step."""
+    def revise(self, costs: Mapping[str, tuple[float, float]]) -> None:
+        """Replaces shares and costs, where they have changed; a check that is not listed runs no more."""
+        for name in {**self.checks, **costs}:
+            share, cost = costs.get(name, (0.0, 0.0))
+            check = self.checks.setdefault(name, ScheduledCheck(share, cost))
+            check.share, check.cost, check.window = share, cost, 0
+
+    def due(self, *, can: bool = True) -> list[str]:
+        """Returns the checks of the next step; must be called once for each step.
+
+        `can` says whether the step can be checked. A step that cannot counts as unchecked.
+        """
         if self.step and self.step % PERIOD == 0:
             self._decide()
         self.step += 1
-        chosen = []
+        chosen: list[str] = []
         for name, check in self.checks.items():
+            if not can:
+                check.steps[0] += 1
+                continue
             if check.done >= check.window:
                 self._begin(check)
             check.steps[check.window] += 1
@@ -114,7 +128,7 @@ class CheckSchedule:
         """Agrees on the time of a step with the other processes, and on whether there was a suspicion."""
         own = {"seconds": sorted(self._plain)[len(self._plain) // 2] if self._plain else self.step_seconds,
                "dense": self._dense}  # fmt: skip
-        first = json.loads(everyone(json.dumps(own), at="the schedule of checks")[0])
+        first = agreed(own)
         self.step_seconds, dense = first["seconds"], first["dense"]
         self._dense, self._plain = False, []
         self._factor = DENSE if dense else 1.0
@@ -125,6 +139,11 @@ class CheckSchedule:
         """Returns the time of the checks as a share of the time of the steps."""
         plain = self.step_seconds * self.step
         return self.spent / plain if plain else 0.0
+
+
+def agreed(value: Any) -> Any:
+    """Returns the value of process 0, in all processes."""
+    return json.loads(everyone(json.dumps(value), at="while choosing the steps that are checked")[0])
 
 
 def seconds_of(work: Callable[[], object]) -> float:

@@ -6,22 +6,25 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import Mesh
 
 from sdc.verdict import Verdict, limit
 
+from ..multihost import first_line
 from ..program import holds_objects
 from .checked_steps import Checksums, Recomputation
-from .evidence import Call, Detection, Layer, call_of, settled
+from .evidence import Detection, Layer, call_of, settled
 from .neighbours import Ring
-from .schedule import CheckSchedule, seconds_of
+from .recomputation import NotRepeatable
+from .schedule import CheckSchedule, agreed, seconds_of
 from .silence import CONFIDENCE, expected_delay, most_wrong
 from .spikes import Spikes
 from .state import State
 
+PATIENCE = 100  # successive steps with arguments of another form, after which the checks are prepared for this form
 WARM_UP = 3  # steps before the time of a step is known
 MOST_PENDING = 16  # results that are not judged yet, beyond which the host waits for the oldest
 
@@ -124,33 +127,36 @@ class Watch:
         self._on_finding = on_finding
         self._compiled: Callable[..., Any] | None = step if hasattr(step, "lower") else None
         self._schedule: CheckSchedule | None = None
-        self._key: Any = None
-        self._objects: bool | None = None  # whether there are Flax NNX objects among the arguments
+        self._costs: dict[str, tuple[float, float]] = {}
+        self._form: Any = None  # of the arguments for which the layers are prepared
+        self._others = 0  # successive steps with arguments of another form
+        self._objects = False  # whether there are Flax NNX objects among the arguments
         self._pending: deque[tuple[Layer, int, Any]] = deque()
         self._findings: list[Detection] = []
-        self._last = 0.0
+        self._last = self._start_up = 0.0
         self._warm: list[float] = []
-        self._start_up = 0.0
+        self._checked = False
         self.steps = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step, and the checks that are due; returns the step's result."""
         self._judge(wait=False)
+        form = _form_of(args, kwargs)
+        self._others = 0 if form == self._form else self._others + 1
+        if self._form is None or self._others > PATIENCE:
+            self._prepare(form, args, kwargs)
         due = self._due(time.perf_counter())
         before = [layer for layer in self._able() if layer.name in due or layer.waiting]
-        if before or not self.steps:
-            self._objects = holds_objects((args, kwargs)) if self._objects is None else self._objects
+        if before:
             call = call_of(self._step, args, kwargs, objects=self._objects)
-            if call.key != self._key:
-                self._prepare(call)
-                due, before = [], []
-            settled(call.arrays if before else ())
+            settled(call.arrays)
             for layer in before:
-                self._await(layer, layer.before(call))
+                self._await(layer, functools.partial(layer.before, call))
         out = self._run(args, kwargs)
+        given = (args, kwargs) if self._objects else None
         for layer in self._able():
             if layer.name in due or not layer.share:
-                self._await(layer, layer.after(out, (args, kwargs) if self._objects else None))
+                self._await(layer, functools.partial(layer.after, out, given))
         self.steps += 1
         return out
 
@@ -185,19 +191,25 @@ class Watch:
     def _able(self) -> list[Layer]:
         return [layer for layer in self._layers if not layer.why_not]
 
-    def _prepare(self, call: Call) -> None:
+    def _prepare(self, form: Any, args: Any, kwargs: Any) -> None:
         """Compiles and calibrates the layers for a form of the step's arguments."""
         started = time.perf_counter()
+        self._objects = holds_objects((args, kwargs))
+        call = call_of(self._step, args, kwargs, objects=self._objects)
+        costs = {}
         for layer in self._layers:
             layer.why_not = ""
-            layer.prepare(call)
-        self._key, self._schedule, self._warm = call.key, None, []
-        self._costs = {}
-        for layer in self._able():
-            if layer.share:
-                self._costs[layer.name] = layer.share, seconds_of(functools.partial(layer.cost, call))
+            _tried(layer, functools.partial(layer.prepare, call))
+            if layer.share and not layer.why_not:
+                seconds = _tried(layer, lambda layer=layer: seconds_of(functools.partial(layer.cost, call)))
+                if seconds is not None:
+                    costs[layer.name] = layer.share, seconds
+        whole = sum(share for share, _ in costs.values())
+        self._costs = agreed({name: (share / whole, seconds) for name, (share, seconds) in costs.items()})
+        if self._schedule is not None:
+            self._schedule.revise(self._costs)
+        self._form, self._others, self._last = form, 0, 0.0
         self._start_up += time.perf_counter() - started
-        self._last = 0.0
 
     def _due(self, now: float) -> list[str]:
         """Returns the names of the checks of this step; the first steps show how long a step takes."""
@@ -207,17 +219,15 @@ class Watch:
                 self._warm.append(took)
             if len(self._warm) < WARM_UP or not self._costs:
                 return []
-            whole = sum(share for share, _ in self._costs.values())
-            costs = {name: (share / whole, cost) for name, (share, cost) in self._costs.items()}
-            self._schedule = CheckSchedule(self._budget, costs, min(self._warm), seed=self._seed)
-            self._checked = False
-        else:
+            self._schedule = CheckSchedule(self._budget, self._costs, agreed(min(self._warm)), seed=self._seed)
+        elif took:
             self._schedule.took(took, checked=self._checked)
-        due = self._schedule.due()
+        due = self._schedule.due(can=not self._others)
         self._checked = bool(due)
         return due
 
-    def _await(self, layer: Layer, found: Any) -> None:
+    def _await(self, layer: Layer, look: Callable[[], Any]) -> None:
+        found = _tried(layer, look)
         if found is not None:
             settled(found if layer.share else ())
             self._pending.append((layer, self.steps, found))
@@ -226,15 +236,35 @@ class Watch:
         while self._pending:
             layer, step, found = self._pending[0]
             arrays: list[Any] = [leaf for leaf in jax.tree.leaves(found) if isinstance(leaf, jax.Array)]
-            ready = all(array.is_ready() for array in arrays)
+            ready = all(array.is_deleted() or array.is_ready() for array in arrays)
             if not (wait or ready or len(self._pending) > MOST_PENDING):
                 return
             self._pending.popleft()
-            for finding in layer.judge(found, step):
+            for finding in _tried(layer, functools.partial(layer.judge, found, step)) or ():
                 self._findings.append(finding)
                 self._on_finding(finding)
                 if self._schedule is not None:
                     self._schedule.suspect()
+
+
+Found = TypeVar("Found")
+
+
+def _tried(layer: Layer, action: Callable[[], Found]) -> Found | None:
+    """Runs a part of a layer; if it fails, the layer stops, and training goes on."""
+    try:
+        return action()
+    except NotRepeatable:
+        raise
+    except Exception as error:  # of a layer, which may be the user's
+        layer.why_not = f"it failed ({type(error).__name__}: {first_line(error)})"
+        return None
+
+
+def _form_of(args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """Returns what a compiled check depends on: the structure of the arguments, and the types of the arrays in them."""
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    return structure, tuple((getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) for leaf in leaves)
 
 
 def guard(

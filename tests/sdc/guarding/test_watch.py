@@ -264,3 +264,48 @@ def test_a_guard_that_never_ran_is_inconclusive() -> None:
     report = sdc.guard(step, MESH).report()
     assert report.verdict is Verdict.INCONCLUSIVE
     assert report.steps == 0
+
+
+def test_steps_with_other_shapes_are_not_checked_until_they_last() -> None:
+    run, layer = jax.jit(step), Recomputation()
+    watch = sdc.guard(run, MESH, budget=0.9, layers=[layer])
+    w = state()
+    for number in range(40):
+        x = jax.random.normal(jax.random.key(number), (8 if number % 2 else 4, 8))
+        w, _ = watch(w, jax.device_put(x, SPLIT))
+    [report] = watch.report().layers
+    assert report.steps[0] >= 18  # half of them, after the warm-up
+    assert report.runs + report.steps[0] == sum(report.steps.values())
+    for number in range(120):
+        w, _ = watch(w, jax.device_put(jax.random.normal(jax.random.key(number), (16, 8)), SPLIT))
+    assert watch.report().layers[0].runs > report.runs + 10
+    assert not watch.report().findings
+
+
+def test_a_layer_that_fails_stops_and_training_goes_on() -> None:
+    class Broken(Checksums):
+        name = "broken"
+
+        def before(self, call: Any) -> Any:
+            if next(count) > 5:
+                raise RuntimeError("out of memory\nand more")
+            return super().before(call)
+
+    count = iter(range(1000))
+    report, found = watched(step, [Broken(), State()], steps=30)
+    assert report.layers[0].why_not == "it failed (RuntimeError: out of memory)"
+    assert report.layers[1].runs > 10
+    assert not found
+    assert report.steps == 30
+
+
+def test_results_may_change_their_structure() -> None:
+    def changing(w: Any, x: Any) -> Any:
+        w, metrics = run(w, x)
+        return w, {"loss": metrics["loss"], **({"other": jnp.float32(1)} if next(count) % 3 else {"more": {"a": x}})}
+
+    run, count = jax.jit(step), iter(range(1000))
+    changing.lower = run.lower  # type: ignore[attr-defined] # as a compiled function has
+    report, found = watched(changing, [Spikes(), State()], steps=80)
+    assert not found
+    assert report.verdict is Verdict.CLEAN
