@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sdc._lazy import jax, jnp, lax
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Shaped, UInt, UInt32
+
+
+def has_bits(dtype: Any) -> bool:
+    """Returns whether `as_bits` accepts arrays of a dtype."""
+    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key)) or jax.dtypes.itemsize_bits(dtype) >= 8
 
 
 def as_bits(x: Shaped[Array, "*shape"]) -> UInt[Array, "*bits"]:
@@ -63,3 +68,11 @@ def element_words(x: Shaped[Array, "*shape"]) -> tuple[UInt32[Array, "*words"], 
     bits = as_bits(x)
     low = bits.astype(jnp.uint32)
     return (low, (bits >> 32).astype(jnp.uint32)) if bits.dtype.itemsize == 8 else (low,)
+
+
+def same_bits(a: Shaped[Array, "*shape"], b: Shaped[Array, "*shape"]) -> Bool[Array, ""]:
+    """Returns whether two arrays of one type are equal, bit by bit, or by value if the type is narrower than 8 bits."""
+    if has_bits(a.dtype):
+        return jnp.array_equal(as_bits(a), as_bits(b))
+    wide = jnp.int32 if jnp.issubdtype(a.dtype, jnp.integer) else jnp.float32
+    return jnp.array_equal(a.astype(wide), b.astype(wide))

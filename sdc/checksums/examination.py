@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32
 
-from sdc.bits import as_bits
+from sdc.bits import as_bits, same_bits
 
 from ..program import Reports, Site
 from ._check import Flags
@@ -186,14 +186,7 @@ def _with_faults(flags: Reports, runs: list[Reports], struck: Struck, corrects: 
 
 @jax.jit
 def _equal(ours: list[Array], theirs: list[Array]) -> Bool[Array, ""]:
-    pairs = ((_bits(a), _bits(b)) for a, b in zip(ours, theirs, strict=True))
-    return jnp.all(jnp.stack([jnp.array_equal(a, b) for a, b in pairs]))
-
-
-def _bits(x: Array) -> Array:
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) or jax.dtypes.itemsize_bits(x.dtype) >= 8:
-        return as_bits(x)
-    return x.astype(jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else jnp.float32)
+    return jnp.all(jnp.stack([same_bits(a, b) for a, b in zip(ours, theirs, strict=True)]))
 
 
 def _same(one: Screening, other: Screening) -> bool:

@@ -7,6 +7,8 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding
 
+from sdc.bits import has_bits
+
 from ..program import traced
 from .evidence import Call, Detection, Layer, device_names, settled
 from .state import device_digests
@@ -67,7 +69,8 @@ class Ring(Layer):
 
     def _compiled(self, call: Call, moved: tuple[Mesh, Mesh] | None) -> Any:
         with traced(lambda *arrays: call.run(arrays), call.arrays, {}, moved=moved) as program:
-            return jax.jit(jaxpr_as_fun(program.closed))
+            run = jaxpr_as_fun(program.closed)
+        return jax.jit(lambda *arrays: [out for out in run(*arrays) if has_bits(out.dtype)])
 
     def _digests(self, call: Call) -> tuple[list[Any], list[Any]]:
         """Returns the digests of the results, by device coordinates: computed in place, and on rotated devices."""

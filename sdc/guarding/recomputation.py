@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, UInt32
 
-from sdc.bits import as_bits
+from sdc.bits import same_bits
 
 from .. import program
 from ..twins import DigestRule, FirstDifference, first_difference
@@ -245,4 +245,4 @@ def _equal(first: program.Reports, again: program.Reports) -> dict[str, Bool[Arr
 @jax.jit
 def _same_bits(first: Any, again: Any) -> Bool[Array, ""]:
     pairs = zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True)
-    return functools.reduce(jnp.logical_and, (jnp.all(as_bits(a) == as_bits(b)) for a, b in pairs), jnp.bool_(True))
+    return functools.reduce(jnp.logical_and, (same_bits(a, b) for a, b in pairs), jnp.bool_(True))

@@ -2,9 +2,11 @@
 
 Steps are divided into windows, and a check runs at one random step of each window of w steps. Each step is thus checked
 with probability 1 / w, whatever the fault does, so the bounds need no assumption about when a device computes wrong
-numbers: k wrong steps all go unchecked with a probability of at most the product of their (1 - 1 / w), whether they are
-spread out or come in bursts (inclusion probabilities of a stratified sample; Cochran, *Sampling Techniques*, 1977,
-section 5.2, and the inequality 1 - k / w <= (1 - 1 / w)^k).
+numbers. A check runs the step again. If the device is in a bad state at some steps, all of which would be found, all of
+them go unchecked with a probability of at most the product of their (1 - 1 / w), spread out or in bursts (a stratified
+sample; Cochran, *Sampling Techniques*, 1977, section 5.2, and 1 - k / w <= (1 - 1 / w)^k). If each computation is wrong
+independently, n checks are all right with a probability of (1 - rate)^n. Both are at most exp(-sum of 1 / w over the
+wrong steps), which the bound uses.
 """
 
 import math
@@ -22,20 +24,19 @@ def most_wrong(steps: Mapping[int, int], *, confidence: float = CONFIDENCE, reca
         recall: probability that a check finds a wrong step.
 
     Returns:
-        The solution k of product(1 - recall / w_i) = 1 - confidence over the k least checked steps, as a real number;
-        at most the number of steps.
+        The solution k of sum(recall / w_i) = -log(1 - confidence) over the k least checked steps, as a real number; at
+        most the number of steps.
 
     Example:
         >>> from sdc.guarding import most_wrong
-        >>> round(most_wrong({100: 10_000}))  # about 3 / (1 / 100)
-        298
+        >>> round(most_wrong({100: 10_000}))  # 3 / (1 / 100)
+        300
     """
     left, wrong = -math.log1p(-confidence), 0.0
     for window, count in sorted(steps.items(), key=lambda item: (item[0] != 0, -item[0])):
-        share = recall / window if window else 0.0
-        each = -math.log1p(-share) if share < 1 else math.inf
+        each = recall / window if window else 0.0
         if each * count >= left:
-            return wrong + (left / each if math.isfinite(each) else 0.0)
+            return wrong + left / each
         left -= each * count
         wrong += count
     return wrong

@@ -9,6 +9,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, UInt32
 
+from sdc.bits import has_bits
+
 from ..twins import digest
 from .evidence import Call, Detection, Layer, device_names, names_in, results_of, settled
 
@@ -92,7 +94,7 @@ class State(Layer):
         return self.stored is not None
 
     def prepare(self, call: Call) -> None:
-        arrays = [array for array in call.arrays if isinstance(array, jax.Array)]
+        arrays = [array for array in call.arrays if _size(array)]
         whole = sum(array.nbytes for array in arrays)
         several = sum(array.nbytes for array in arrays if replicated_axes(array))
         if not whole:
@@ -103,7 +105,7 @@ class State(Layer):
             device_digests([array])
 
     def cost(self, call: Call) -> Any:
-        largest = max((array for array in call.arrays if isinstance(array, jax.Array)), key=lambda array: array.nbytes)
+        largest = max(call.arrays, key=_size)
         return [jax.block_until_ready(device_digests([largest])) for _ in range(2)]
 
     def after(self, out: Any, given: Any) -> Any:
@@ -155,7 +157,7 @@ def odd_ones(digests: UInt32[np.ndarray, "*mesh 2"], axes: Sequence[int]) -> np.
 
 
 def _size(leaf: Any) -> int:
-    return leaf.nbytes if isinstance(leaf, jax.Array) and not leaf.is_deleted() else 0
+    return leaf.nbytes if isinstance(leaf, jax.Array) and has_bits(leaf.dtype) and not leaf.is_deleted() else 0
 
 
 def _devices(sharding: Any, places: np.ndarray) -> tuple[str, ...]:

@@ -1,0 +1,69 @@
+"""A guard in two processes: they check the same steps, healthy ones are quiet, and a bit that another program flips in
+the memory of one of them is found."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.pairs import run_pair
+
+CHILD = """
+import json, subprocess, sys
+import jax
+folder, process, port = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, process, initialization_timeout=60)
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+import sdc
+
+mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+layer = jax.checkpoint(lambda x, w: jnp.tanh(x @ w))
+
+def loss(w, x):
+    return jnp.mean(lax.scan(lambda x, w: (layer(x, w), None), x, w)[0] ** 2)
+
+@jax.jit
+def step(w, x):
+    value, gradient = jax.value_and_grad(loss)(w, x)
+    return w - 0.1 * gradient, {"loss": value}
+
+def placed(x, spec):
+    return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), lambda index: x[index])
+
+draw = np.random.default_rng(0)
+w = placed(draw.normal(size=(3, 16, 16)).astype(np.float32) / 4, P())
+watch = sdc.guard(step, mesh, budget=0.9)
+for number in range(400):
+    w, _ = watch(w, placed(draw.normal(size=(16, 16)).astype(np.float32), P("data")))
+    jax.block_until_ready(w)
+    if number == 199:
+        quiet = watch.report()
+    if number > 200 and process == 1 and number % 5 == 0:
+        shard = w.addressable_shards[0].data
+        place = shard.unsafe_buffer_pointer() + 4 * int(draw.integers(shard.size)) + 1
+        flip = f"import os; from tests.storms.flips import flip; flip(os.getppid(), {place}, 4)"
+        subprocess.run([sys.executable, "-c", flip], check=True)
+report = watch.report()
+print(json.dumps({
+    "quiet": [str(one) for one in quiet.findings], "checks": [[one.name, one.runs] for one in report.layers],
+    "found": sorted({one.layer for one in report.findings}), "verdict": report.verdict,
+    "on": sorted({device for one in report.findings for device in one.devices}),
+    "why": {one.name: one.why_not for one in report.layers},
+}), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="writes into the memory of another process")
+def test_two_processes(tmp_path: Path) -> None:
+    told = run_pair(CHILD, tmp_path)
+    assert told[0] == told[1]
+    first = told[0]
+    assert not first["quiet"]
+    assert first["verdict"] == "corrupt"
+    assert {"replicas", "at rest"} & set(first["found"])
+    assert first["why"]["ring"] == "devices of several processes cannot be rotated"
+    assert dict(first["checks"])["witness"] > 0
