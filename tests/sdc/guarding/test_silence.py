@@ -41,7 +41,7 @@ def test_the_bound_is_sharp_for_spread_faults_where_few_checks_are() -> None:
     bound = most_wrong({100: 10_000})
     assert (1 - 1 / 100) ** bound == pytest.approx(0.05, rel=0.02)
     assert most_wrong({1: 50}) == pytest.approx(3, abs=0.01)  # every step was computed again, and 50 were right
-    assert most_wrong({0: 70, 1: 50}) == 70  # these steps could not be checked
+    assert most_wrong({0: 70, 1: 50}) == pytest.approx(73, abs=0.01)  # 70 steps could not be checked
     assert most_wrong({50: 10}) == 10  # too few checks to say anything
     assert most_wrong({100: 10_000}, recall=0.5) == pytest.approx(2 * bound, rel=0.01)
 
