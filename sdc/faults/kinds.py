@@ -561,7 +561,7 @@ class Extreme(FaultKind):
     Attributes:
         zero: share of the elements that are divided by `factor`.
         flipped: share of the elements that are multiplied by -`factor`; the others become infinite.
-        factor: how much smaller or larger an element becomes.
+        factor: how much smaller or larger an element becomes; at most the root of the type's largest number.
     """
 
     zero: float = 1 / 3
@@ -578,10 +578,16 @@ class Extreme(FaultKind):
         u = jax.random.uniform(key, shape, jnp.float32)
         infinite = (u >= self.zero + self.flipped)[..., None]
         last = self.zero + self.flipped < 1 - 1e-6
+        if last and not (jnp.issubdtype(dtype, jnp.floating) and np.isinf(np.asarray(np.inf).astype(dtype))):
+            raise ValueError(
+                f"{jnp.dtype(dtype).name} has no infinity; give extreme shares zero and flipped that sum to 1"
+            )
         held = np.asarray(two_words(held_bits(math.inf, dtype) if last else 0), np.uint32)
         clean, none = neutral(), np.zeros(2, np.uint32)
+        info = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype)
+        by = min(self.factor, math.sqrt(float(info.max)))
         return clean._replace(
-            factor=jnp.where(u < self.zero, 1 / self.factor, jnp.where(infinite[..., 0] & last, 1, -self.factor)),
+            factor=jnp.where(u < self.zero, 1 / by, jnp.where(infinite[..., 0] & last, 1, -by)),
             keep=jnp.where(infinite & last, none, clean.keep),
             set=jnp.where(infinite & last, held, none),
         )

@@ -8,8 +8,11 @@ import numpy as np
 
 from .. import program
 from ..checksums import abft, coverage
-from .evidence import Call, Detection, Layer
-from .recomputation import WitnessCalibration, calibrate, comparable, first_mismatch, witnessed_share
+from ..twins import first_difference
+from .evidence import Call, Detection, Layer, settled
+from .recomputation import WitnessCalibration, Witnessed, calibrate, comparable, witnessed_share
+
+EARLY = 20  # first checks, in which what differs in the same way in two runs belongs to the calibration
 
 
 class Recomputation(Layer):
@@ -17,13 +20,14 @@ class Recomputation(Layer):
 
     name = "witness"
     sees = "a product, kernel or reduction that was wrong in one of two computations"
-    blind = "operations that run once, values that are saved for the backward pass, and faults that repeat"
+    blind = "operations that run once, values that are saved for the backward pass, and faults that recur"
     share = 0.5
 
     def __init__(self, where: program.Where = comparable, *, last: bool | None = None) -> None:
         """Creates the layer; see `witness`. By default, accelerators compare only the last operations of a chain."""
         super().__init__()
         self.where, self.last = where, last
+        self.checks, self.recurring = 0, frozenset[str]()  # what differs in the same way in two runs
         self.calibration: WitnessCalibration | None = None
 
     def prepare(self, call: Call) -> None:
@@ -32,23 +36,51 @@ class Recomputation(Layer):
         if not self.calibration.names:
             self.why_not = "the step computes nothing twice that could be compared; put jax.checkpoint around layers"
         witnessed = jax.eval_shape(self.calibration.run, *call.arrays)[1]
+        self.coverage = witnessed_share(witnessed)
         excluded = f", {len(self.calibration.differing)} excluded by calibration" if self.calibration.differing else ""
-        self.about = (
-            f"{len(self.calibration.names)} operations, {witnessed_share(witnessed):.0%} of the forward pass{excluded}"
-        )
+        self.about = f"{len(self.calibration.names)} operations, {self.coverage:.0%} of the forward pass{excluded}"
 
     def before(self, call: Call) -> Any:
+        """Runs twice, for a difference that recurs need not be due to the hardware."""
         assert self.calibration is not None
-        return self.calibration.run(*call.arrays)[1]
+        return [settled(self.calibration.run(*call.arrays)[1]) for _ in range(2)]
 
     def judge(self, found: Any, step: int) -> list[Detection]:
-        first = first_mismatch(found)
-        if first is None:
+        self.checks += 1
+        runs = [jax.device_get(one) for one in found]
+        unlike = [name for name, one in runs[0].items() if not _equal(one, runs[1][name])]
+        alike = [name for name, one in runs[0].items() if name not in unlike and np.any(one.differs)]
+        new, self.recurring = sorted({*alike} - self.recurring), self.recurring | {*alike}
+        if unlike:
+            return [self._intermittent(runs, step)]
+        if not new or self.checks <= EARLY:
             return []
+        site = next(site for site in runs[0].sites if site.name == new[0])
+        what = (
+            f"{site.name} ({site.source}) and its recomputation differ in the same way in two runs: XLA computes them "
+            "differently for these numbers, or the fault recurs; they are compared no more"
+        )
+        return [Detection(self.name, step, what, proof=False)]
+
+    def _intermittent(self, runs: Any, step: int) -> Detection:
+        """Returns where two runs from the same inputs first differ."""
+        sides = [program.Reports(one.sites, [_sides(each) for each in one.values()]) for one in runs]
+        first = first_difference(*sides)
+        assert first is not None
         devices = tuple(" ".join(f"{axis}={index}" for axis, index in one.items()) for one in first.devices if one)
         place = f", iteration {', '.join(map(str, first.iteration))}" if first.iteration else ""
-        what = f"{first.site.name}{place} ({first.site.source}) and its recomputation have other bits"
-        return [Detection(self.name, step, what, devices)]
+        what = f"{first.site.name}{place} ({first.site.source}) has other bits in one of its computations"
+        return Detection(self.name, step, what, devices)
+
+
+def _sides(one: Witnessed) -> np.ndarray:
+    """Returns the digests of an operation and of its recomputations, as those of the outputs of one operation."""
+    again = np.asarray(one.again)
+    return np.concatenate([np.asarray(one.first), again.reshape(*again.shape[:-3], -1, 2)], axis=-2)
+
+
+def _equal(one: Witnessed, other: Witnessed) -> bool:
+    return np.array_equal(one.first, other.first) and np.array_equal(one.again, other.again)
 
 
 class Checksums(Layer):
@@ -61,13 +93,15 @@ class Checksums(Layer):
 
     def prepare(self, call: Call) -> None:
         try:
-            checked = abft(lambda *arrays: call.run(arrays))
+            run = call.run  # without the arrays of the call
+            checked = abft(lambda *arrays: run(arrays))
             self.run = jax.jit(lambda *arrays: jax.tree.map(jnp.asarray, checked(*arrays)[1]))
             flags = self.run(*call.arrays)
         except ValueError as error:
             self.why_not = str(error)
             return
-        self.about = f"{len(flags)} products, {coverage(flags):.0%} of the products' operations"
+        self.coverage = coverage(flags)
+        self.about = f"{len(flags)} products, {self.coverage:.0%} of the products' operations"
 
     def before(self, call: Call) -> Any:
         return self.run(*call.arrays)

@@ -57,15 +57,21 @@ class Layer:
         share: its share of the budget, before it is divided among the layers that can run.
         why_not: why it cannot run; an empty string if it can.
         about: what `prepare` found out, for the verdict.
+        coverage: share of the step on which its comparisons depend.
+        bounds: whether its silence bounds the share of wrong steps.
+        runs_step: whether it runs the step again.
     """
 
     name: ClassVar[str]
     sees: ClassVar[str]
     blind: ClassVar[str]
     share: ClassVar[float]
+    bounds: ClassVar[bool] = True
+    runs_step: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self.why_not = self.about = ""
+        self.coverage = 0.0
 
     @property
     def waiting(self) -> bool:
@@ -101,7 +107,7 @@ def settled(tree: Any) -> Any:
 
 
 def call_of(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, objects: bool) -> Call:
-    """Returns a call as a function of its arrays.
+    """Returns a call as a function of its arrays; Python numbers are constants of this function.
 
     `objects` says whether there are Flax NNX objects among the arguments, which the function leaves unchanged.
     """
@@ -112,7 +118,7 @@ def call_of(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
 
         graph, given = nnx.split(given)
     leaves, structure = jax.tree.flatten(given)
-    places = [place for place, leaf in enumerate(leaves) if is_array(leaf, numbers=True)]
+    places = [place for place, leaf in enumerate(leaves) if is_array(leaf)]
     arrays = set(places)
     static = [None if place in arrays else leaf for place, leaf in enumerate(leaves)]
 
@@ -124,7 +130,8 @@ def call_of(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
         if graph is not None:
             tree = nnx.merge(graph, tree)
         own, named = tree
-        return step(*own, **named)
+        out = step(*own, **named)
+        return out if graph is None else (out, nnx.split(tree)[1])  # with what the step changed in place
 
     fixed = tuple(leaf if _hashes(leaf) else id(leaf) for leaf in static)
     return Call(run, [leaves[place] for place in places], structure, (structure, fixed, graph))

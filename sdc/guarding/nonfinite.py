@@ -1,13 +1,13 @@
 """The first operation of a step that makes a NaN or an infinity from finite inputs."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, UInt32
+from jaxtyping import Array, Bool, UInt32
 
 from .. import program
 from ..twins import FirstDifference, first_difference
@@ -18,8 +18,9 @@ def first_nonfinite(
 ) -> Callable[..., tuple[Any, FirstDifference | None]]:
     """Transforms a step so that it also returns the first operation that makes a NaN or an infinity.
 
-    An operation with an input that is not finite, such as the -inf of a mask, is not at fault. The step is compiled
-    with a count at each operation, so it is slower, and its last bits may differ.
+    An operation makes a NaN if no input is a NaN, and an infinity if all inputs are finite; the -inf of a mask is thus
+    no fault, but the softmax of a row that is masked entirely is one. The step is compiled with a count at each
+    operation, so it is slower, and its last bits may differ.
 
     Args:
         step: any function that JAX can trace; if it computes derivatives, its backward pass is searched too.
@@ -45,6 +46,8 @@ def first_nonfinite(
     @functools.wraps(step)
     def found(*args: Any, **kwargs: Any) -> tuple[Any, FirstDifference | None]:
         out, counts = searched(*args, **kwargs)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(counts)):
+            raise ValueError("first_nonfinite was called inside jit or another transformation; call it outside")
         pairs = [np.repeat(np.asarray(count)[..., None], 2, -1) for count in counts.values()]
         none = program.Reports(counts.sites, [np.zeros_like(pair) for pair in pairs])
         return out, first_difference(none, program.Reports(counts.sites, pairs))
@@ -57,15 +60,17 @@ class _Count:
         self, place: program.Place, bind: Callable[..., program.Values], *inputs: Any
     ) -> tuple[program.Values, UInt32[Array, " n"]]:
         outs = bind(*inputs)
-        bad = jnp.stack([_nonfinite(out) for out in outs])
-        known = jnp.stack([_nonfinite(x) for x in inputs]).sum() == 0 if inputs else jnp.bool_(True)
-        return outs, jnp.where(known, bad, 0)
+        nans, infinities = (jnp.stack([_count(kind, out) for out in outs]) for kind in (jnp.isnan, jnp.isinf))
+        had_nan, had_infinity = (_had(kind, inputs) for kind in (jnp.isnan, jnp.isinf))
+        return outs, jnp.where(had_nan, 0, nans + jnp.where(had_infinity, 0, infinities))
 
     def merge(self, total: UInt32[Array, " n"], new: UInt32[Array, " n"]) -> UInt32[Array, " n"]:
         return total + new
 
 
-def _nonfinite(x: Any) -> UInt32[Array, ""]:
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        return jnp.uint32(0)
-    return jnp.sum(~jnp.isfinite(x), dtype=jnp.uint32)
+def _count(kind: Callable[..., Any], x: Any) -> UInt32[Array, ""]:
+    return jnp.sum(kind(x), dtype=jnp.uint32) if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.uint32(0)
+
+
+def _had(kind: Callable[..., Any], inputs: Sequence[Any]) -> Bool[Array, ""]:
+    return functools.reduce(jnp.logical_or, (_count(kind, x) > 0 for x in inputs), jnp.bool_(False))

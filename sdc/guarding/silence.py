@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 
 CONFIDENCE = 0.95
+PLACES = 1_000  # of a burst within a window, over which its probability is averaged
 
 
 def most_wrong(steps: Mapping[int, int], *, confidence: float = CONFIDENCE, recall: float = 1.0) -> float:
@@ -45,9 +46,11 @@ def most_wrong(steps: Mapping[int, int], *, confidence: float = CONFIDENCE, reca
 def expected_delay(window: float, rate: float, *, burst: float = 1.0, recall: float = 1.0) -> float:
     """Returns the mean number of steps until a check finds a fault, from the beginning of the fault.
 
-    Wrong steps come in bursts at random times. A check of one random step in each window finds a burst of n steps with
-    the probability p = recall * n / window, if n is at most `window`, and 1 - (1 - recall)^(n / window) otherwise.
-    Bursts begin every n / rate steps on average, so the mean is n / (rate p).
+    If steps are wrong independently, the check of each window finds a wrong step with the probability recall * rate,
+    and the mean is window * (1 / (recall * rate) - 1 / 2). Bursts of n steps begin n / rate steps apart on average, and
+    the fault begins with one. A burst is found with a probability p that depends on its place in the windows that it
+    touches; the mean is (1 / p - 1) * n / rate, and the time within a burst. The formula for bursts is for rates up to
+    0.1.
 
     Args:
         window: length of the windows in steps; 1 if every step is checked.
@@ -58,10 +61,25 @@ def expected_delay(window: float, rate: float, *, burst: float = 1.0, recall: fl
     Example:
         >>> from sdc.guarding import expected_delay
         >>> round(expected_delay(100, 1e-3)), round(expected_delay(100, 1e-3, burst=1000))
-        (100000, 1000000)
+        (99950, 58)
     """
-    if rate <= 0:
+    if rate <= 0 or recall <= 0:
         return math.inf
-    windows = burst / window
-    found = recall * windows if windows <= 1 else 1 - (1 - recall) ** windows if recall < 1 else 1.0
-    return burst / (rate * found) if found else math.inf
+    if burst <= 1:
+        return window * (1 / (recall * rate) - 0.5)
+    found, within = _burst(window, burst, recall)
+    return (1 / found - 1) * burst / rate + within
+
+
+def _burst(window: float, burst: float, recall: float) -> tuple[float, float]:
+    """Returns the probability that the checks of the windows that a burst touches find it, averaged over its place, and
+    the mean time from its beginning until they do."""
+    found = time = 0.0
+    for place in range(PLACES):
+        passed, part, missed = 0.0, min(burst, window * (1 - (place + 0.5) / PLACES)), 1.0
+        while part > 0 and missed > 1e-9:
+            here = missed * recall * part / window
+            found, time, missed = found + here, time + here * (passed + part / 2), missed - here
+            passed += part
+            part = min(burst - passed, window)
+    return found / PLACES, time / found

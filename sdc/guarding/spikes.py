@@ -22,12 +22,14 @@ class Spikes(Layer):
     sees = "a loss, a gradient norm or another scalar far outside of its recent values, or not finite"
     blind = "most corruption, which does not show in them"
     share = 0.0
+    bounds = runs_step = False
 
     def __init__(self, limit: float = LIMIT) -> None:
         super().__init__()
         self.limit = limit
         self.structure: Any = None
         self.names: dict[int, str] = {}
+        self.wrong: dict[str, bool] = defaultdict(bool)  # whether the last value was not finite
         self.recent: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
 
     def prepare(self, call: Call) -> None:
@@ -38,13 +40,16 @@ class Spikes(Layer):
         if self.structure is None or structure != self.structure:
             self.structure, names = structure, names_in(structure)
             self.names = {place: names[place] for place, leaf in enumerate(leaves) if _is_scalar(leaf)}
-        return {name: leaves[place] for place, name in self.names.items() if not leaves[place].is_deleted()} or None
+        return {name: leaves[place] for place, name in self.names.items() if _is_scalar(leaves[place])} or None
 
     def judge(self, found: Any, step: int) -> list[Detection]:
         findings = []
         for name, array in found.items():
+            if array.is_deleted():  # donated to the next step: it belongs to the state
+                continue
             value = float(np.asarray(array))
-            if (deviation := self.deviation(name, value)) > self.limit:
+            new, self.wrong[name] = not self.wrong[name], not np.isfinite(value)
+            if (deviation := self.deviation(name, value)) > self.limit and new:
                 what = f"{name} = {value:.6g} is {deviation:.3g} median deviations from its median"
                 findings.append(Detection(self.name, step, what, proof=False))
         return findings
@@ -60,7 +65,7 @@ class Spikes(Layer):
             return 0.0
         middle = float(np.median(known))
         spread = 1.4826 * float(np.median(np.abs(known - middle)))  # of a normal distribution
-        return abs(value - middle) / spread if spread else 0.0
+        return abs(value - middle) / (spread or abs(middle) or 1.0)
 
 
 def _is_scalar(leaf: Any) -> bool:

@@ -18,6 +18,7 @@ from .evidence import Call, Detection, Layer, device_names, names_in, results_of
 class Stored(NamedTuple):
     """An array of the state, with its digests on each device."""
 
+    place: int
     name: str
     array: Any
     digests: UInt32[Array, "*mesh 2"]
@@ -83,11 +84,14 @@ class State(Layer):
     sees = "replicas that are not equal, and memory that changed between two steps"
     blind = "what all replicas have alike, and what is wrong in a part of the state that exists once"
     share = 0.1
+    bounds = runs_step = False
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self.random = np.random.default_rng(seed)
         self.stored: Stored | None = None
+        self.structure: Any = ()
+        self.passing: set[int] = set()  # results that are not passed to the next step
 
     @property
     def waiting(self) -> bool:
@@ -111,21 +115,25 @@ class State(Layer):
     def after(self, out: Any, given: Any) -> Any:
         """Digests one of the arrays that the step returned."""
         leaves, structure = jax.tree.flatten(results_of(out, given))
-        sizes = np.array([_size(leaf) for leaf in leaves], float)
+        if structure != self.structure:
+            self.structure, self.passing = structure, set()
+        sizes = np.array([0 if n in self.passing else _size(leaf) for n, leaf in enumerate(leaves)], float)
         if not sizes.sum():
+            self.why_not = "no array that the step returns is passed to the next step as it is"
             return None
-        place = self.random.choice(len(leaves), p=sizes / sizes.sum())
-        name, array = names_in(structure)[place], leaves[place]
-        self.stored = Stored(name, array, device_digests([array])[0])
+        place = int(self.random.choice(len(leaves), p=sizes / sizes.sum()))
+        self.stored = Stored(place, names_in(structure)[place], leaves[place], device_digests([leaves[place]])[0])
         return None
 
     def before(self, call: Call) -> Any:
-        """Digests the array again, if the step is given it."""
+        """Digests the array again, if the step is given it; otherwise, it does not belong to the state."""
         stored, self.stored = self.stored, None
         if stored is None:
             return None
-        here = any(array is stored.array for array in call.arrays)
-        again = device_digests([stored.array])[0] if here else stored.digests
+        if all(array is not stored.array for array in call.arrays):
+            self.passing.add(stored.place)
+            return None
+        again = device_digests([stored.array])[0]
         return Digested(stored.name, stored.digests, again, (stored.array.sharding, replicated_axes(stored.array)))
 
     def judge(self, found: Digested, step: int) -> list[Detection]:

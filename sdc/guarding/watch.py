@@ -16,7 +16,7 @@ from sdc.verdict import Verdict, limit
 from ..multihost import first_line
 from ..program import holds_objects
 from .checked_steps import Checksums, Recomputation
-from .evidence import Detection, Layer, call_of, settled
+from .evidence import Call, Detection, Layer, call_of, settled
 from .neighbours import Ring
 from .recomputation import NotRepeatable
 from .schedule import CheckSchedule, agreed, seconds_of
@@ -24,6 +24,7 @@ from .silence import CONFIDENCE, expected_delay, most_wrong
 from .spikes import Spikes
 from .state import State
 
+LEAST = 0.5  # least coverage of a layer whose silence makes a verdict clean
 PATIENCE = 100  # successive steps with arguments of another form, after which the checks are prepared for this form
 WARM_UP = 3  # steps before the time of a step is known
 MOST_PENDING = 16  # results that are not judged yet, beyond which the host waits for the oldest
@@ -42,6 +43,7 @@ class LayerReport:
         steps: numbers of steps by the length of their window (see `most_wrong`).
         sees: what it can find.
         blind: what it cannot find.
+        coverage: share of the step on which its comparisons depend; None if its silence bounds nothing.
     """
 
     name: str
@@ -52,11 +54,14 @@ class LayerReport:
     steps: dict[int, int]
     sees: str
     blind: str
+    coverage: float | None = None
 
     def most_wrong_share(self, confidence: float = CONFIDENCE) -> float:
-        """Returns the share of steps that can be wrong at most, if the layer found nothing."""
+        """Returns the share of steps that can be wrong at most, in what the layer sees, if it found nothing."""
         whole = sum(self.steps.values())
-        return most_wrong(self.steps, confidence=confidence) / whole if whole else 1.0
+        if not whole or not self.runs or self.coverage is None:
+            return 1.0
+        return most_wrong(self.steps, confidence=confidence) / whole
 
     def delay(self, rate: float, burst: float = 1.0) -> float:
         """Returns the mean number of steps until the layer finds a fault that makes this share of the steps wrong."""
@@ -84,10 +89,11 @@ class GuardReport:
 
     @property
     def verdict(self) -> Verdict:
-        """Corrupt if a layer has proof; inconclusive if silence excludes nothing, or there is only suspicion."""
+        """Corrupt if a layer has proof; inconclusive if there is only suspicion, or if no layer that covers half of a
+        step excludes anything."""
         if any(finding.proof for finding in self.findings):
             return Verdict.CORRUPT
-        excludes = any(layer.runs and layer.most_wrong_share() < 1 for layer in self.layers)
+        excludes = any((layer.coverage or 0) >= LEAST and layer.most_wrong_share() < 1 for layer in self.layers)
         return Verdict.CLEAN if excludes and not self.findings else Verdict.INCONCLUSIVE
 
     def __str__(self) -> str:
@@ -98,8 +104,10 @@ class GuardReport:
         for layer in self.layers:
             if layer.why_not:
                 lines.append(f"  {layer.name}: not run: {layer.why_not}")
-            elif not layer.steps:
-                lines.append(f"  {layer.name}: every step ({layer.about})")
+            elif layer.coverage is None:
+                lines.append(
+                    f"  {layer.name}: {f'{layer.runs} checks' if layer.cost else 'every step'} ({layer.about})"
+                )
             elif layer.most_wrong_share() >= 1:
                 lines.append(f"  {layer.name}: {layer.runs} checks, too few to exclude anything ({layer.about})")
             else:
@@ -140,8 +148,10 @@ class Watch:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step, and the checks that are due; returns the step's result."""
-        self._judge(wait=False)
         form = _form_of(args, kwargs)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            raise ValueError("a guarded step was called inside jit or another transformation; call it outside")
+        self._judge(wait=False)
         self._others = 0 if form == self._form else self._others + 1
         if self._form is None or self._others > PATIENCE:
             self._prepare(form, args, kwargs)
@@ -168,9 +178,10 @@ class Watch:
         for layer in self._layers:
             check = checks.get(layer.name)
             steps, runs, cost = (dict(check.steps), check.runs, check.cost) if check else ({}, 0, 0.0)
-            layers.append(
-                LayerReport(layer.name, layer.about, layer.why_not, runs, cost, steps, layer.sees, layer.blind)
-            )
+            steps[0] = steps.get(0, 0) + self.steps - sum(steps.values())  # before the time of a step was known
+            covers = layer.coverage if layer.bounds else None
+            about = layer.name, layer.about, layer.why_not
+            layers.append(LayerReport(*about, runs, cost, steps, layer.sees, layer.blind, covers))
         overhead = self._schedule.overhead() if self._schedule else 0.0
         return GuardReport(self.steps, tuple(self._findings), tuple(layers), overhead, self._start_up)
 
@@ -196,12 +207,13 @@ class Watch:
         started = time.perf_counter()
         self._objects = holds_objects((args, kwargs))
         call = call_of(self._step, args, kwargs, objects=self._objects)
-        costs = {}
+        costs, effects = {}, _effects_of(call) if any(layer.runs_step for layer in self._layers) else ""
         for layer in self._layers:
-            layer.why_not = ""
-            _tried(layer, functools.partial(layer.prepare, call))
+            layer.why_not = f"the step has {effects}, which a check would repeat" if layer.runs_step and effects else ""
+            if not layer.why_not:
+                _tried(layer, functools.partial(layer.prepare, call))
             if layer.share and not layer.why_not:
-                seconds = _tried(layer, lambda layer=layer: seconds_of(functools.partial(layer.cost, call)))
+                seconds = _tried(layer, functools.partial(seconds_of, functools.partial(layer.cost, call)))
                 if seconds is not None:
                     costs[layer.name] = layer.share, seconds
         whole = sum(share for share, _ in costs.values())
@@ -261,6 +273,16 @@ def _tried(layer: Layer, action: Callable[[], Found]) -> Found | None:
         return None
 
 
+def _effects_of(call: Call) -> str:
+    """Returns the kinds of a step's side effects, such as callbacks; an empty string if it has none."""
+    run = call.run
+    try:
+        effects = jax.make_jaxpr(lambda *arrays: run(arrays))(*call.arrays).effects
+    except Exception:  # a step that cannot be traced, which the layers report
+        return ""
+    return ", ".join(sorted({type(effect).__name__ for effect in effects}))
+
+
 def _form_of(args: Any, kwargs: Any) -> tuple[Any, ...]:
     """Returns what a compiled check depends on: the structure of the arguments, and the types of the arrays in them."""
     leaves, structure = jax.tree.flatten((args, kwargs))
@@ -284,8 +306,8 @@ def guard(
     compiles them and calibrates them, with the arguments of this call. The host never waits for a step.
 
     Args:
-        step: a function or its `jax.jit`, `nnx.jit` or `eqx.filter_jit`; it may donate its arguments. Flax NNX objects
-            and Equinox modules may be among the arguments.
+        step: a `jax.jit`, `nnx.jit` or `eqx.filter_jit` of a function, which may donate its arguments; any other
+            function is compiled. Flax NNX objects and Equinox modules may be among the arguments.
         mesh: mesh of the step's devices, for comparisons between devices.
         axis: axis of the mesh along which devices compute different parts of a batch.
         budget: share of the time of the steps that checks may take.
@@ -295,6 +317,7 @@ def guard(
 
     Raises:
         ValueError: the budget is not between 0 and 1, or two layers have the same name.
+        TypeError: the step is a compiled program.
         NotRepeatable: the step computes other bits from the same inputs (from the first call).
 
     Example:
@@ -311,6 +334,8 @@ def guard(
         >>> watch.report().findings
         ()
     """
+    if isinstance(step, jax.stages.Compiled):
+        raise TypeError("guard was given a compiled program, into which checks cannot be put; pass the jitted function")
     if not 0 < budget < 1:
         raise ValueError(f"budget={budget}: expected a share of the time between 0 and 1, as in 0.01")
     chosen = layers_for(mesh, axis, seed) if layers is None else list(layers)

@@ -270,8 +270,9 @@ class _Walk:
             length, kind = 0, ("while", level, at.mesh)
             asked, rest = inputs[: params["cond_nconsts"]], inputs[params["cond_nconsts"] :]
             consts, start, xs = rest[: params["body_nconsts"]], rest[params["body_nconsts"] :], []
-        # XLA removes a loop with one iteration.
-        token = frozenset([("loop", at.order)] if length != 1 else [])
+        # XLA removes a loop with one iteration, as an unrolled one has.
+        turns = -(-length // max(int(params["unroll"]), 1)) if scans else 0
+        token = frozenset([("loop", at.order)] if turns != 1 else [])
         carried = [Value(0, one.origin | _union([*consts, *xs]) | token) for one in start]
         elements = [Value(numbers.element(one.number, level, length), one.origin | token) for one in xs]
 

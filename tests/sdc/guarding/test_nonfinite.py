@@ -73,3 +73,11 @@ def test_only_selected_operations_are_searched() -> None:
     assert sdc.first_nonfinite(lambda x: jnp.log(x @ x), products)(jnp.zeros((2, 2)))[1] is None
     with pytest.raises(ValueError, match="matches none"):
         sdc.first_nonfinite(lambda x: x + 1, products)(jnp.zeros(2))
+
+
+def test_a_row_that_is_masked_entirely_makes_a_nan() -> None:
+    _, first = sdc.first_nonfinite(lambda x: jax.nn.softmax(jnp.where(x > 9, x, -jnp.inf)))(jnp.ones((2, 4)))
+    assert first is not None
+    assert first.site.primitive == "sub"
+    with pytest.raises(ValueError, match="inside jit"):
+        jax.jit(lambda x: sdc.first_nonfinite(jnp.log)(x)[0])(jnp.ones(2))
