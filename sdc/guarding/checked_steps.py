@@ -32,7 +32,8 @@ class Recomputation(Layer):
 
     def prepare(self, call: Call) -> None:
         last = program.compiled_for().platform != "cpu" if self.last is None else self.last
-        self.calibration = calibrate(lambda *arrays: call.run(arrays), [call.arrays], self.where, last=last, alone=True)
+        run = call.run  # without the arrays of the call
+        self.calibration = calibrate(lambda *arrays: run(arrays), [call.arrays], self.where, last=last, alone=True)
         if not self.calibration.names:
             self.why_not = "the step computes nothing twice that could be compared; put jax.checkpoint around layers"
         witnessed = jax.eval_shape(self.calibration.run, *call.arrays)[1]
