@@ -19,7 +19,13 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import sdc
+from sdc.guarding import watch as watching
 
+def free(work):
+    work()
+    return 0.0
+
+watching.seconds_of = free  # checks that cost nothing run at every step
 mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
 layer = jax.checkpoint(lambda x, w: jnp.tanh(x @ w))
 
@@ -37,12 +43,12 @@ def placed(x, spec):
 draw = np.random.default_rng(0)
 w = placed(draw.normal(size=(3, 16, 16)).astype(np.float32) / 4, P())
 watch = sdc.guard(step, mesh, budget=0.9)
-for number in range(400):
+for number in range(120):
     w, _ = watch(w, placed(draw.normal(size=(16, 16)).astype(np.float32), P("data")))
     jax.block_until_ready(w)
-    if number == 199:
+    if number == 59:
         quiet = watch.report()
-    if number > 200 and process == 1 and number % 5 == 0:
+    if number > 60 and process == 1 and number % 5 == 0:
         shard = w.addressable_shards[0].data
         place = shard.unsafe_buffer_pointer() + 4 * int(draw.integers(shard.size)) + 1
         flip = f"import os; from tests.storms.flips import flip; flip(os.getppid(), {place}, 4)"
