@@ -24,7 +24,8 @@ from .silence import CONFIDENCE, expected_delay, most_wrong
 from .spikes import Spikes
 from .state import State
 
-LEAST = 0.5  # least coverage of a layer whose silence makes a verdict clean
+# A verdict is clean if a layer with this coverage excludes that more than this share of the steps were wrong.
+LEAST, MOST = 0.5, 0.5
 PATIENCE = 100  # successive steps with arguments of another form, after which the checks are prepared for this form
 WARM_UP = 3  # steps before the time of a step is known
 MOST_PENDING = 16  # results that are not judged yet, beyond which the host waits for the oldest
@@ -90,10 +91,10 @@ class GuardReport:
     @property
     def verdict(self) -> Verdict:
         """Corrupt if a layer has proof; inconclusive if there is only suspicion, or if no layer that covers half of a
-        step excludes anything."""
+        step excludes that half of the steps were wrong."""
         if any(finding.proof for finding in self.findings):
             return Verdict.CORRUPT
-        excludes = any((layer.coverage or 0) >= LEAST and layer.most_wrong_share() < 1 for layer in self.layers)
+        excludes = any((layer.coverage or 0) >= LEAST and layer.most_wrong_share() <= MOST for layer in self.layers)
         return Verdict.CLEAN if excludes and not self.findings else Verdict.INCONCLUSIVE
 
     def __str__(self) -> str:
@@ -111,7 +112,7 @@ class GuardReport:
             elif layer.most_wrong_share() >= 1:
                 lines.append(f"  {layer.name}: {layer.runs} checks, too few to exclude anything ({layer.about})")
             else:
-                share = limit(100 * layer.most_wrong_share(), 2, up=True)
+                share = limit(100 * layer.most_wrong_share(), 3, up=True)
                 lines.append(
                     f"  {layer.name}: {layer.runs} checks ({layer.about}); without a finding, at most {share} % of the "
                     "steps of each device were wrong, with 95 % confidence"
