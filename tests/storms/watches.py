@@ -5,6 +5,7 @@ The forms vary in their type, mesh, recomputation and seed; every step is new da
 
 import dataclasses
 import itertools
+import os
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 
 import sdc
 from sdc.guarding import Layer, Recomputation, Ring, State
+from sdc.records import prepare
 from sdc.train import get_config
 from sdc.train.programs import initial_state, place, plain, sharded
 
@@ -19,10 +21,12 @@ from .tally import Tally
 
 FORMS = tuple(itertools.product(("float32", "bfloat16"), ("layer", "ffn"), ((1, 1), (2, 1), (1, 2), (2, 2))))
 CHUNK = 500  # steps of one form
+DEVICES = 4
 
 
 def run(count: int, seed: int) -> Tally:
     """Runs `count` steps."""
+    prepare(cpu_devices=DEVICES, cpu_threads=os.cpu_count(), only_cpu=True)
     tally = Tally("watches")
     for number, start in enumerate(range(0, count, CHUNK)):
         dtype, remat, (data, model) = FORMS[(seed + number) % len(FORMS)]
