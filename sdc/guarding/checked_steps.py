@@ -8,18 +8,17 @@ import numpy as np
 
 from .. import program
 from ..checksums import abft, coverage
+from ..multihost import first_line
 from ..twins import first_difference
-from .evidence import Call, Detection, Layer, settled
+from .evidence import EARLY, Call, Detection, Layer, settled
 from .recomputation import WitnessCalibration, Witnessed, calibrate, comparable, witnessed_share
-
-EARLY = 20  # first checks, in which what differs in the same way in two runs belongs to the calibration
 
 
 class Recomputation(Layer):
     """Runs the forward pass and its recomputation, and compares the two (`witness`)."""
 
     name = "witness"
-    sees = "a product, kernel or reduction that was wrong in one of two computations"
+    sees = "a product, kernel or reduction that was wrong in one of four computations"
     blind = "operations that run once, values that are saved for the backward pass, and faults that recur"
     share = 0.5
 
@@ -27,6 +26,7 @@ class Recomputation(Layer):
         """Creates the layer; see `witness`. By default, accelerators compare only the last operations of a chain."""
         super().__init__()
         self.where, self.last = where, last
+        self.covered = 0.0  # share of the forward pass, if nothing recurs
         self.checks, self.recurring = 0, frozenset[str]()  # what differs in the same way in two runs
         self.calibration: WitnessCalibration | None = None
 
@@ -37,7 +37,7 @@ class Recomputation(Layer):
         if not self.calibration.names:
             self.why_not = "the step computes nothing twice that could be compared; put jax.checkpoint around layers"
         witnessed = jax.eval_shape(self.calibration.run, *call.arrays)[1]
-        self.coverage = witnessed_share(witnessed)
+        self.coverage = self.covered = witnessed_share(witnessed)
         excluded = f", {len(self.calibration.differing)} excluded by calibration" if self.calibration.differing else ""
         self.about = f"{len(self.calibration.names)} operations, {self.coverage:.0%} of the forward pass{excluded}"
 
@@ -52,6 +52,9 @@ class Recomputation(Layer):
         unlike = [name for name, one in runs[0].items() if not _equal(one, runs[1][name])]
         alike = [name for name, one in runs[0].items() if name not in unlike and np.any(one.differs)]
         new, self.recurring = sorted({*alike} - self.recurring), self.recurring | {*alike}
+        if new:  # what differs without a fault says nothing about one
+            left = sum(site.work for site in runs[0].sites if site.name not in self.recurring)
+            self.coverage = self.covered * left / max(sum(site.work for site in runs[0].sites), 1)
         if unlike:
             return [self._intermittent(runs, step)]
         if not new or self.checks <= EARLY:
@@ -99,7 +102,7 @@ class Checksums(Layer):
             self.run = jax.jit(lambda *arrays: jax.tree.map(jnp.asarray, checked(*arrays)[1]))
             flags = self.run(*call.arrays)
         except ValueError as error:
-            self.why_not = str(error)
+            self.why_not = f"no product can be checked ({first_line(error)})"
             return
         self.coverage = coverage(flags)
         self.about = f"{len(flags)} products, {self.coverage:.0%} of the products' operations"

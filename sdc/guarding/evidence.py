@@ -4,6 +4,7 @@ A layer runs programs of its own, whose results are only compared: the state of 
 What it found is judged on the host once the device has it, a step or more later.
 """
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,9 @@ import jax
 import numpy as np
 
 from ..program import is_array
+
+# First checks of a layer, in which what differs on devices that are taken to be healthy belongs to its calibration.
+EARLY = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +47,9 @@ class Call(NamedTuple):
 
     run: Callable[[Sequence[Any]], Any]  # returns the step's result; may be traced
     arrays: list[Any]
-    structure: Any  # of the arguments
-    key: Any  # equal for calls that differ only in their arrays
 
 
-class Layer:
+class Layer(abc.ABC):
     """One kind of evidence.
 
     Attributes:
@@ -78,19 +80,22 @@ class Layer:
         """Whether `before` must run at the next step, although no check is due."""
         return False
 
+    @abc.abstractmethod
     def prepare(self, call: Call) -> None:
         """Compiles and calibrates what `before` runs; sets `why_not` if the layer cannot run."""
 
     def before(self, call: Call) -> Any:
         """Dispatches comparisons that need the step's inputs; returns arrays for `judge`, or None."""
+        return None
 
     def after(self, out: Any, given: Any) -> Any:
         """Dispatches comparisons that need the step's result, or its arguments if there are Flax NNX objects among them
         (else None); returns arrays for `judge`, or None."""
+        return None
 
+    @abc.abstractmethod
     def judge(self, found: Any, step: int) -> list[Detection]:
         """Returns what the arrays show."""
-        raise NotImplementedError
 
     def cost(self, call: Call) -> Any:
         """Runs what a check runs, and waits for it."""
@@ -133,8 +138,7 @@ def call_of(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
         out = step(*own, **named)
         return out if graph is None else (out, nnx.split(tree)[1])  # with what the step changed in place
 
-    fixed = tuple(leaf if _hashes(leaf) else id(leaf) for leaf in static)
-    return Call(run, [leaves[place] for place in places], structure, (structure, fixed, graph))
+    return Call(run, [leaves[place] for place in places])
 
 
 @functools.lru_cache(64)
@@ -142,14 +146,6 @@ def names_in(structure: Any) -> tuple[str, ...]:
     """Returns the paths of the leaves of a tree."""
     paths = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(structure, range(structure.num_leaves)))[0]
     return tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths)
-
-
-def _hashes(leaf: Any) -> bool:
-    try:
-        hash(leaf)
-    except TypeError:
-        return False
-    return True
 
 
 def device_names(mesh: Any, places: np.ndarray) -> tuple[str, ...]:

@@ -10,10 +10,8 @@ from jax.sharding import Mesh, NamedSharding
 from sdc.bits import has_bits
 
 from ..program import traced
-from .evidence import Call, Detection, Layer, device_names, settled
+from .evidence import EARLY, Call, Detection, Layer, device_names, settled
 from .state import device_digests
-
-EARLY = 5  # first checks, which still exclude results
 
 
 class Ring(Layer):
@@ -52,11 +50,14 @@ class Ring(Layer):
         if not all(np.array_equal(a, b) for a, b in zip(first, again, strict=True)):
             self.why_not = "the step computes other bits from the same inputs; see sdc doctor"
             return
-        self.compared = [np.array_equal(a, b) for a, b in zip(first, rotated, strict=True)]
-        if not any(self.compared):
+        self._compare([np.array_equal(a, b) for a, b in zip(first, rotated, strict=True)])
+
+    def _compare(self, compared: list[bool]) -> None:
+        """Compares these results from now on."""
+        self.compared, self.coverage = compared, sum(compared) / max(len(compared), 1)
+        self.about = f"{sum(compared)} of {len(compared)} results"
+        if not any(compared):
             self.why_not = "every result depends on the order of a reduction over devices"
-        self.coverage = sum(self.compared) / max(len(self.compared), 1)
-        self.about = f"{sum(self.compared)} of {len(self.compared)} results"
 
     def _problem(self, call: Call) -> str:
         if self.mesh is None or self.axis not in self.mesh.shape:
@@ -100,7 +101,7 @@ class Ring(Layer):
             for first, rotated in zip(*found, strict=True)
         ]
         if self.checks <= EARLY:
-            self.compared = [known and not len(places) for known, places in zip(self.compared, differing, strict=True)]
+            self._compare([known and not len(places) for known, places in zip(self.compared, differing, strict=True)])
         wrong = [places for known, places in zip(self.compared, differing, strict=True) if known and len(places)]
         if not wrong:
             return []

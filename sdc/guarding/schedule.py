@@ -11,8 +11,9 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from ..multihost import everyone
@@ -53,7 +54,6 @@ class CheckSchedule:
         checks: the checks by name.
         step_seconds: time of a step without checks.
         spent: seconds that checks took.
-        elapsed: seconds that steps took, with checks.
     """
 
     def __init__(
@@ -70,8 +70,7 @@ class CheckSchedule:
         self.budget, self.step_seconds = budget, step_seconds
         self.checks = {name: ScheduledCheck(share, cost) for name, (share, cost) in costs.items()}
         self.random = random.Random(seed)
-        self.spent = self.elapsed = 0.0
-        self.step = 0
+        self.spent, self.step = 0.0, 0
         self._dense = True
         self._plain: list[float] = []  # times of steps without checks
         self._factor, self._credit, self._paid = DENSE, CREDIT, 0
@@ -110,11 +109,9 @@ class CheckSchedule:
             check.done += 1
         return chosen
 
-    def took(self, seconds: float, *, checked: bool) -> None:
-        """Records the time of a step."""
-        self.elapsed += seconds
-        if not checked:
-            self._plain.append(seconds)
+    def took(self, seconds: float) -> None:
+        """Records the time of a step without checks."""
+        self._plain.append(seconds)
 
     def _begin(self, check: ScheduledCheck) -> None:
         """Begins a window, or, if the check has not earned its cost yet, waits for a step."""
@@ -126,9 +123,7 @@ class CheckSchedule:
 
     def _decide(self) -> None:
         """Agrees on the time of a step with the other processes, and on whether there was a suspicion."""
-        own = {"seconds": sorted(self._plain)[len(self._plain) // 2] if self._plain else self.step_seconds,
-               "dense": self._dense}  # fmt: skip
-        first = agreed(own)
+        first = agreed({"seconds": median(self._plain or [self.step_seconds]), "dense": self._dense})
         self.step_seconds, dense = first["seconds"], first["dense"]
         self._dense, self._plain = False, []
         self._factor = DENSE if dense else 1.0
@@ -144,6 +139,11 @@ class CheckSchedule:
 def agreed(value: Any) -> Any:
     """Returns the value of process 0, in all processes."""
     return json.loads(everyone(json.dumps(value), at="while choosing the steps that are checked")[0])
+
+
+def common(names: Iterable[str]) -> set[str]:
+    """Returns the names that all processes give."""
+    return set.intersection(*(set(json.loads(text)) for text in everyone(json.dumps(list(names)))))
 
 
 def seconds_of(work: Callable[[], object]) -> float:

@@ -19,7 +19,7 @@ from .checked_steps import Checksums, Recomputation
 from .evidence import Call, Detection, Layer, call_of, settled
 from .neighbours import Ring
 from .recomputation import NotRepeatable
-from .schedule import CheckSchedule, agreed, seconds_of
+from .schedule import CheckSchedule, agreed, common, seconds_of
 from .silence import CONFIDENCE, expected_delay, most_wrong
 from .spikes import Spikes
 from .state import State
@@ -42,8 +42,6 @@ class LayerReport:
         runs: number of checks.
         cost: seconds for one check.
         steps: numbers of steps by the length of their window (see `most_wrong`).
-        sees: what it can find.
-        blind: what it cannot find.
         coverage: share of the step on which its comparisons depend; None if its silence bounds nothing.
     """
 
@@ -53,8 +51,6 @@ class LayerReport:
     runs: int
     cost: float
     steps: dict[int, int]
-    sees: str
-    blind: str
     coverage: float | None = None
 
     def most_wrong_share(self, confidence: float = CONFIDENCE) -> float:
@@ -106,9 +102,8 @@ class GuardReport:
             if layer.why_not:
                 lines.append(f"  {layer.name}: not run: {layer.why_not}")
             elif layer.coverage is None:
-                lines.append(
-                    f"  {layer.name}: {f'{layer.runs} checks' if layer.cost else 'every step'} ({layer.about})"
-                )
+                often = f"{layer.runs} checks" if layer.runs else "every step"
+                lines.append(f"  {layer.name}: {often} ({layer.about})")
             elif layer.most_wrong_share() >= 1:
                 lines.append(f"  {layer.name}: {layer.runs} checks, too few to exclude anything ({layer.about})")
             else:
@@ -182,7 +177,7 @@ class Watch:
             steps[0] = steps.get(0, 0) + self.steps - sum(steps.values())  # before the time of a step was known
             covers = layer.coverage if layer.bounds else None
             about = layer.name, layer.about, layer.why_not
-            layers.append(LayerReport(*about, runs, cost, steps, layer.sees, layer.blind, covers))
+            layers.append(LayerReport(*about, runs, cost, steps, covers))
         overhead = self._schedule.overhead() if self._schedule else 0.0
         return GuardReport(self.steps, tuple(self._findings), tuple(layers), overhead, self._start_up)
 
@@ -212,17 +207,38 @@ class Watch:
         for layer in self._layers:
             layer.why_not = f"the step has {effects}, which a check would repeat" if layer.runs_step and effects else ""
             if not layer.why_not:
-                _tried(layer, functools.partial(layer.prepare, call))
+                self._calibrate(layer, call)
             if layer.share and not layer.why_not:
                 seconds = _tried(layer, functools.partial(seconds_of, functools.partial(layer.cost, call)))
                 if seconds is not None:
                     costs[layer.name] = layer.share, seconds
+        everywhere = common(costs)
+        for layer in self._layers:
+            if layer.name in costs.keys() - everywhere:
+                layer.why_not = "it cannot run in another process"
+                del costs[layer.name]
         whole = sum(share for share, _ in costs.values())
         self._costs = agreed({name: (share / whole, seconds) for name, (share, seconds) in costs.items()})
         if self._schedule is not None:
             self._schedule.revise(self._costs)
         self._form, self._others, self._last = form, 0, 0.0
         self._start_up += time.perf_counter() - started
+
+    def _calibrate(self, layer: Layer, call: Call) -> None:
+        """Prepares a layer. A step that repeated its bits before and no longer does is evidence, not an error."""
+        try:
+            _tried(layer, functools.partial(layer.prepare, call))
+        except NotRepeatable as error:
+            if not self.steps:
+                raise
+            layer.why_not = first_line(error)
+            self._found(Detection(layer.name, self.steps, first_line(error)))
+
+    def _found(self, detection: Detection) -> None:
+        self._findings.append(detection)
+        self._on_finding(detection)
+        if self._schedule is not None:
+            self._schedule.suspect()
 
     def _due(self, now: float) -> list[str]:
         """Returns the names of the checks of this step; the first steps show how long a step takes."""
@@ -233,8 +249,8 @@ class Watch:
             if len(self._warm) < WARM_UP or not self._costs:
                 return []
             self._schedule = CheckSchedule(self._budget, self._costs, agreed(min(self._warm)), seed=self._seed)
-        elif took:
-            self._schedule.took(took, checked=self._checked)
+        elif took and not self._checked:
+            self._schedule.took(took)
         due = self._schedule.due(can=not self._others)
         self._checked = bool(due)
         return due
@@ -254,10 +270,7 @@ class Watch:
                 return
             self._pending.popleft()
             for finding in _tried(layer, functools.partial(layer.judge, found, step)) or ():
-                self._findings.append(finding)
-                self._on_finding(finding)
-                if self._schedule is not None:
-                    self._schedule.suspect()
+                self._found(finding)
 
 
 Found = TypeVar("Found")
@@ -304,7 +317,7 @@ def guard(
 
     The watched step is the step: its results have the bits that they have without a guard. Checks are programs of their
     own, whose results are only compared, at random steps that depend on measured times and the seed. The first call
-    compiles them and calibrates them, with the arguments of this call. The host never waits for a step.
+    compiles and calibrates them, with its arguments. The host waits only for results that are more than 16 steps old.
 
     Args:
         step: a `jax.jit`, `nnx.jit` or `eqx.filter_jit` of a function, which may donate its arguments; any other

@@ -22,20 +22,10 @@ from sdc.train.programs import initial_state, place, plain, sharded
 from sdc.verdict import Verdict
 from tests.matrix.test_forms import eqx_step, nnx_state, nnx_step
 
+pytestmark = pytest.mark.usefixtures("free_checks")
 STEPS = 20
 Form = tuple[Callable[..., Any], Callable[[], Any], Callable[[int], Any], Any]  # step, state, batch, mesh
 POLICIES = jax.checkpoint_policies
-
-
-@pytest.fixture(autouse=True)
-def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks that cost nothing run at every step."""
-
-    def free(work: Callable[[], object]) -> float:
-        work()
-        return 0.0
-
-    monkeypatch.setattr("sdc.guarding.watch.seconds_of", free)
 
 
 def layers(policy: Any, dtype: Any, *, donate: bool, microsteps: int, data: int, fsdp: bool) -> Form:
@@ -108,7 +98,8 @@ def forms() -> Iterator[tuple[str, Callable[[], Form]]]:
     yield "nnx function", functools.partial(of_module, nnx_step, nnx_state, lambda step: step)
     model = functools.partial(eqx.nn.MLP, 4, 2, 4, 1, key=jax.random.key(0))
     yield "equinox", functools.partial(of_module, eqx_step, model, eqx.filter_jit)
-    yield "equinox, with a batch of a tree", functools.partial(of_module, eqx_step, model, eqx.filter_jit)
+    donating = functools.partial(eqx.filter_jit, donate="all")
+    yield "equinox, donated", functools.partial(of_module, eqx_step, model, donating)
 
 
 FORMS = dict(forms())

@@ -45,12 +45,11 @@ def witness_costs(config: TrainConfig, steps: int) -> dict[str, float]:
         {"plain": step, "witness": compared, "witness_alone": lambda *args: compared(*args)[1]}, *arguments
     )
     _, witnessed = runs["witness"]()
-    twice = recomputations(step, *arguments)
-    chosen = sum(group.first.work for group in twice.groups if comparable(group.first))
+    listed = recomputations(step, *arguments, where=comparable)
     return {
         **harness.ratios(harness.take_turns(runs, steps)),
         "witness_share": witnessed_share(witnessed),
-        "witness_share_of_twice": chosen / sum(group.first.work for group in twice.groups),
+        "witness_share_of_twice": listed.covered / listed.twice,
         "witness_false_alarms": sum(int(np.sum(one.differs)) for one in witnessed.values()),
     }
 

@@ -16,25 +16,15 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import sdc
 from sdc.faults import BitFlip
-from sdc.guarding import Checksums, Detection, Recomputation, Ring, Spikes, State
+from sdc.guarding import Checksums, Detection, NotRepeatable, Recomputation, Ring, Spikes, State
 from sdc.guarding.state import odd_ones
 from sdc.program import direction, products
 from sdc.verdict import Verdict
 
+pytestmark = pytest.mark.usefixtures("free_checks")
 MESH = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
 WHOLE, SPLIT = NamedSharding(MESH, P()), NamedSharding(MESH, P("data"))
 SIMULATED = sdc.Moment(jax.random.key(0), jnp.int32(0))
-
-
-@pytest.fixture(autouse=True)
-def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks that cost nothing run at every step."""
-
-    def free(work: Callable[[], object]) -> float:
-        work()
-        return 0.0
-
-    monkeypatch.setattr("sdc.guarding.watch.seconds_of", free)
 
 
 def loss(w: Any, x: Any) -> Any:
@@ -56,6 +46,16 @@ def batch(number: int) -> Any:
 
 def state() -> Any:
     return jax.device_put(jnp.copy(W), WHOLE)
+
+
+class Spoiled:
+    """A compiled step whose results something changes."""
+
+    def __init__(self, step: Any, change: Callable[[Any, Any], Any]) -> None:
+        self.step, self.lower, self.change = step, step.lower, change
+
+    def __call__(self, w: Any, x: Any) -> Any:
+        return self.change(*self.step(w, x))
 
 
 def watched(step: Callable[..., Any], layers: Any, steps: int = 30, **settings: Any) -> tuple[Any, list[Detection]]:
@@ -160,16 +160,13 @@ def test_neighbours_find_a_device_whose_fault_repeats(device: int) -> None:
 
 
 def test_replicas_that_differ_are_found_on_their_device() -> None:
-    def spoiled(w: Any, x: Any) -> Any:
-        w, metrics = run(w, x)
+    def change(w: Any, metrics: Any) -> Any:
         shards = [jnp.asarray(shard.data) for shard in w.addressable_shards]
         shards[2] = shards[2].at[0, 0, 0].add(1e-3)
         parts = [jax.device_put(part, device) for part, device in zip(shards, MESH.devices, strict=True)]
         return jax.make_array_from_single_device_arrays(w.shape, WHOLE, parts), metrics
 
-    run = jax.jit(step)
-    spoiled.lower = run.lower  # type: ignore[attr-defined] # as a compiled function has
-    report, found = watched(spoiled, [State()], steps=40)
+    report, found = watched(Spoiled(jax.jit(step), change), [State()], steps=40)
     assert report.verdict is Verdict.CORRUPT
     assert found[0].devices == ("cpu:2",)
     assert found[0].layer == "replicas"
@@ -201,15 +198,11 @@ def test_odd_ones_are_the_minority() -> None:
 
 
 def test_spikes_are_a_suspicion_and_no_verdict() -> None:
-    run = jax.jit(step)
-
-    def spoiled(w: Any, x: Any) -> Any:
-        w, metrics = run(w, x)
+    def change(w: Any, metrics: Any) -> Any:
         return w, {"loss": metrics["loss"] * (1000 if next(count) == 60 else 1)}
 
     count = iter(range(1000))
-    spoiled.lower = run.lower  # type: ignore[attr-defined] # as a compiled function has
-    report, found = watched(spoiled, [Spikes(limit=100), State()], steps=80)
+    report, found = watched(Spoiled(jax.jit(step), change), [Spikes(limit=100), State()], steps=80)
     assert [finding.step for finding in found] == [60]
     assert not found[0].proof
     assert report.verdict is Verdict.INCONCLUSIVE
@@ -302,13 +295,11 @@ def test_a_layer_that_fails_stops_and_training_goes_on() -> None:
 
 
 def test_results_may_change_their_structure() -> None:
-    def changing(w: Any, x: Any) -> Any:
-        w, metrics = run(w, x)
-        return w, {"loss": metrics["loss"], **({"other": jnp.float32(1)} if next(count) % 3 else {"more": {"a": x}})}
+    def change(w: Any, metrics: Any) -> Any:
+        return w, {**metrics, **({"other": jnp.float32(1)} if next(count) % 3 else {"more": {"a": jnp.ones(3)}})}
 
-    run, count = jax.jit(step), iter(range(1000))
-    changing.lower = run.lower  # type: ignore[attr-defined] # as a compiled function has
-    report, found = watched(changing, [Spikes(), State()], steps=80)
+    count = iter(range(1000))
+    report, found = watched(Spoiled(jax.jit(step), change), [Spikes(), State()], steps=80)
     assert not found
     assert not any(layer.why_not for layer in report.layers)
 
@@ -383,3 +374,30 @@ def test_inside_jit_and_compiled_programs_are_refused() -> None:
         jax.jit(watch)(W, jnp.ones((8, 8)))
     with pytest.raises(TypeError, match="pass the jitted function"):
         sdc.guard(jax.jit(step).lower(W, jnp.ones((8, 8))).compile())
+
+
+def test_a_step_that_no_longer_repeats_itself_is_evidence() -> None:
+    class Changed(Recomputation):
+        def prepare(self, call: Any) -> None:
+            if next(count):
+                raise NotRepeatable("the step computed other bits from the same inputs")
+            super().prepare(call)
+
+    count, found = iter(range(10)), []
+    watch = sdc.guard(jax.jit(step), MESH, budget=0.9, layers=[Changed()], on_finding=found.append)
+    w = state()
+    for number in range(140):
+        x = jax.random.normal(jax.random.key(number), (8 if number < 30 else 16, 8))
+        w, _ = watch(w, jax.device_put(x, SPLIT))
+    assert watch.verdict() is Verdict.CORRUPT
+    assert [finding.layer for finding in found] == ["witness"]
+
+
+def test_neighbours_exclude_early_what_depends_on_the_order_of_a_sum() -> None:
+    layer = Ring(MESH, "data")
+    zeros, ones = np.zeros((4, 2), np.uint32), np.ones((4, 2), np.uint32)
+    layer.compared = [True, True]
+    assert not layer.judge(([zeros, zeros], [zeros, ones]), 0)
+    assert (layer.compared, layer.coverage, layer.why_not) == ([True, False], 0.5, "")
+    assert not layer.judge(([zeros, zeros], [ones, ones]), 1)
+    assert "order of a reduction" in layer.why_not
