@@ -39,6 +39,13 @@ def test_only_arrays_of_the_type_are_struck() -> None:
         sdc.Moment(KEY, jnp.int32(0)), jnp.ones(8)
     )
     assert {name: int(event.changed) for name, event in events.items()} == {"fwd/sin#2": 8}
+    keys, values = jnp.arange(8.0), jnp.arange(8)
+    fault = sdc.Fault(BitFlip(), 1.0, primitive("sort"), dtype="float32")
+    (floats, integers), _ = sdc.inject(lambda k, v: jax.lax.sort((k, v)), [fault])(
+        sdc.Moment(KEY, jnp.int32(0)), keys, values
+    )
+    assert (floats != keys).all()
+    np.testing.assert_array_equal(integers, values)
     with pytest.raises(ValueError, match="float16"):
         sdc.inject(jnp.sin, [sdc.Fault(Stuck(0.0), 1.0, SINE, dtype="float16")])(
             sdc.Moment(KEY, jnp.int32(0)), jnp.ones(8)

@@ -188,6 +188,35 @@ def test_products_that_xla_computes_twice_are_found(name: str) -> None:
         assert products_in(form(remat), W, X) - products_in(form(plain), W, X) == count
 
 
+def two_branches(w: Any, x: Any) -> Any:
+    """The same product under two predicates, of which either may be false."""
+
+    def maybe(predicate: Any) -> Any:
+        return lax.cond(predicate, lambda: x @ w["a"][0], lambda: x)
+
+    return maybe(x[0, 0] > 0) + maybe(x[0, 1] > 0)
+
+
+def two_loops(w: Any, x: Any) -> Any:
+    """Loops of equal length from the same start, which go on differently."""
+    first = lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, w["a"])[0]
+    return first + lax.scan(lambda h, w: (jnp.sin(h @ w), None), x, w["a"])[0]
+
+
+def two_counts(w: Any, x: Any) -> Any:
+    """Loops that do the same, but not as often."""
+
+    def times(most: float) -> Any:
+        return lax.while_loop(lambda h: jnp.sum(h) < most, lambda h: jnp.tanh(h @ w["a"][0]) + 1, x)
+
+    return times(50.0) + times(90.0)
+
+
+@pytest.mark.parametrize("step", [two_branches, two_loops, two_counts])
+def test_products_that_look_alike_are_no_recomputations(step: Any) -> None:
+    assert not recomputations(step, W, X, where=products).groups
+
+
 POLICY_FORMS = ("scan", "one value saved", "nested", "loops")
 FLIPS = 125  # for each policy
 

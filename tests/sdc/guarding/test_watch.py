@@ -151,7 +151,9 @@ def test_neighbours_find_a_device_whose_fault_repeats(device: int) -> None:
         def fails(self, run: Any, *arrays: Any) -> Any:
             return jax.tree.leaves(run(*(jax.device_put(x, NamedSharding(MESH, x.sharding.spec)) for x in arrays)))
 
-    report, found = watched(with_fault(-1), [Ring(MESH, "data")], steps=12)
+    ring = Ring(MESH, "data")
+    report, found = watched(with_fault(-1), [ring], steps=12)
+    assert ring.rotated.devices.tolist() == [MESH.devices[number - 1] for number in range(4)]
     assert report.layers[0].about == "2 of 2 results"
     assert not found
     report, found = watched(with_fault(-1), [Fails(MESH, "data")], steps=12)
@@ -236,7 +238,9 @@ def test_flax_objects_among_the_arguments_are_left_alone() -> None:
         assert watch(model, x) == train(plain, x)
     assert int(model.calls[...]) == int(plain.calls[...]) == 30
     jax.tree.map(np.testing.assert_array_equal, nnx.state(model), nnx.state(plain))
-    assert watch.report().verdict is Verdict.CLEAN, str(watch.report())
+    report = watch.report()
+    assert report.verdict is Verdict.CLEAN, str(report)
+    assert next(layer.about for layer in report.layers if layer.name == "abft").startswith("2 products")  # both passes
 
 
 def test_bad_input_is_refused() -> None:
@@ -341,7 +345,7 @@ def test_donated_scalars_and_local_metrics_do_no_harm() -> None:
     def scaled(state: Any, x: Any) -> Any:
         w, metrics = step(state["w"], x)
         local = jax.shard_map(
-            lambda x: jnp.sum(x)[None], mesh=MESH, in_specs=P("data"), out_specs=P(), check_vma=False
+            lambda x: jnp.tile(x, (32, 1)), mesh=MESH, in_specs=P("data"), out_specs=P(), check_vma=False
         )(x)
         return {"w": w, "scale": state["scale"] * 0.999}, {**metrics, "local": local}
 
@@ -352,6 +356,7 @@ def test_donated_scalars_and_local_metrics_do_no_harm() -> None:
         given, _ = watch(given, batch(number))
     assert not found
     assert not any(layer.why_not for layer in watch.report().layers)
+    assert [layer.runs > 30 for layer in watch.report().layers] == [False, True]
 
 
 def test_python_numbers_are_constants_and_nothing_is_kept() -> None:
