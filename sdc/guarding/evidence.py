@@ -114,7 +114,8 @@ def settled(tree: Any) -> Any:
 def call_of(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, objects: bool) -> Call:
     """Returns a call as a function of its arrays; Python numbers are constants of this function.
 
-    `objects` says whether there are Flax NNX objects among the arguments, which the function leaves unchanged.
+    References among the arguments become copies of their arrays, and Flax NNX objects, if `objects` says that there are
+    any, their states: the function leaves both unchanged, and returns what the step made of them.
     """
     given: Any = (tuple(args), dict(kwargs))
     graph = None
@@ -124,21 +125,22 @@ def call_of(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
         graph, given = nnx.split(given)
     leaves, structure = jax.tree.flatten(given)
     places = [place for place, leaf in enumerate(leaves) if is_array(leaf)]
-    arrays = set(places)
-    static = [None if place in arrays else leaf for place, leaf in enumerate(leaves)]
+    references = {place for place in places if not isinstance(jax.typeof(leaves[place]), jax.core.ShapedArray)}
+    static = [None if place in {*places} else leaf for place, leaf in enumerate(leaves)]
 
     def run(arrays: Sequence[Any]) -> Any:
-        whole = list(static)
+        whole: list[Any] = list(static)
         for place, array in zip(places, arrays, strict=True):
-            whole[place] = array
+            whole[place] = jax.new_ref(array) if place in references else array
         tree = jax.tree.unflatten(structure, whole)
         if graph is not None:
             tree = nnx.merge(graph, tree)
         own, named = tree
         out = step(*own, **named)
-        return out if graph is None else (out, nnx.split(tree)[1])  # with what the step changed in place
+        changed = [jax.freeze(whole[place]) for place in sorted(references)]
+        return (out, changed) if graph is None else (out, changed, nnx.split(tree)[1])
 
-    return Call(run, [leaves[place] for place in places])
+    return Call(run, [leaves[place][...] if place in references else leaves[place] for place in places])
 
 
 @functools.lru_cache(64)

@@ -61,7 +61,7 @@ def _in_use_order(jaxpr: Any) -> Any:
 
 def on_mesh(value: Any, old: Any, new: Any) -> Any:
     """Returns a program, or a parameter of an equation, with another mesh of devices in place of a given one."""
-    if value == old and isinstance(value, type(old)):
+    if isinstance(value, type(old)) and value == old:
         return new
     if isinstance(value, NamedSharding):
         return value.update(mesh=new) if value.mesh == old else value

@@ -240,7 +240,9 @@ def test_flax_objects_among_the_arguments_are_left_alone() -> None:
     jax.tree.map(np.testing.assert_array_equal, nnx.state(model), nnx.state(plain))
     report = watch.report()
     assert report.verdict is Verdict.CLEAN, str(report)
-    assert next(layer.about for layer in report.layers if layer.name == "abft").startswith("3 products")  # of both passes
+    assert next(layer.about for layer in report.layers if layer.name == "abft").startswith(
+        "3 products"
+    )  # of both passes
 
 
 def test_bad_input_is_refused() -> None:
@@ -406,3 +408,33 @@ def test_neighbours_exclude_early_what_depends_on_the_order_of_a_sum() -> None:
     assert (layer.compared, layer.coverage, layer.why_not) == ([True, False], 0.5, "")
     assert not layer.judge(([zeros, zeros], [ones, ones]), 1)
     assert "order of a reduction" in layer.why_not
+
+
+def test_references_on_explicit_axes_are_left_alone() -> None:
+    """As in JAX's own training cookbook: a state of references, which the step changes, on a mesh that is set."""
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
+    layer = jax.checkpoint(lambda h, w: jax.nn.relu(h @ w))  # a custom derivative, whose parameters are functions
+
+    @jax.jit
+    def descend(state: Any, x: Any) -> Any:
+        w = state["w"][...]
+        value, gradient = jax.value_and_grad(
+            lambda w: jnp.mean(lax.scan(lambda h, w: (layer(h, w), None), x, w)[0] ** 2)
+        )(w)
+        state["w"][...] = w - 0.1 * gradient
+        return {"loss": value}
+
+    with jax.set_mesh(mesh):
+        states = [{"w": jax.new_ref(jax.device_put(W, P()))} for _ in range(2)]
+        layers = [Recomputation(), Checksums(), Ring(mesh, "data"), State()]
+        watch = sdc.guard(descend, mesh, budget=0.9, layers=layers)
+        for number in range(12):
+            x = jax.device_put(jax.random.normal(jax.random.key(number), (8, 8)), P("data"))
+            watch(states[0], x)
+            descend(states[1], x)
+        np.testing.assert_array_equal(states[0]["w"][...], states[1]["w"][...])
+        report = watch.report()
+    assert not report.findings
+    assert [bool(layer.why_not) for layer in report.layers] == [False, False, False, True], str(report)
+    assert all(layer.runs > 5 for layer in report.layers[:3])
+    assert report.layers[1].about.startswith("4 products")  # of both passes
