@@ -12,11 +12,21 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from sdc.records import Contents
-from sdc.schema import Device, DifferencePlace, FlagRow, MismatchRow, RankRow, RunManifest, RunSummary, Suspect
+from sdc.schema import (
+    Device,
+    DifferencePlace,
+    FlagRow,
+    GuardFinding,
+    MismatchRow,
+    RankRow,
+    RunManifest,
+    RunSummary,
+    Suspect,
+)
 from sdc.verdict import limit
 
 from . import state_losses
-from .report import Action, Headline
+from .report import Action, Headline, show
 from .run_verdict import COMPARED, REHEARSAL, odd_digests, what_differs
 from .series import whole
 from .statistics import burn_in_steps, count_bursts, excluded_interval, mean_interval_limits
@@ -213,6 +223,8 @@ def _corrupt(run: Contents, summary: RunSummary) -> Headline:
             first=len(run.steps),
             named=who,
         )
+    elif proof := [one for one in (summary.guard.findings if summary.guard else ()) if one.proof]:
+        found = _guarded(run.run, proof)
     else:
         suspects = listed([f"data rank {rank}" for rank in (summary.shadow.suspects if summary.shadow else ())])
         return Headline(str(summary.reason), suspects or UNKNOWN, UNKNOWN, UNKNOWN, named=suspects)
@@ -223,6 +235,25 @@ def _corrupt(run: Contents, summary: RunSummary) -> Headline:
 def _seen(summary: RunSummary) -> bool:
     """Returns whether a step has a finding."""
     return summary.first_mismatch_step is not None or bool(summary.abft and summary.abft.flagged)
+
+
+def _guarded(manifest: RunManifest, proof: Sequence[GuardFinding]) -> Headline:
+    """Returns the headline for what a guard found."""
+    first, steps = proof[0], sorted({step for one in proof if (step := whole(one.step)) is not None})
+    hosts = {
+        str(device.host) for device in manifest.devices if any(name.endswith(f":{device.id}") for name in first.devices)
+    }
+    named = listed(first.devices) + (f" (host {listed(sorted(hosts))})" if hosts else "")
+    more = f", and {len(proof) - 1} more findings" if len(proof) > 1 else ""
+    return Headline(
+        f"{named + ': ' if named else ''}{first.layer}: {first.what}, at step {show(first.step)}{more}",
+        named or "not located: the comparison does not distinguish devices",
+        str(first.what),
+        f"step {show(first.step)} or before: only some steps are checked",
+        first=steps[0] if steps else None,
+        named=named,
+        hits=tuple(steps),
+    )
 
 
 def of_place(place: DifferencePlace) -> Headline:
@@ -404,7 +435,7 @@ def _actions(run: Contents, summary: RunSummary, found: Headline) -> Iterator[Ac
         how = "Use sdc diff GOLDEN THIS, or sdc trace --against GOLDEN on the next host."
         yield Action("Compare this trace with another one", how)
     elif summary.verdict is None:
-        how = "For a verdict, check the matrix products (sdc train --abft) or train twins (sdc twin)."
+        how = "For a verdict, watch the run (sdc train --guard), check its products (--abft) or train twins (sdc twin)."
         yield Action("No action: no verdict was requested", how)
     elif products is not None and products.flagged:
         yield Action(
@@ -417,6 +448,10 @@ def _actions(run: Contents, summary: RunSummary, found: Headline) -> Iterator[Ac
             "Check more of the matrix products",
             "The table of unchecked products states the reasons; --least-coverage sets the required share.",
         )
+    elif summary.guard is not None and summary.guard.findings:
+        yield Action("Test the devices", "A suspicion is no proof: run sdc burnin, or the same steps elsewhere.")
+    elif summary.guard is not None and not summary.simulated:
+        yield Action("Run longer, or check more", "Give more --steps or a larger --guard-budget.")
     elif summary.simulated:
         yield Action(
             "Inject the fault at a checked place",

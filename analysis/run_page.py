@@ -112,6 +112,8 @@ def _measured(run: Contents, summary: RunSummary) -> Iterator[Table | LeftOut]:
         yield from (tables.ranks(details), tables.first_mismatches(details))
     if manifest.abft is not None:
         yield from tables.products(summary.abft)
+    if manifest.guard is not None:
+        yield from tables.guard(summary.guard, len(run.steps))
     if manifest.aggregate:
         yield from tables.aggregation(run.steps, summary)
     if manifest.running is not None:
@@ -138,7 +140,7 @@ def _notes(run: Contents, summary: RunSummary) -> Iterator[str]:
         )
     if run.run.abft is not None and run.run.abft.departs:
         yield f"The profile of the matrix products was measured on another setup: {'; '.join(run.run.abft.departs)}."
-    if summary.verdict == "clean":
+    if summary.verdict == "clean" and (run.run.kind == "twin" or run.run.abft is not None):
         yield (
             "The bound assumes that elements fail independently, but corruption comes in bursts. Without that "
             f"assumption, {_steps(len(run.steps))} without a mismatch exclude only {excluded(len(run.steps))}."
@@ -154,7 +156,7 @@ def _facts(manifest: RunManifest, summary: RunSummary, suspect: Suspect) -> Iter
     yield "verdict", summary.reason
     yield "steps", f"{summary.steps} of {show(manifest.steps)} planned"
     yield "started", manifest.created
-    if twins or abft is not None:
+    if twins or abft is not None or manifest.guard is not None:
         yield "suspect", suspect.name or "not named"
         yield "faults", "simulated" if suspect.simulated else "none injected, so any findings are real"
     if twins:
@@ -167,6 +169,8 @@ def _facts(manifest: RunManifest, summary: RunSummary, suspect: Suspect) -> Iter
     if abft is not None:
         yield "products", f"{abft.where}, {abft.scheme}, mode {abft.mode}"
         yield "thresholds", f"{abft.profile} (kappa {show(abft.kappa)})"
+    if manifest.guard is not None:
+        yield "guard", f"budget {show(manifest.guard.budget)} of the time of the steps"
     if manifest.aggregate:
         yield "aggregation", manifest.aggregate
     yield "mesh", " × ".join(f"{axis} {size}" for axis, size in (manifest.mesh or {}).items()) or None

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from sdc import schema
+from sdc.guarding import excludes
 from sdc.schema import MismatchRow, RunManifest, RunSummary, StepRow
 from sdc.verdict import Verdict, gravest, limit
 
+from .report import show
 from .series import each, real, whole
 from .statistics import frequency_upper_bound
 
@@ -70,15 +72,54 @@ def judge(
     if manifest.kind != "twin":
         trace = manifest.kind == "trace"
         alone = "a trace must be compared with another trace" if trace else "a training run has no twin to compare with"
-        return products or Judgement(None, alone)
+        watched = None if summary.guard is None else guarded(summary.guard, len(steps), total["injected"])
+        return _both(watched, products) or Judgement(None, alone)
     found = _twins(manifest, steps, summary, total, whole_run)
     if found.verdict is Verdict.CLEAN and (lacking := _gap(manifest, steps, mismatches, whole_run)):
         found = inconclusive(lacking)
-    if products is None or products.verdict is Verdict.CLEAN:
-        return found
-    # The more severe of the two findings is the verdict, because agreement of the twins does not clear a flagged matrix
-    # product.
+    return _both(found, products) or found
+
+
+def _both(found: Judgement | None, products: Judgement | None) -> Judgement | None:
+    """Returns the more severe of two findings, with both reasons: agreement of twins, for example, does not clear a
+    flagged matrix product."""
+    if found is None or products is None or products.verdict is Verdict.CLEAN:
+        return found or products
     return Judgement(gravest([found.verdict, products.verdict]), f"{found.reason}; {products.reason}")
+
+
+def guarded(found: schema.GuardTotals, steps: int, injected: int) -> Judgement:
+    """Evaluates what a guard found in a number of steps, or what its silence excludes."""
+    if found.findings:
+        first = next((one for one in found.findings if one.proof), found.findings[0])
+        on = f" on {', '.join(first.devices)}" if first.devices else ""
+        more = f"; {len(found.findings):,} findings in all" if len(found.findings) > 1 else ""
+        said = f"{first.layer}: {first.what}{on}, at step {show(first.step)}{more}"
+        if first.proof:
+            return Judgement(Verdict.CORRUPT, said)
+        return inconclusive(f"the guard has a suspicion, but no proof: {said}")
+    if injected:
+        return inconclusive(f"{injected:,} values were deliberately corrupted, but the guard found none of them")
+    if (watched := whole(found.steps)) is None:
+        return inconclusive("the guard has found nothing so far; it reports at the end of the run")
+    shares = {
+        layer.name: (wrong + max(0, steps - watched)) / steps
+        for layer in found.layers
+        if (wrong := real(layer.most_wrong)) is not None and steps
+    }
+    enough = [layer for layer in found.layers if excludes(real(layer.coverage), shares.get(layer.name, 1.0))]
+    if not enough:
+        return inconclusive(
+            f"the guard found nothing, but its checks in {steps:,} steps are too few, or cover too little, to exclude "
+            "that half of the steps were wrong"
+        )
+    best = min(enough, key=lambda layer: shares[layer.name])
+    return Judgement(
+        Verdict.CLEAN,
+        f"the guard found nothing in {steps:,} steps: with 95 % confidence, at most "
+        f"{limit(100 * shares[best.name], 3, up=True)} % of the steps of each device were wrong, in what {best.name} "
+        f"compares ({best.compares})",
+    )
 
 
 def final_states(manifest: RunManifest, digests: Sequence[str] | None, *, ended: bool = True) -> Judgement | None:

@@ -29,7 +29,12 @@ SUBMODULES = ("fwd/attn", "fwd/ffn", "bwd/attn", "bwd/ffn")
 
 
 def summarize(
-    manifest: RunManifest, steps: Sequence[StepRow], mismatches: Sequence[MismatchRow], *, whole_run: bool = True
+    manifest: RunManifest,
+    steps: Sequence[StepRow],
+    mismatches: Sequence[MismatchRow],
+    *,
+    whole_run: bool = True,
+    guard: schema.GuardTotals | None = None,
 ) -> RunSummary:
     """Computes the summary of a complete or incomplete run.
 
@@ -39,6 +44,7 @@ def summarize(
         mismatches: lines of `mismatches.jsonl`.
         whole_run: whether the lines must cover the whole run, with no line missing; otherwise they may cover only some
             of its steps.
+        guard: what the guard reported at the end of the run, if there was one.
 
     Returns:
         Contents of `summary.json`. `verdict` is `corrupt` if any mismatch was found; it is `clean` only if at least one
@@ -85,6 +91,7 @@ def summarize(
         twins=manifest.twins,
         hosts=manifest.hosts,
         rehearsal=_is_rehearsal(manifest),
+        guard=_guarded(manifest, steps, guard, whole_run),
         abft=_products([(row.step, row.abft) for row in steps if row.abft is not None]),
     )
     summary.verdict, summary.reason = judge(manifest, steps, mismatches, summary, whole_run=whole_run)
@@ -99,7 +106,7 @@ def summary_of(run: Contents) -> RunSummary:
     `inconclusive`.
     """
     stored, manifest = run.run_summary, run.run
-    summary = summarize(manifest, run.steps, run.mismatches)
+    summary = summarize(manifest, run.steps, run.mismatches, guard=stored.guard if stored else None)
     found = Judgement(summary.verdict, str(summary.reason))
     if run.discarded:
         again = summarize(manifest, run.again.steps, run.again.mismatches, whole_run=False)
@@ -131,6 +138,17 @@ def contents_of(
     """Returns the contents of `summary.json`: the computed fields, and the other fields that the run wrote into it."""
     keep = {"format", "schema", "version", "host", "lines", "state_digest", "first_difference", "shadow"}
     return {**(stored or {}), **{k: value for k, value in msgspec.to_builtins(summary).items() if k not in keep}}
+
+
+def _guarded(
+    manifest: RunManifest, steps: Sequence[StepRow], found: schema.GuardTotals | None, whole_run: bool
+) -> schema.GuardTotals | None:
+    """Returns what a guard reported in the lines of steps and at the end; None if it was not to report anything."""
+    every = [*(one for row in steps for one in row.findings), *(found.findings if found else ())]
+    if manifest.guard is None or not (whole_run or every):
+        return None
+    different = {msgspec.json.encode(one): one for one in every}
+    return msgspec.structs.replace(found or schema.GuardTotals(), findings=list(different.values()))
 
 
 def _is_rehearsal(manifest: RunManifest) -> bool:

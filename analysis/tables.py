@@ -5,7 +5,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sdc.schema import Counts, MismatchRow, ProductTotals, PublishedSite, RankRow, RunSummary, ShadowTotals, StepRow
+from sdc.schema import (
+    Counts,
+    GuardTotals,
+    MismatchRow,
+    ProductTotals,
+    PublishedSite,
+    RankRow,
+    RunSummary,
+    ShadowTotals,
+    StepRow,
+)
 from sdc.verdict import limit
 
 from .report import NOT_MEASURED, LeftOut, Table, filled, show
@@ -18,8 +28,10 @@ FREQUENCIES, ELEMENTS = "Mismatch frequency and severity by submodule", "Element
 CHECKED, UNCHECKED = "Checked matrix products", "Unchecked products"
 FLAGGED, RANKS = "Flagged rows by product, layer and rank", "Mismatches by rank"
 FIRST, TRAINING = "First mismatches", "Training"
-BRIEF = (FREQUENCIES, ELEMENTS, CHECKED, UNCHECKED)
+EVIDENCE, FINDINGS = "Evidence of the guard", "Findings of the guard"
+BRIEF = (FREQUENCIES, ELEMENTS, CHECKED, UNCHECKED, EVIDENCE, FINDINGS)
 """Tables shown on a terminal."""
+MOST_FINDINGS, WEIGHTS = 20, {True: "proof", False: "suspicion"}
 NOTHING = "no submodule was compared (this requires --sync compute)"
 UNSEEN = "no mismatch at a submodule was recorded"
 RESTS_ON = (
@@ -175,6 +187,45 @@ def products(found: ProductTotals | None) -> list[Table | LeftOut]:
         filled(Table(UNCHECKED, header, tuple(unchecked), share), "every product was checked"),
         filled(Table(FLAGGED, ("product", *keys), tuple(flagged), rest), "no row was flagged"),
     ]
+
+
+def guard(found: GuardTotals | None, steps: int) -> list[Table | LeftOut]:
+    """Returns the tables of what a guard found, and of what its layers of evidence did."""
+    found = found or GuardTotals()
+    shown = found.findings[:MOST_FINDINGS]
+    cells = [
+        (
+            show(one.step),
+            one.layer,
+            one.what,
+            ", ".join(one.devices) or NOT_MEASURED,
+            "proof" if one.proof else "suspicion",
+        )
+        for one in shown
+    ]
+    more = f"The first {len(shown)} of {len(found.findings):,}." if len(shown) < len(found.findings) else ""
+    findings = Table(FINDINGS, ("step", "layer", "finding", "devices", "weight"), tuple(cells), more)
+    if found.steps is None:
+        return [filled(findings, "nothing was found so far"), LeftOut(EVIDENCE, "the run has not ended")]
+    unwatched = max(0, steps - (whole(found.steps) or 0))
+    rows = [
+        (
+            layer.name,
+            layer.why_not or layer.compares,
+            "not run" if layer.why_not else show(layer.checks),
+            NOT_MEASURED if (wrong := real(layer.most_wrong)) is None else show((wrong + unwatched) / max(steps, 1)),
+        )
+        for layer in found.layers
+    ]
+    note = (
+        f"Checks took {100 * (real(found.overhead) or 0.0):.3g} % of the time of {show(found.steps)} steps, after "
+        f"{show(found.start_up)} s of compiling and calibrating. Without a finding, the last column bounds the "
+        "share of wrong steps of each device, in what the layer sees, with 95 % confidence."
+    )
+    if unwatched:
+        note += f" {unwatched:,} steps before the run was resumed count as unchecked."
+    header = ("layer", "compares", "checks", "wrong at most")
+    return [filled(findings, "nothing was found"), Table(EVIDENCE, header, tuple(rows), note)]
 
 
 def aggregation(steps: Sequence[StepRow], summary: RunSummary) -> list[Table]:

@@ -353,6 +353,16 @@ class RecoveryRow(Fields, kw_only=True):
     ] = None
 
 
+class GuardFinding(Fields, kw_only=True):
+    """Something that a guard found."""
+
+    layer: Annotated[str | None, about("layer of evidence that found it")] = None
+    step: Annotated[Number, about("number of the step")] = None
+    what: Annotated[str | None, about("one sentence")] = None
+    devices: Annotated[list[str], about("the devices on which it was found; empty if unknown")] = []
+    proof: Annotated[bool, about("whether correct hardware cannot cause it; otherwise, it is a suspicion")] = True
+
+
 class StepRow(Fields, kw_only=True):
     """A line of `steps.jsonl`: the results of one step."""
 
@@ -402,6 +412,10 @@ class StepRow(Fields, kw_only=True):
     abft: Annotated[
         ProductRow | None, about("counts of the checked products; see [below](#aggregation-and-products)")
     ] = None
+    findings: Annotated[
+        list[GuardFinding],
+        about("what the guard reported during this step, which may concern an earlier `step`"),
+    ] = []
     recovered: Annotated[
         RecoveryRow | None,
         about(
@@ -759,6 +773,12 @@ class ProductSettings(Arithmetic, kw_only=True):
     least_coverage: Annotated[Number, about("share of the work that must be checked for the verdict clean")] = None
 
 
+class GuardSettings(Fields, kw_only=True):
+    """Field `guard` of a manifest: how a run is watched."""
+
+    budget: Annotated[Number, about("share of the time of the steps that checks may take")] = None
+
+
 class RunningSettings(Fields, kw_only=True):
     """Field `running` of a manifest: how a running checkpoint is saved."""
 
@@ -808,6 +828,7 @@ class RunManifest(Manifest, kw_only=True):
             "`least_coverage`"
         ),
     ] = None
+    guard: Annotated[GuardSettings | None, about("how the run is watched: `budget`; absent without a guard")] = None
     running: Annotated[
         RunningSettings | None,
         about("how a running checkpoint is saved: `fraction`, `losses`; absent without a running checkpoint"),
@@ -954,6 +975,31 @@ class ShadowTotals(Fields, kw_only=True):
     comparisons: Annotated[Number, about("total number of comparisons")] = None
 
 
+class GuardLayer(Fields, kw_only=True):
+    """What a layer of evidence of a guard did."""
+
+    name: Annotated[str | None, about("name of the layer")] = None
+    compares: Annotated[str | None, about("what it compares")] = None
+    why_not: Annotated[str | None, about("why it did not run; empty if it could")] = None
+    checks: Annotated[Number, about("number of checks")] = None
+    coverage: Annotated[
+        Number, about("share of the step on which its comparisons depend; `null` if its silence bounds nothing")
+    ] = None
+    most_wrong: Annotated[
+        Number, about("number of wrong steps that is compatible with its silence, at most, with 95 % confidence")
+    ] = None
+
+
+class GuardTotals(Fields, kw_only=True):
+    """What a guard did, and what it found."""
+
+    steps: Annotated[Number, about("number of steps since the run started or resumed")] = None
+    overhead: Annotated[Number, about("time of the checks as a share of the time of the steps")] = None
+    start_up: Annotated[Number, about("seconds for compiling and calibrating the checks")] = None
+    layers: Annotated[list[GuardLayer], about("layers of evidence")] = []
+    findings: Annotated[list[GuardFinding], about("what it found, in order")] = []
+
+
 class RunSummary(Ending, kw_only=True):
     """`summary.json` of a twin, a training run or a trace."""
 
@@ -1013,6 +1059,7 @@ class RunSummary(Ending, kw_only=True):
         ProductTotals | None, about("counts of the checked products, summed over all steps, if the run checked any")
     ] = None
     shadow: Annotated[ShadowTotals | None, about("results of the shadow replica, if there was one")] = None
+    guard: Annotated[GuardTotals | None, about("what the guard did, if there was one")] = None
     state_digest: Annotated[
         list[str] | None,
         about("64-bit digest of each twin's final state, in hexadecimal; equal bits give equal digests on any mesh"),

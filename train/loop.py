@@ -57,7 +57,7 @@ from .specs import CampaignJob, Job, Loaded, Planned
 # A run is resumed only with its original settings.
 SETTINGS = (
     "kind", "config", "seed", "sync", "compare", "exchange", "placement", "mesh", "twins", "suspect", "data", "where",
-    "abft", "aggregate", "against", "compiler_options", "running",
+    "abft", "aggregate", "against", "compiler_options", "guard", "running",
 )  # fmt: skip
 # A campaign is resumed only with its original settings, except that it may be extended.
 CAMPAIGN_SETTINGS = (

@@ -169,6 +169,14 @@ class Checks:
         }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Guarding:
+    """Settings for watching a run; see `sdc.guard`."""
+
+    budget: Annotated[float, Flag("guard_budget"), Within(0, 0.99, above=True)] = 0.01
+    """Share of the time of the steps that the guard's checks may take."""
+
+
 STRUCK = 'bitflip(bits=30, step=3, site="fwd/attn", iteration=(0, 2), element=7, model=1)'
 _KEYS: Mapping[str, Any] = {"step": int, "site": str, "iteration": tuple[int, ...], "element": int}
 
@@ -433,6 +441,11 @@ class Training(CheckedJob):
     aggregate: str | None = None
     """Aggregation of gradients, as methods joined by +: noise,sigma=S; paft_sync,period=N; paft,max_period=N;
     dropcompute,threshold=SECONDS|auto,latency=KIND,...; lossy,p=P,packet=N; shadow. Settings: docs/aggregation.md."""
+    guard: Annotated[
+        Guarding | None, Flag("guard", bool, without="is for the checks of a guard, which is off; add --guard")
+    ] = None
+    """Watch the run for corruption: for a share of the time, compare steps with recomputations, neighbours and
+    checksums, and replicas with each other (docs/guard.md)."""
     running: Annotated[
         Running | None,
         Flag("checkpoint", Literal["full", "scar"], without="applies to a running checkpoint; add --checkpoint scar"),
@@ -456,12 +469,14 @@ class Training(CheckedJob):
                 data=self.data, model=self.model, batch_size=config.batch_size, microsteps=config.microsteps
             )
             self._check_clock(aggregation)
+        if self.guard is not None:
+            check_fields(self.guard)
         if self.running is not None:
             self.running.check(self.steps)
 
     def _check_clock(self, aggregation: Aggregation) -> None:
-        if aggregation.clocked and (self.checks is not None or self.simulated(layers=1)):
-            problem = "a run on a real clock can have no simulated faults or checks of matrix products; leave them out"
+        if aggregation.clocked and (self.checks is not None or self.guard is not None or self.simulated(layers=1)):
+            problem = "a run on a real clock can have no simulated faults, checks of products or guard; leave them out"
             raise SettingError("aggregate", self.aggregate, problem)
 
     def program(self, config: TrainConfig, placement: "programs.Placement", *, donate: bool) -> "programs.Program":
@@ -475,13 +490,18 @@ class Training(CheckedJob):
         again: dict[str, Any] = {}
         if self.checks is not None:
             again = {"screens": self.checks.screens(), "corrects": self.checks.mode == "correct"}
-        return programs.SingleProgram(work, placement, donate=donate, **again, **self.tools(config))
+        tools = {**again, **self.tools(config)}
+        if self.guard is None:
+            return programs.SingleProgram(work, placement, donate=donate, **tools)
+        return programs.GuardedProgram(work, placement, donate=donate, budget=self.guard.budget, **tools)
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         manifest = super().manifest(config)
         if self.checks is not None:
             examine = "within" if self.checks.screens() is None else "again"
             manifest = {**manifest, "abft": {**manifest["abft"], "examine": examine}}
+        if self.guard is not None:
+            manifest = {**manifest, "guard": dataclasses.asdict(self.guard)}
         if self.running is not None:
             running = self.running.describe()
             manifest = _with_faults({**manifest, "running": running}, "losses", running["losses"])

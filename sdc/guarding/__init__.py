@@ -37,6 +37,6 @@ if TYPE_CHECKING:
     from .nonfinite import first_nonfinite as first_nonfinite
 
     # What silence means.
-    from .silence import expected_delay as expected_delay, most_wrong as most_wrong
+    from .silence import excludes as excludes, expected_delay as expected_delay, most_wrong as most_wrong
 
 __getattr__, __dir__, __all__ = facade(__name__)

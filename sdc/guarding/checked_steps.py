@@ -11,7 +11,7 @@ from ..checksums import abft, coverage
 from ..multihost import first_line
 from ..twins import first_difference
 from .evidence import EARLY, Call, Detection, Layer, settled
-from .recomputation import WitnessCalibration, Witnessed, calibrate, comparable, witnessed_share
+from .recomputation import WitnessCalibration, Witnessed, calibrated, comparable, witnessed_share
 
 
 class Recomputation(Layer):
@@ -33,7 +33,8 @@ class Recomputation(Layer):
     def prepare(self, call: Call) -> None:
         last = program.compiled_for().platform != "cpu" if self.last is None else self.last
         run = call.run  # without the arrays of the call
-        self.calibration = calibrate(lambda *arrays: run(arrays), [call.arrays], self.where, last=last, alone=True)
+        runs = [(call.arrays, call.arrays)]
+        self.calibration = calibrated(lambda *arrays: run(arrays), runs, self.where, last=last, alone=True)
         if not self.calibration.names:
             self.why_not = "the step computes nothing twice that could be compared; put jax.checkpoint around layers"
         witnessed = jax.eval_shape(self.calibration.run, *call.arrays)[1]

@@ -46,7 +46,12 @@ class Call(NamedTuple):
     """A call of a step, as a function of its arrays."""
 
     run: Callable[[Sequence[Any]], Any]  # returns the step's result; may be traced
-    arrays: list[Any]
+    draw: Callable[[], list[Any]]
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The arrays of the call; if faults are simulated, with another random key each time."""
+        return self.draw()
 
 
 class Layer(abc.ABC):
@@ -111,18 +116,26 @@ def settled(tree: Any) -> Any:
     return jax.block_until_ready(tree) if simulated else tree
 
 
-def call_of(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, objects: bool) -> Call:
+def call_of(
+    step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, objects: bool,
+    rekey: Callable[..., Sequence[Any]] | None = None,
+) -> Call:  # fmt: skip
     """Returns a call as a function of its arrays; Python numbers are constants of this function.
 
     References among the arguments become copies of their arrays, and Flax NNX objects, if `objects` says that there are
-    any, their states: the function leaves both unchanged, and returns what the step made of them.
+    any, their states: the function leaves both unchanged, and returns what the step made of them. `rekey` returns the
+    positional arguments with another random key.
     """
-    given: Any = (tuple(args), dict(kwargs))
-    graph = None
-    if objects:
+
+    def split(args: Sequence[Any]) -> tuple[Any, Any]:
+        given: Any = (tuple(args), dict(kwargs))
+        if not objects:
+            return None, given
         from flax import nnx
 
-        graph, given = nnx.split(given)
+        return nnx.split(given)
+
+    graph, given = split(args)
     leaves, structure = jax.tree.flatten(given)
     places = [place for place, leaf in enumerate(leaves) if is_array(leaf)]
     references = {place for place in places if not isinstance(jax.typeof(leaves[place]), jax.core.ShapedArray)}
@@ -134,13 +147,19 @@ def call_of(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
             whole[place] = jax.new_ref(array) if place in references else array
         tree = jax.tree.unflatten(structure, whole)
         if graph is not None:
+            from flax import nnx
+
             tree = nnx.merge(graph, tree)
         own, named = tree
         out = step(*own, **named)
         changed = [jax.freeze(whole[place]) for place in sorted(references)]
         return (out, changed) if graph is None else (out, changed, nnx.split(tree)[1])
 
-    return Call(run, [leaves[place][...] if place in references else leaves[place] for place in places])
+    def draw() -> list[Any]:
+        own = leaves if rekey is None else jax.tree.leaves(split(rekey(*args))[1])
+        return [own[place][...] if place in references else own[place] for place in places]
+
+    return Call(run, draw)
 
 
 @functools.lru_cache(64)

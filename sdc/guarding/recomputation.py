@@ -192,9 +192,21 @@ def calibrate(
         NotRepeatable: the step computes other bits from the same inputs.
         ValueError: there are no arguments.
     """
-    batches = [tuple(one) for one in arguments]
+    batches = [(tuple(one), tuple(one)) for one in arguments]
     if not batches:
         raise ValueError("calibrate was given no arguments; give those of at least one call, as in [(state, batch)]")
+    return calibrated(step, batches, where, last=last, alone=alone)
+
+
+def calibrated(
+    step: Callable[..., Any],
+    batches: Sequence[tuple[Sequence[Any], Sequence[Any]]],
+    where: program.Where,
+    *,
+    last: bool,
+    alone: bool,
+) -> WitnessCalibration:
+    """Implements `calibrate`, with the arguments of both runs of each batch."""
     differing: dict[str, str] = {}
     while True:
         left = program.as_selector(where) & program.Selector("left", lambda site: site.name not in differing)
@@ -202,8 +214,8 @@ def calibrate(
         run = jax.jit((lambda *args, whole=whole: (None, whole(*args)[1])) if alone else whole)
         found: dict[str, int] = {}
         names: tuple[str, ...] = ()
-        for args in batches:
-            first, again = run(*args), run(*args)
+        for args, same in batches:
+            first, again = run(*args), run(*same)
             names = tuple(first[1])
             _check_repeats(first, again)
             for name, differs in _differing(first[1]).items():
@@ -212,7 +224,7 @@ def calibrate(
         if not bad:
             return WitnessCalibration(run, names, differing, len(batches))
         after = {
-            group.first.name: group.after for group in program.recomputations(step, *batches[0], where=left).groups
+            group.first.name: group.after for group in program.recomputations(step, *batches[0][0], where=left).groups
         }
         for name, count in bad.items():
             wrong = [one for one in after.get(name, ()) if one in bad]

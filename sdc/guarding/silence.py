@@ -16,6 +16,17 @@ CONFIDENCE = 0.95
 PLACES = 1_000  # of a burst within a window, over which its probability is averaged
 
 
+def excludes(coverage: float | None, share: float) -> bool:
+    """Returns whether the silence of a layer is a verdict of clean: it covers half of a step, and excludes that half of
+    the steps were wrong.
+
+    Args:
+        coverage: share of the step that the layer covers; None if its silence bounds nothing.
+        share: the largest share of wrong steps that is compatible with its silence.
+    """
+    return (coverage or 0.0) >= 0.5 and share <= 0.5
+
+
 def most_wrong(steps: Mapping[int, int], *, confidence: float = CONFIDENCE, recall: float = 1.0) -> float:
     """Returns the largest number of wrong steps that is compatible with checks that found nothing.
 

@@ -20,12 +20,10 @@ from .evidence import Call, Detection, Layer, call_of, settled
 from .neighbours import Ring
 from .recomputation import NotRepeatable
 from .schedule import CheckSchedule, agreed, common, seconds_of
-from .silence import CONFIDENCE, expected_delay, most_wrong
+from .silence import CONFIDENCE, excludes, expected_delay, most_wrong
 from .spikes import Spikes
 from .state import State
 
-# A verdict is clean if a layer with this coverage excludes that more than this share of the steps were wrong.
-LEAST, MOST = 0.5, 0.5
 PATIENCE = 100  # successive steps with arguments of another form, after which the checks are prepared for this form
 # Effects that a check may repeat: on references that it makes itself (see `call_of`), and the names of mesh axes.
 HARMLESS = {"InternalMutableArrayEffect", "NamedAxisEffect"}
@@ -88,12 +86,12 @@ class GuardReport:
 
     @property
     def verdict(self) -> Verdict:
-        """Corrupt if a layer has proof; inconclusive if there is only suspicion, or if no layer that covers half of a
-        step excludes that half of the steps were wrong."""
+        """Corrupt if a layer has proof; inconclusive if there is only suspicion, or if the silence of no layer
+        `excludes` enough."""
         if any(finding.proof for finding in self.findings):
             return Verdict.CORRUPT
-        excludes = any((layer.coverage or 0) >= LEAST and layer.most_wrong_share() <= MOST for layer in self.layers)
-        return Verdict.CLEAN if excludes and not self.findings else Verdict.INCONCLUSIVE
+        enough = any(excludes(layer.coverage, layer.most_wrong_share()) for layer in self.layers)
+        return Verdict.CLEAN if enough and not self.findings else Verdict.INCONCLUSIVE
 
     def __str__(self) -> str:
         lines = [f"{self.verdict}: {self.steps} steps, checks took {self.overhead:.2%} of their time"]
@@ -127,10 +125,10 @@ class Watch:
 
     def __init__(
         self, step: Callable[..., Any], budget: float, layers: Sequence[Layer], seed: int,
-        on_finding: Callable[[Detection], None],
+        on_finding: Callable[[Detection], None], rekey: Callable[..., Sequence[Any]] | None = None,
     ) -> None:  # fmt: skip
         self._step, self._budget, self._layers, self._seed = step, budget, list(layers), seed
-        self._on_finding = on_finding
+        self._on_finding, self._rekey = on_finding, rekey
         self._compiled: Callable[..., Any] | None = step if hasattr(step, "lower") else None
         self._schedule: CheckSchedule | None = None
         self._costs: dict[str, tuple[float, float]] = {}
@@ -156,7 +154,7 @@ class Watch:
         due = self._due(time.perf_counter())
         before = [layer for layer in self._able() if layer.name in due or layer.waiting]
         if before:
-            call = call_of(self._step, args, kwargs, objects=self._objects)
+            call = self._call(args, kwargs)
             settled(call.arrays)
             for layer in before:
                 self._await(layer, functools.partial(layer.before, call))
@@ -197,6 +195,9 @@ class Watch:
                 self._compiled = jax.jit(self._step)
         return self._compiled(*args, **kwargs)
 
+    def _call(self, args: Any, kwargs: Any) -> Call:
+        return call_of(self._step, args, kwargs, objects=self._objects, rekey=self._rekey)
+
     def _able(self) -> list[Layer]:
         return [layer for layer in self._layers if not layer.why_not]
 
@@ -204,7 +205,7 @@ class Watch:
         """Compiles and calibrates the layers for a form of the step's arguments."""
         started = time.perf_counter()
         self._objects = holds_objects((args, kwargs))
-        call = call_of(self._step, args, kwargs, objects=self._objects)
+        call = self._call(args, kwargs)
         costs, effects = {}, _effects_of(call) if any(layer.runs_step for layer in self._layers) else ""
         for layer in self._layers:
             layer.why_not = f"the step has {effects}, which a check would repeat" if layer.runs_step and effects else ""
@@ -314,6 +315,7 @@ def guard(
     layers: Sequence[Layer] | None = None,
     seed: int = 0,
     on_finding: Callable[[Detection], None] = lambda finding: None,
+    rekey: Callable[..., Sequence[Any]] | None = None,
 ) -> Watch:
     """Watches a training step for corruption, for a given share of its time.
 
@@ -330,6 +332,8 @@ def guard(
         layers: layers of evidence; by default, those of `layers_for`.
         seed: seed of the random steps; equal in all processes.
         on_finding: called on the host with each finding.
+        rekey: for simulated faults, which depend on a random key among the arguments: returns the positional arguments
+            with another key. Each computation of a check calls it, so that each is struck by faults of its own.
 
     Raises:
         ValueError: the budget is not between 0 and 1, or two layers have the same name.
@@ -358,4 +362,4 @@ def guard(
     names = [layer.name for layer in chosen]
     if len(set(names)) < len(names):
         raise ValueError(f"layers {names}: expected layers with different names")
-    return Watch(step, budget, chosen, seed, on_finding)
+    return Watch(step, budget, chosen, seed, on_finding, rekey)

@@ -75,6 +75,8 @@ CASES: dict[str, tuple[str, str]] = {
     "address": ("twin --coordinator localhost --processes 2 --process 0", "expected HOST:PORT"),
     "process": ("twin --coordinator a:1 --processes 2 --process 2", "expected an integer from 0 to 1"),
     "mode": ("train --abft-mode correct", "--abft-mode correct: configures the checks of matrix products"),
+    "budget without a guard": ("train --guard-budget 0.1", "--guard-budget 0.1: is for the checks of a guard"),
+    "budget of nothing": ("train --guard --guard-budget 0", "expected a number above 0, at most 0.99"),
     "suspect by its flag": ("twin --suspect node99", "error: --suspect node99: unknown suspect"),
     "profile by its flag": ("train --abft --abft-profile {folder}/none.json", "error: --abft-profile "),
     "too few data ranks": (

@@ -49,6 +49,7 @@ COMMANDS = {
 }
 BESIDE = {
     "least_coverage": "--abft",
+    "guard_budget": "--guard",
     "processes": "--coordinator 127.0.0.1:1 --process 0",
     "process": "--coordinator 127.0.0.1:1 --processes 2",
     "checkpoint_fraction": "--checkpoint scar",

@@ -32,8 +32,9 @@ class TrainCommand(JobCommand):
     Example: sdc train --steps 20 --abft --run runs/checked
     Example: sdc train --data 4 --steps 50 --aggregate noise,sigma=0.01+paft,max_period=20
 
-    Exit codes: 0 done, and clean if anything was checked (--abft, --aggregate shadow), 1 corruption found, 2 bad usage,
-    3 inconclusive (a flagged row was reproduced, so only another device can show whether it is wrong).
+    Exit codes: 0 done, and clean if anything was checked (--abft, --guard, --aggregate shadow), 1 corruption found, 2
+    bad usage, 3 inconclusive (too few checks, or a flagged row that was reproduced, so that only another device can
+    show whether it is wrong).
     """
 
     job: Training

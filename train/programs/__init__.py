@@ -5,7 +5,7 @@
 - `replicas`: the step in which each data rank has its own parameters, for the methods of `sdc.aggregation`.
 - `placement`: the layout of twins and ranks over devices.
 - `device`: the base class of programs, and the step of one device. `instrumented`: the programs for one copy, traces
-  and twins.
+  and twins. `guarded`: the program of one copy, watched by a guard.
 - `tallies`: the conversion of reports to lines of the record.
 """
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     # One copy; a trace; twins; workers with real clocks.
     from .instrumented import SingleProgram as SingleProgram, TraceProgram as TraceProgram, TwinProgram as TwinProgram
+    from .guarded import GuardedProgram as GuardedProgram
     from .replicas import ClockedProgram as ClockedProgram
 
 if TYPE_CHECKING:  # for the other packages of this project

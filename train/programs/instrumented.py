@@ -82,9 +82,13 @@ class Instrumented(Program):
     def beside(self) -> Any:
         return jax.eval_shape(jax.random.key, 0)
 
+    def run(self, *given: Any) -> Any:
+        """Runs the compiled step."""
+        return self.executables["step"](*given)
+
     def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
         del number
-        state, metrics, reports = self.executables["step"](state, (batch, jax.random.key(self.seed + 1)))
+        state, metrics, reports = self.run(state, (batch, jax.random.key(self.seed + 1)))
         return state, (metrics, reports)
 
 
@@ -112,7 +116,7 @@ class SingleProgram(Instrumented):
         examining = functools.cache(lambda: self.instrumented(self.checks, donate=False).lower(*self.inputs).compile())
 
         def screen(*given: Any) -> Screening:
-            *out, (reports, events, flags) = self.executables["step"](*given)
+            *out, (reports, events, flags) = self.run(*given)
             return Screening((out, reports, events), flags, is_suspicious(flags))
 
         def examine(*given: Any) -> tuple[Any, Reports]:
