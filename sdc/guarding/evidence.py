@@ -155,11 +155,11 @@ def call_of(
         changed = [jax.freeze(whole[place]) for place in sorted(references)]
         return (out, changed) if graph is None else (out, changed, nnx.split(tree)[1])
 
-    def draw() -> list[Any]:
-        own = leaves if rekey is None else jax.tree.leaves(split(rekey(*args))[1])
-        return [own[place][...] if place in references else own[place] for place in places]
+    def taken(leaves: Sequence[Any]) -> list[Any]:
+        return [leaves[place][...] if place in references else leaves[place] for place in places]
 
-    return Call(run, draw)
+    arrays = taken(leaves)
+    return Call(run, lambda: arrays if rekey is None else taken(jax.tree.leaves(split(rekey(*args))[1])))
 
 
 @functools.lru_cache(64)

@@ -84,9 +84,10 @@ class Ring(Layer):
     def _digests(self, call: Call) -> tuple[list[Any], list[Any]]:
         """Returns the digests of the results, by device coordinates: computed in place, and on rotated devices."""
         first = device_digests(settled(self.run(*call.arrays)))
+        arrays = call.arrays
         here = contextlib.nullcontext() if jax.sharding.get_mesh().empty else jax.set_mesh(self.rotated)
         with here:
-            moved = settled([jax.device_put(array, self._rotated(array)) for array in call.arrays])
+            moved = settled([jax.device_put(array, self._rotated(array)) for array in arrays])
             return first, device_digests(settled(self.run_rotated(*moved)))
 
     def _rotated(self, array: Any) -> NamedSharding:
