@@ -146,7 +146,7 @@ def inject(
             raise TypeError(f"{moment}: expected a whole number for the step")
         with jax.named_scope(program.Tags.HIDDEN):
             rule = _Inject(known, moment, record)
-        selector = program.Selector("faults", rule.chosen)
+        selector = program.Selector("faults", rule.chosen, terms=[fault.selector for fault in known])
         out, events = program.rewrite(step, selector, rule, begin=rule.begin)(*args, **kwargs)
         for number in sorted(set(range(len(known))) - rule.placed):
             if not known[number].by_name:

@@ -13,8 +13,8 @@ from jax.extend.core import primitives
 
 # Primitives that move, create or reinterpret data perform no arithmetic.
 FREE = frozenset({
-    "argument", "result", "probe", "port", "mark", "checked_product", "broadcast_in_dim", "reshape", "transpose",
-    "squeeze", "expand_dims",
+    "argument", "result", "saved", "probe", "port", "mark", "checked_product", "broadcast_in_dim", "reshape",
+    "transpose", "squeeze", "expand_dims",
     "slice", "dynamic_slice", "rev", "pad", "concatenate", "dynamic_update_slice", "gather", "scatter", "iota",
     "copy", "copy_p", "convert_element_type", "bitcast_convert_type", "select_n", "optimization_barrier",
     "stop_gradient", "ppermute", "all_gather", "all_gather_invariant", "all_to_all", "pvary", "pbroadcast",

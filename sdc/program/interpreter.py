@@ -121,7 +121,7 @@ def rewrite(
             if first is not None:
                 run, replaced = _substituted(closed, *first)
                 closed = jax.make_jaxpr(run)(*program.inputs) if replaced.sites else closed
-            live = live_program(closed)
+            live = live_program(closed, saved=selector.names_saved)
             chosen = selector if among is None else selector & among(live)
             survey = Survey(chosen, reason)
             plan = plan_sites(live, survey)
@@ -216,7 +216,7 @@ def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwa
     """
     selector = as_selector(where)
     with traced(step, args, kwargs) as program:
-        live = live_program(program.closed)
+        live = live_program(program.closed, saved=selector.names_saved)
     found = plan_sites(live, selector).sites
     if not found:
         if hidden := out_of_reach(live.jaxpr, selector):

@@ -30,6 +30,7 @@ from jax.sharding import NamedSharding
 from .flop_counts import flops, product_flops
 from .identities import mark_p, port_p, probe_p
 from .mesh import compiled_for
+from .saved import with_saved
 from .selectors import PRODUCTS, Direction, Predicate, Site, Skipped, Tags, probes
 
 
@@ -192,14 +193,16 @@ class Inside(NamedTuple):
     users: bool = False  # whether that line is in the user's code
 
 
-def live_program(closed: Any) -> Any:
-    """Returns a program without its dead equations, which XLA would drop but a report would keep alive."""
+def live_program(closed: Any, *, saved: bool = False) -> Any:
+    """Returns a program without its dead equations, which XLA would drop but a report would keep alive, and with ports
+    at saved values, if `saved` asks for them."""
     jaxpr, consts = open_jaxpr(closed)
     jaxpr, _ = partial_eval.dce_jaxpr(
         partial_eval.convert_constvars_jaxpr(jaxpr), [True] * len(jaxpr.outvars), instantiate=True
     )
     # The layout of matrix products makes no difference on CPUs.
-    return Bound(jaxpr if compiled_for().platform == "cpu" else _in_use_order(jaxpr), consts)
+    jaxpr = jaxpr if compiled_for().platform == "cpu" else _in_use_order(jaxpr)
+    return Bound(with_saved(jaxpr) if saved else jaxpr, consts)
 
 
 class Bound(NamedTuple):
@@ -361,8 +364,9 @@ def _site(eqn: Any, inside: Inside, number: Callable[[str], str]) -> Site | None
     name, probe, kind = "", None, primitive.name
     if primitive is port_p:
         direction = params["direction"]
-        kind = "argument" if direction == "arg" else "result"
-        name = f"{direction}/{params['path']}".rstrip("/")  # a step can return a single array
+        kind = {"arg": "argument", "out": "result"}.get(direction, "saved")
+        inner = inside.names if direction == "saved" else ()
+        name = "/".join((direction, *inner, params["path"])).rstrip("/")  # a step can return a single array
     elif primitive is probe_p:
         stated = params["direction"]
         if ("bwd" if stated == "bwd" else "fwd") not in params["directions"]:

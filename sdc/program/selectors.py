@@ -12,6 +12,8 @@ remat      a value of a forward pass that is recomputed for the backward pass
 jvp        a tangent, in a program differentiated in forward mode
 arg        an array given to the step: a parameter, a part of the optimizer's state, the batch
 out        an array that the step returns
+saved      a value that the forward pass saves for the backward pass; such a site exists only for a selector that
+           names it, by `direction("saved")` or `matching("saved/*")`
 =========  ==========================================================================
 
 Selectors combine with `&`, `|` and `~`:
@@ -40,7 +42,7 @@ from sdc.text import DEEPEST, expression
 if TYPE_CHECKING:
     import jax
 
-Direction: TypeAlias = Literal["fwd", "bwd", "remat", "jvp", "arg", "out"]
+Direction: TypeAlias = Literal["fwd", "bwd", "remat", "jvp", "arg", "out", "saved"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 PRODUCTS = (
     "dot_general", "conv_general_dilated", "ragged_dot_general", "scaled_matmul_wrapper", "scaled_matmul",
@@ -65,7 +67,8 @@ class Site:
         name: the key of the site's report, unique in a step: `direction/probe` for a probe, `direction/scope/primitive`
             for any other operation, `arg/path` and `out/path` for the step's own arrays. A second site with the same
             name gets the suffix `#2`.
-        primitive: name of the JAX primitive; `argument` or `result` for the step's own arrays.
+        primitive: name of the JAX primitive; `argument`, `result` or `saved` for arrays that enter or leave the step or
+            are saved for its backward pass.
         direction: the pass to which the site belongs; see `sdc.program.selectors`.
         probe: the name given to `probe`, or None.
         scope: the name stack (`jax.named_scope` and transformations), outermost first.
@@ -222,6 +225,12 @@ class Selector:
         """Returns the terms that this selector combines."""
         return [leaf for term in self._terms for leaf in term.leaves()] if self._terms else [self]
 
+    @property
+    def names_saved(self) -> bool:
+        """Whether this selector selects values that are saved for the backward pass."""
+        patterns = (pattern for leaf in self.leaves() for pattern in leaf._patterns)
+        return any(pattern.partition("/")[0] == "saved" for pattern in patterns)
+
     def near(self, sites: Sequence[Site]) -> list[str]:
         """Returns attributes of the sites that resemble one of this term's patterns."""
         if self._attribute is None:
@@ -298,8 +307,8 @@ everything = Selector("everything", lambda site: True)
 probes = Selector("probes", lambda site: site.primitive == PROBE)
 """Selects every probe."""
 
-operations = Selector("operations", lambda site: site.direction not in ("arg", "out"))
-"""Selects all sites other than the arrays that enter and leave the step."""
+operations = Selector("operations", lambda site: site.direction not in ("arg", "out", "saved"))
+"""Selects all sites other than the arrays that enter and leave the step or are saved for its backward pass."""
 
 arithmetic = Selector("arithmetic", lambda site: site.flops > 0)
 """Selects operations that compute floating-point numbers rather than move them."""
