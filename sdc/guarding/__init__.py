@@ -2,7 +2,8 @@
 
 - `recomputation`: compares what a step computes twice (`witness`).
 - `watch`: runs a step with evidence for a share of its time (`guard`); `schedule` chooses the steps.
-- `evidence`: layers of evidence: `checked_steps` (witness and abft), `state`, `neighbours` (other devices), `spikes`.
+- `evidence`: layers of evidence: `checked_steps` (witness and abft), `state`, `neighbours` (other devices), `replays`
+  (later, or by the vendor), `spikes`.
 - `nonfinite`: the first operation that makes a NaN or an infinity.
 - `silence`: what it means that nothing was found.
 """
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from .evidence import Detection as Detection, Layer as Layer
     from .checked_steps import Checksums as Checksums, Recomputation as Recomputation
     from .neighbours import Ring as Ring
+    from .replays import Replay as Replay, VendorChecker as VendorChecker
     from .spikes import Spikes as Spikes
     from .state import State as State
 

@@ -47,6 +47,7 @@ class Call(NamedTuple):
 
     run: Callable[[Sequence[Any]], Any]  # returns the step's result; may be traced
     draw: Callable[[], list[Any]]
+    replay: Callable[[Sequence[Any]], Any]  # runs the executable of the step; returns its `results_of`
 
     @property
     def arrays(self) -> list[Any]:
@@ -85,6 +86,15 @@ class Layer(abc.ABC):
         """Whether `before` must run at the next step, although no check is due."""
         return False
 
+    @property
+    def ready(self) -> bool:
+        """Whether a check can begin; otherwise, the previous one waits for idle time."""
+        return True
+
+    def idle(self) -> Any:
+        """Completes a check in idle time; returns arrays for `judge`, or None."""
+        return None
+
     @abc.abstractmethod
     def prepare(self, call: Call) -> None:
         """Compiles and calibrates what `before` runs; sets `why_not` if the layer cannot run."""
@@ -118,13 +128,13 @@ def settled(tree: Any) -> Any:
 
 def call_of(
     step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, objects: bool,
-    rekey: Callable[..., Sequence[Any]] | None = None,
+    rekey: Callable[..., Sequence[Any]] | None = None, compiled: Callable[..., Any] | None = None,
 ) -> Call:  # fmt: skip
     """Returns a call as a function of its arrays; Python numbers are constants of this function.
 
     References among the arguments become copies of their arrays, and Flax NNX objects, if `objects` says that there are
     any, their states: the function leaves both unchanged, and returns what the step made of them. `rekey` returns the
-    positional arguments with another random key.
+    positional arguments with another random key; `compiled` is the step as the loop runs it.
     """
 
     def split(args: Sequence[Any]) -> tuple[Any, Any]:
@@ -141,7 +151,7 @@ def call_of(
     references = {place for place in places if not isinstance(jax.typeof(leaves[place]), jax.core.ShapedArray)}
     static = [None if place in {*places} else leaf for place, leaf in enumerate(leaves)]
 
-    def run(arrays: Sequence[Any]) -> Any:
+    def apply(step: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Any, list[Any], Any]:
         whole: list[Any] = list(static)
         for place, array in zip(places, arrays, strict=True):
             whole[place] = jax.new_ref(array) if place in references else array
@@ -152,14 +162,25 @@ def call_of(
             tree = nnx.merge(graph, tree)
         own, named = tree
         out = step(*own, **named)
-        changed = [jax.freeze(whole[place]) for place in sorted(references)]
-        return (out, changed) if graph is None else (out, changed, nnx.split(tree)[1])
+        return out, [jax.freeze(whole[place]) for place in sorted(references)], tree if objects else None
+
+    def run(arrays: Sequence[Any]) -> Any:
+        out, changed, given = apply(step, arrays)
+        return (results_of(out, given), changed) if objects else (out, changed)
+
+    def replay(arrays: Sequence[Any]) -> Any:
+        out, _, given = apply(compiled or step, arrays)
+        return results_of(out, given)
 
     def taken(leaves: Sequence[Any]) -> list[Any]:
         return [leaves[place][...] if place in references else leaves[place] for place in places]
 
     arrays = taken(leaves)
-    return Call(run, lambda: arrays if rekey is None else taken(jax.tree.leaves(split(rekey(*args))[1])))
+
+    def draw() -> list[Any]:
+        return arrays if rekey is None else taken(jax.tree.leaves(split(rekey(*args))[1]))
+
+    return Call(run, draw, replay)
 
 
 @functools.lru_cache(64)

@@ -86,17 +86,17 @@ class CheckSchedule:
             check = self.checks.setdefault(name, ScheduledCheck(share, cost))
             check.share, check.cost, check.window = share, cost, 0
 
-    def due(self, *, can: bool = True) -> list[str]:
+    def due(self, *, can: Callable[[str], bool] = lambda name: True) -> list[str]:
         """Returns the checks of the next step; must be called once for each step.
 
-        `can` says whether the step can be checked. A step that cannot counts as unchecked.
+        `can` says whether a check can begin. A step at which it cannot counts as unchecked.
         """
         if self.step and self.step % PERIOD == 0:
             self._decide()
         self.step += 1
         chosen: list[str] = []
         for name, check in self.checks.items():
-            if not can:
+            if not can(name):
                 check.steps[0] += 1
                 continue
             if check.done >= check.window:

@@ -141,10 +141,10 @@ class State(Layer):
         first, second = np.asarray(found.first), np.asarray(found.again)
         findings = []
         if (changed := (first != second).any(-1)).any():
-            on = _devices(sharding, np.argwhere(changed))
+            on = devices_of(sharding, np.argwhere(changed))
             findings.append(Detection("at rest", step, f"{found.name} changed in memory between two steps", on))
         if axes and (odd := odd_ones(first, axes)).any():
-            on = _devices(sharding, np.argwhere(odd))
+            on = devices_of(sharding, np.argwhere(odd))
             what = f"replicas of {found.name} differ"
             findings.append(Detection("replicas", step, what, on))
         return findings
@@ -168,7 +168,8 @@ def _size(leaf: Any) -> int:
     return leaf.nbytes if isinstance(leaf, jax.Array) and has_bits(leaf.dtype) and not leaf.is_deleted() else 0
 
 
-def _devices(sharding: Any, places: np.ndarray) -> tuple[str, ...]:
+def devices_of(sharding: Any, places: np.ndarray) -> tuple[str, ...]:
+    """Returns the names of the devices whose digests, at the given places, differ."""
     if isinstance(sharding, NamedSharding):
         return device_names(sharding.mesh, places)
     return tuple(f"{device.platform}:{device.id}" for device in sharding.device_set)

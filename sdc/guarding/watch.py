@@ -14,11 +14,12 @@ from jax.sharding import Mesh
 from sdc.verdict import Verdict, limit
 
 from ..multihost import first_line
-from ..program import holds_objects
+from ..program import compiled_for, holds_objects
 from .checked_steps import Checksums, Recomputation
 from .evidence import Call, Detection, Layer, call_of, settled
 from .neighbours import Ring
 from .recomputation import NotRepeatable
+from .replays import VendorChecker
 from .schedule import CheckSchedule, agreed, common, seconds_of
 from .silence import CONFIDENCE, excludes, expected_delay, most_wrong
 from .spikes import Spikes
@@ -117,7 +118,8 @@ class GuardReport:
 
 def layers_for(mesh: Mesh | None, axis: str, seed: int = 0) -> list[Layer]:
     """Returns the layers of evidence that `guard` uses by default."""
-    return [Recomputation(), Ring(mesh, axis), Checksums(), State(seed), Spikes()]
+    layers = [Recomputation(), Ring(mesh, axis), Checksums(), State(seed), Spikes()]
+    return [*layers, VendorChecker()] if compiled_for().platform == "tpu" else layers
 
 
 class Watch:
@@ -135,6 +137,7 @@ class Watch:
         self._form: Any = None  # of the arguments for which the layers are prepared
         self._others = 0  # successive steps with arguments of another form
         self._objects = False  # whether there are Flax NNX objects among the arguments
+        self._begun: dict[str, int] = {}  # steps at which the last checks began
         self._pending: deque[tuple[Layer, int, Any]] = deque()
         self._findings: list[Detection] = []
         self._last = self._start_up = 0.0
@@ -153,6 +156,7 @@ class Watch:
             self._prepare(form, args, kwargs)
         due = self._due(time.perf_counter())
         before = [layer for layer in self._able() if layer.name in due or layer.waiting]
+        self._begun |= dict.fromkeys(due, self.steps)
         if before:
             call = self._call(args, kwargs)
             settled(call.arrays)
@@ -166,6 +170,16 @@ class Watch:
         self.steps += 1
         return out
 
+    def idle(self) -> bool:
+        """Completes a check that waits for idle time (see `Replay`); returns whether there was one.
+
+        Call it while the loop waits, as for data. In several processes, all must call it after the same step.
+        """
+        found = [(layer, _tried(layer, layer.idle)) for layer in self._able()]
+        done = [(layer, self._begun[layer.name], one) for layer, one in found if one is not None]
+        self._pending += done
+        return bool(done)
+
     def report(self) -> GuardReport:
         """Waits for the checks that are running, and returns what was found, or what silence excludes."""
         self._judge(wait=True)
@@ -175,6 +189,9 @@ class Watch:
             check = checks.get(layer.name)
             steps, runs, cost = (dict(check.steps), check.runs, check.cost) if check else ({}, 0, 0.0)
             steps[0] = steps.get(0, 0) + self.steps - sum(steps.values())  # before the time of a step was known
+            if check and runs and (layer.why_not or not layer.ready):  # the last check was not completed
+                runs, unfinished = runs - 1, min(check.window, steps[check.window])
+                steps[check.window], steps[0] = steps[check.window] - unfinished, steps[0] + unfinished
             covers = layer.coverage if layer.bounds else None
             about = layer.name, layer.about, layer.why_not
             layers.append(LayerReport(*about, runs, cost, steps, covers))
@@ -196,7 +213,7 @@ class Watch:
         return self._compiled(*args, **kwargs)
 
     def _call(self, args: Any, kwargs: Any) -> Call:
-        return call_of(self._step, args, kwargs, objects=self._objects, rekey=self._rekey)
+        return call_of(self._step, args, kwargs, objects=self._objects, rekey=self._rekey, compiled=self._compiled)
 
     def _able(self) -> list[Layer]:
         return [layer for layer in self._layers if not layer.why_not]
@@ -254,7 +271,8 @@ class Watch:
             self._schedule = CheckSchedule(self._budget, self._costs, agreed(min(self._warm)), seed=self._seed)
         elif took and not self._checked:
             self._schedule.took(took)
-        due = self._schedule.due(can=not self._others)
+        ready = {layer.name for layer in self._able() if layer.ready and not self._others}
+        due = self._schedule.due(can=ready.__contains__)
         self._checked = bool(due)
         return due
 

@@ -13,6 +13,7 @@ from jax.sharding import SingleDeviceSharding
 
 import sdc
 from sdc.costs import devices_of, estimate, find_target
+from sdc.guarding.replays import checker_options
 from sdc.program import compiling_for, products, recomputations
 
 pytestmark = pytest.mark.targets
@@ -64,3 +65,16 @@ def test_a_witness_of_the_last_operations_costs_little() -> None:
     own = estimate(sdc.witness(step, last=True), *arguments, target=target)
     assert own.cost <= 1.06 * plain.cost
     assert own.memory <= 1.02 * plain.memory
+
+
+@pytest.mark.parametrize("target", ["v5p:2x2x1", "v5e:2x2"])
+def test_the_compiler_takes_the_options_of_its_checker(target: str) -> None:
+    step, device = jax.grad(functools.partial(scanned, block)), devices_of(target)[0]
+    options = checker_options(str(device.device_kind))
+    assert options["xla_tpu_sdc_replicate_llo"] == (target == "v5e:2x2")
+    with compiling_for("tpu", whole=True, kind=str(device.device_kind)):
+        sizes = [
+            len(jax.jit(step, compiler_options=own).lower(*shapes(target)).compile().as_text() or "")
+            for own in (None, options)
+        ]
+    assert sizes[1] > sizes[0]  # operations and their repetitions

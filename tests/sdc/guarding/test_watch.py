@@ -295,6 +295,8 @@ def test_a_layer_that_fails_stops_and_training_goes_on() -> None:
     count = iter(range(1000))
     report, found = watched(step, [Broken(), State()], steps=30)
     assert report.layers[0].why_not == "it failed (RuntimeError: out of memory)"
+    assert report.layers[0].runs <= 6  # the one that failed, and all later ones, do not count
+    assert report.layers[0].steps[0] >= 20
     assert report.layers[1].runs > 10
     assert not found
     assert report.steps == 30
