@@ -97,7 +97,8 @@ TABLES: tuple[type[schema.Fields], ...] = (
     schema.Header, schema.Manifest, schema.RunManifest, schema.TraceManifest, schema.CampaignManifest,
     schema.StudyManifest, schema.Host, schema.Environment, schema.Device, schema.Data, schema.Suspect, schema.StepRow,
     schema.SiteCounts, schema.TwinCounts, schema.MismatchRow, schema.RankRow, schema.TraceRow, schema.InjectionRow,
-    schema.PartRow, schema.Ending, schema.RunSummary, schema.CampaignSummary, schema.StudySummary, Holder,
+    schema.PartRow, schema.Ending, schema.RunSummary, schema.CampaignSummary, schema.StudySummary, schema.GuardFinding,
+    schema.GuardTotals, schema.GuardLayer, Holder,
 )  # fmt: skip
 
 
