@@ -199,7 +199,7 @@ def guard(found: GuardTotals | None, steps: int) -> list[Table | LeftOut]:
             one.layer,
             one.what,
             ", ".join(one.devices) or NOT_MEASURED,
-            "proof" if one.proof else "suspicion",
+            WEIGHTS[bool(one.proof)],
         )
         for one in shown
     ]

@@ -360,7 +360,9 @@ class GuardFinding(Fields, kw_only=True):
     step: Annotated[Number, about("number of the step")] = None
     what: Annotated[str | None, about("one sentence")] = None
     devices: Annotated[list[str], about("the devices on which it was found; empty if unknown")] = []
-    proof: Annotated[bool, about("whether correct hardware cannot cause it; otherwise, it is a suspicion")] = True
+    proof: Annotated[bool | None, about("whether correct hardware cannot cause it; otherwise, it is a suspicion")] = (
+        None
+    )
 
 
 class StepRow(Fields, kw_only=True):

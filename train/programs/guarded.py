@@ -22,7 +22,7 @@ class GuardedProgram(SingleProgram):
     """A program that trains one copy, with evidence from a guard; the state has the bits that it has without it.
 
     Attributes:
-        work, placement, donate, faults, checks, seed, screens, corrects: see `SingleProgram`.
+        screens, corrects: see `SingleProgram`, and for other attributes, `Instrumented`.
         budget: share of the time that the guard's checks may take.
     """
 
