@@ -21,6 +21,7 @@ class Recomputation(Layer):
     sees = "a product, kernel or reduction that was wrong in one of four computations"
     blind = "operations that run once, values that are saved for the backward pass, and faults that recur"
     share = 0.5
+    computations = 2
 
     def __init__(self, where: program.Where = comparable, *, last: bool | None = None) -> None:
         """Creates the layer; see `witness`. By default, accelerators compare only the last operations of a chain."""

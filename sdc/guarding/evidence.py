@@ -68,6 +68,7 @@ class Layer(abc.ABC):
         coverage: share of the step on which its comparisons depend.
         bounds: whether its silence bounds the share of wrong steps.
         runs_step: whether it runs the step again.
+        computations: how often a step is computed for a check, each time with a chance of being wrong.
     """
 
     name: ClassVar[str]
@@ -76,6 +77,7 @@ class Layer(abc.ABC):
     share: ClassVar[float]
     bounds: ClassVar[bool] = True
     runs_step: ClassVar[bool] = True
+    computations: ClassVar[int] = 1
 
     def __init__(self) -> None:
         self.why_not = self.about = ""

@@ -26,6 +26,7 @@ class Ring(Layer):
     sees = "a device that computes other bits than its neighbour, whether or not its fault repeats"
     blind = "faults that all devices have alike, and results that calibration excludes"
     share = 0.2
+    computations = 2
 
     def __init__(self, mesh: Mesh | None, axis: str) -> None:
         super().__init__()

@@ -34,6 +34,7 @@ class Replay(Layer):
     sees = "a step of the training whose results differ from those of its replay, whatever computed them"
     blind = "faults that recur in the replay"
     share = 0.1
+    computations = 2
 
     def __init__(self) -> None:
         super().__init__()

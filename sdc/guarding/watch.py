@@ -44,6 +44,7 @@ class LayerReport:
         cost: seconds for one check.
         steps: numbers of steps by the length of their window (see `most_wrong`).
         coverage: share of the step on which its comparisons depend; None if its silence bounds nothing.
+        computations: how often a step is computed for a check.
     """
 
     name: str
@@ -53,6 +54,7 @@ class LayerReport:
     cost: float
     steps: dict[int, int]
     coverage: float | None = None
+    computations: int = 1
 
     def most_wrong_share(self, confidence: float = CONFIDENCE) -> float:
         """Returns the share of steps that can be wrong at most, in what the layer sees, if it found nothing."""
@@ -62,9 +64,11 @@ class LayerReport:
         return most_wrong(self.steps, confidence=confidence) / whole
 
     def delay(self, rate: float, burst: float = 1.0) -> float:
-        """Returns the mean number of steps until the layer finds a fault that makes this share of the steps wrong."""
+        """Returns the mean number of steps until the layer finds a fault that makes this share of the computations
+        wrong, in what the layer sees; in bursts, all computations are wrong."""
         checked = sum(count / window for window, count in self.steps.items() if window)
-        return expected_delay(sum(self.steps.values()) / checked, rate, burst=burst) if checked else math.inf
+        share = rate if burst > 1 else 1 - (1 - rate) ** self.computations
+        return expected_delay(sum(self.steps.values()) / checked, share, burst=burst) if checked else math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +198,7 @@ class Watch:
                 steps[check.window], steps[0] = steps[check.window] - unfinished, steps[0] + unfinished
             covers = layer.coverage if layer.bounds else None
             about = layer.name, layer.about, layer.why_not
-            layers.append(LayerReport(*about, runs, cost, steps, covers))
+            layers.append(LayerReport(*about, runs, cost, steps, covers, layer.computations))
         overhead = self._schedule.overhead() if self._schedule else 0.0
         return GuardReport(self.steps, tuple(self._findings), tuple(layers), overhead, self._start_up)
 

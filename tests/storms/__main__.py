@@ -30,6 +30,7 @@ STORMS = {
     "calls": 50_000,
     "coverage": 2000,
     "watches": 100_000,
+    "detections": 20,
 }
 """Number of trials of each storm; for the soak and for watches, of steps; for calls, more than there are."""
 
@@ -41,7 +42,7 @@ def main(storms: tyro.conf.Positional[tuple[str, ...]] = (), share: float = 1.0,
 
     Args:
         storms: names of the storms to run: mutations, commands, kills, flips, strikes, cuts, bits, saves, pairs,
-            soak, schedules, standing, calls, coverage, watches; by default all.
+            soak, schedules, standing, calls, coverage, watches, detections; by default all.
         share: share of the trials to run; all of them take about nine hours on two cores.
         seed: seed of all random choices.
     """
