@@ -33,8 +33,9 @@ from .tally import Tally
 CONFIG: TrainConfig = MINI.of_type(None, "layer")
 ONSET = 1000  # the step number from which faults strike; healthy steps have a smaller one
 WARM = 320  # steps until the schedule is steady
-MOST = 240  # steps of a trial
-ALONE = 500  # checks alone, for the share that finds the fault
+MOST = 200  # steps of a trial
+SELDOM = 0.03  # share of the checks below which a trial does not wait for a layer
+ALONE = 300  # checks alone, for the share that finds the fault
 WRONG_STEPS = (0.06, 0.35)  # share of the computations of a step that are to be wrong
 PRODUCTS = products & direction("fwd", "bwd", "remat")
 SUBJECTS: dict[str, Callable[[float], list[Fault]]] = {
@@ -85,7 +86,7 @@ class Trials:
         placed = jax.device_put(tokens, self.placement.sharding(jax.P(None, "data", None)))
         return placed, jax.random.key(next(self.keys)), jnp.int32(ONSET if active else 0)
 
-    def share_of_wrong_steps(self, count: int = 200) -> float:
+    def share_of_wrong_steps(self, count: int = 100) -> float:
         wrong = 0
         for _ in range(count):
             events = self.events(self.state, *self.arguments(active=True))
@@ -144,7 +145,7 @@ def _subject(name: str, count: int, seed: int, tally: Tally) -> dict[str, list[f
         wrong = trials.share_of_wrong_steps()
         if WRONG_STEPS[0] <= wrong <= WRONG_STEPS[1]:
             break
-        times *= min(1e4, max(1e-4, 0.15 / max(wrong, 1e-3))) if wrong < 0.9 else 0.05
+        times *= min(1e4, max(1e-4, 0.15 / max(wrong, 1e-3))) if wrong < 0.9 else 0.02
         trials = Trials(SUBJECTS[name](times), seed)
     for _ in range(WARM):
         trials.advance(active=False)
@@ -161,7 +162,7 @@ def _subject(name: str, count: int, seed: int, tally: Tally) -> dict[str, list[f
         trials.watch.report()
         trials.found.clear()
         start, firsts = trials.watch.steps, dict[str, int]()
-        awaited = {layer.name for layer in able if alone.get(layer.name, 1)}
+        awaited = {layer.name for layer in able if alone.get(layer.name, 1) >= SELDOM}
         while trials.watch.steps < start + MOST and not firsts.keys() >= awaited:
             if at_rest:
                 trials.flip()
