@@ -10,7 +10,7 @@ from .. import program
 from ..checksums import abft, coverage
 from ..multihost import first_line
 from ..twins import first_difference
-from .evidence import EARLY, Call, Detection, Layer, settled
+from .evidence import EARLY, Call, Detection, Layer, gathered, settled
 from .recomputation import WitnessCalibration, Witnessed, calibrated, comparable, witnessed_share
 
 
@@ -46,7 +46,7 @@ class Recomputation(Layer):
     def before(self, call: Call) -> Any:
         """Runs twice, for a difference that recurs need not be due to the hardware."""
         assert self.calibration is not None
-        return [settled(self.calibration.run(*call.arrays)[1]) for _ in range(2)]
+        return [settled(gathered(self.calibration.run(*call.arrays)[1])) for _ in range(2)]
 
     def judge(self, found: Any, step: int) -> list[Detection]:
         self.checks += 1
@@ -102,7 +102,7 @@ class Checksums(Layer):
             run = call.run  # without the arrays of the call
             checked = abft(lambda *arrays: run(arrays))
             self.run = jax.jit(lambda *arrays: jax.tree.map(jnp.asarray, checked(*arrays)[1]))
-            flags = self.run(*call.arrays)
+            flags = gathered(self.run(*call.arrays))
         except ValueError as error:
             self.why_not = f"no product can be checked ({first_line(error)})"
             return
@@ -110,7 +110,7 @@ class Checksums(Layer):
         self.about = f"{len(flags)} products, {self.coverage:.0%} of the products' operations"
 
     def before(self, call: Call) -> Any:
-        return self.run(*call.arrays)
+        return gathered(self.run(*call.arrays))
 
     def judge(self, found: Any, step: int) -> list[Detection]:
         wrong = [site for site, flag in zip(found.sites, found.values(), strict=True) if np.asarray(flag.flagged).any()]

@@ -8,15 +8,17 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ..program import is_array
 
 # First checks of a layer, in which what differs on devices that are taken to be healthy belongs to its calibration.
 EARLY = 20
+Tree = TypeVar("Tree")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +128,18 @@ def settled(tree: Any) -> Any:
     """
     simulated = jax.default_backend() == "cpu" and jax.local_device_count() > 1
     return jax.block_until_ready(tree) if simulated else tree
+
+
+def gathered(tree: Tree) -> Tree:
+    """Returns arrays that this process can read: in several processes, copies of them on all devices."""
+    shardings = [leaf.sharding for leaf in jax.tree.leaves(tree) if not leaf.is_fully_addressable]
+    mesh = next((one.mesh for one in shardings if isinstance(one, NamedSharding)), None)
+    return tree if mesh is None else settled(_gathering(mesh)(settled(tree)))
+
+
+@functools.lru_cache(16)
+def _gathering(mesh: Any) -> Callable[[Any], Any]:
+    return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def call_of(

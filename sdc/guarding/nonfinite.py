@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, UInt32
 
 from .. import program
 from ..twins import FirstDifference, first_difference
+from .evidence import gathered
 
 
 def first_nonfinite(
@@ -48,7 +49,7 @@ def first_nonfinite(
         out, counts = searched(*args, **kwargs)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(counts)):
             raise ValueError("first_nonfinite was called inside jit or another transformation; call it outside")
-        pairs = [np.repeat(np.asarray(count)[..., None], 2, -1) for count in counts.values()]
+        pairs = [np.repeat(np.asarray(count)[..., None], 2, -1) for count in gathered(counts).values()]
         none = program.Reports(counts.sites, [np.zeros_like(pair) for pair in pairs])
         return out, first_difference(none, program.Reports(counts.sites, pairs))
 

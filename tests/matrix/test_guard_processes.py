@@ -3,6 +3,8 @@ the memory of one of them is found."""
 
 from pathlib import Path
 
+import pytest
+
 from tests.pairs import run_pair
 
 CHILD = """
@@ -17,6 +19,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import sdc
 from sdc.guarding import watch as watching
+FORM = open(f"{folder}/form").read()
 
 def free(work):
     work()
@@ -29,20 +32,29 @@ layer = jax.checkpoint(lambda x, w: jnp.tanh(x @ w))
 def loss(w, x):
     return jnp.mean(lax.scan(lambda x, w: (layer(x, w), None), x, w)[0] ** 2)
 
-@jax.jit
-def step(w, x):
+def plain(w, x):
     value, gradient = jax.value_and_grad(loss)(w, x)
     return w - 0.1 * gradient, {"loss": value}
+
+def of_device(w, x):
+    value, gradient = lax.pmean(jax.value_and_grad(loss)(w, x), "data")
+    return w - 0.1 * gradient, {"loss": value}
+
+mapped = jax.shard_map(of_device, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
+step = jax.jit({"plain": plain, "mapped": mapped}[FORM])
 
 def placed(x, spec):
     return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), lambda index: x[index])
 
 draw = np.random.default_rng(0)
 w = placed(draw.normal(size=(3, 16, 16)).astype(np.float32) / 4, P())
-watch = sdc.guard(step, mesh, budget=0.9)
+assert sdc.first_nonfinite(step)(w, placed(np.ones((16, 16), np.float32), P("data")))[1] is None
+layers = [*sdc.guarding.layers_for(mesh, "data"), sdc.guarding.Replay()]
+watch = sdc.guard(step, mesh, budget=0.9, layers=layers)
 for number in range(120):
     w, _ = watch(w, placed(draw.normal(size=(16, 16)).astype(np.float32), P("data")))
     jax.block_until_ready(w)
+    watch.idle()
     if number == 59:
         quiet = watch.report()
     if number > 60 and process == 1 and number % 5 == 0:
@@ -63,11 +75,14 @@ print(json.dumps({
 """
 
 
-def test_two_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["plain", "mapped"])
+def test_two_processes(form: str, tmp_path: Path) -> None:
+    (tmp_path / "form").write_text(form)
     first, second = run_pair(CHILD, tmp_path)
     assert first == second
     assert not first["quiet"]
     assert first["verdict"] == "corrupt"
     assert {"replicas", "at rest"} & set(first["found"])
     assert first["why"]["ring"] == "devices of several processes cannot be rotated"
-    assert dict(first["checks"])["witness"] > 0
+    assert {name for name, why in first["why"].items() if why} == {"ring"}, first["why"]
+    assert all(dict(first["checks"])[name] > 5 for name in ("witness", "abft", "replay"))
