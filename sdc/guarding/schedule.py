@@ -36,6 +36,7 @@ class ScheduledCheck:
         chosen: step of the window at which the check runs.
         steps: number of steps by the length of their window.
         runs: number of runs.
+        balance: seconds that the check has earned and not spent.
     """
 
     share: float
@@ -45,6 +46,7 @@ class ScheduledCheck:
     chosen: int = 0
     steps: Counter[int] = field(default_factory=Counter)
     runs: int = 0
+    balance: float = 0.0
 
 
 class CheckSchedule:
@@ -54,6 +56,7 @@ class CheckSchedule:
         checks: the checks by name.
         step_seconds: time of a step without checks.
         spent: seconds that checks took.
+        plain: seconds that the steps took without checks.
     """
 
     def __init__(
@@ -70,10 +73,11 @@ class CheckSchedule:
         self.budget, self.step_seconds = budget, step_seconds
         self.checks = {name: ScheduledCheck(share, cost) for name, (share, cost) in costs.items()}
         self.random = random.Random(seed)
-        self.spent, self.step = 0.0, 0
+        self.spent, self.plain, self.step = 0.0, 0.0, 0
         self._dense = True
-        self._plain: list[float] = []  # times of steps without checks
-        self._factor, self._credit, self._paid = DENSE, CREDIT, 0
+        self._times: list[float] = []  # of steps without checks, since the last decision
+        self._factor, self._paid = DENSE, 0
+        self._pay(CREDIT)
 
     def suspect(self) -> None:
         """Makes checks more frequent from the next decision on."""
@@ -94,6 +98,8 @@ class CheckSchedule:
         if self.step and self.step % PERIOD == 0:
             self._decide()
         self.step += 1
+        self.plain += self.step_seconds
+        self._pay(1)
         chosen: list[str] = []
         for name, check in self.checks.items():
             if not can(name):
@@ -105,35 +111,43 @@ class CheckSchedule:
             if check.window and check.done == check.chosen:
                 chosen.append(name)
                 check.runs += 1
+                check.balance -= check.cost
                 self.spent += check.cost
             check.done += 1
         return chosen
 
     def took(self, seconds: float) -> None:
         """Records the time of a step without checks."""
-        self._plain.append(seconds)
+        self._times.append(seconds)
+
+    def _pay(self, steps: int) -> None:
+        """Adds what checks earn in a number of steps to their balances."""
+        for check in self.checks.values():
+            check.balance += steps * self._earned(check)
+
+    def _earned(self, check: ScheduledCheck) -> float:
+        return check.share * self.budget * self.step_seconds
 
     def _begin(self, check: ScheduledCheck) -> None:
         """Begins a window, or, if the check has not earned its cost yet, waits for a step."""
-        each = check.share * self.budget * self.step_seconds
-        earned = each * (self.step + self._credit) - check.runs * check.cost
-        can = each > 0 and earned >= check.cost
+        each = self._earned(check)
+        can = each > 0 and check.balance >= check.cost
         check.window = max(1, math.ceil(check.cost / (each * self._factor))) if can else 0
         check.done, check.chosen = 0, self.random.randrange(check.window) if check.window else 0
 
     def _decide(self) -> None:
         """Agrees on the time of a step with the other processes, and on whether there was a suspicion."""
-        first = agreed({"seconds": median(self._plain or [self.step_seconds]), "dense": self._dense})
+        first = agreed({"seconds": median(self._times or [self.step_seconds]), "dense": self._dense})
         self.step_seconds, dense = first["seconds"], first["dense"]
-        self._dense, self._plain = False, []
+        self._dense, self._times = False, []
         self._factor = DENSE if dense else 1.0
         if dense and self.step - self._paid >= SELDOM:
-            self._credit, self._paid = self._credit + CREDIT, self.step
+            self._paid = self.step
+            self._pay(CREDIT)
 
     def overhead(self) -> float:
         """Returns the time of the checks as a share of the time of the steps."""
-        plain = self.step_seconds * self.step
-        return self.spent / plain if plain else 0.0
+        return self.spent / self.plain if self.plain else 0.0
 
 
 def agreed(value: Any) -> Any:

@@ -39,12 +39,12 @@ ALONE = 300  # checks alone, for the share that finds the fault
 WRONG_STEPS = (0.06, 0.35)  # share of the computations of a step that are to be wrong
 PRODUCTS = products & direction("fwd", "bwd", "remat")
 SUBJECTS: dict[str, Callable[[float], list[Fault]]] = {
-    **{name: (lambda times, name=name: _node(name, times)) for name in NODES},
     "band of values": lambda times: [Fault(BitFlip(bits=(20,)), 1e-6 * times, PRODUCTS, band=(0.25, 0.5))],
     "neighbours": lambda times: [Fault(Scale(1.5), 1e-7 * times, PRODUCTS, pattern=Lattice(4, 16, 16))],
     "three outcomes": lambda times: [Fault(Extreme(), 1e-7 * times, PRODUCTS)],
     "saved value": lambda times: [Fault(BitFlip(), 1e-7 * times, direction("saved"))],
     "memory at rest": lambda times: [],
+    **{name: (lambda times, name=name: _node(name, times)) for name in NODES},
 }
 
 

@@ -65,3 +65,15 @@ def test_slower_steps_are_checked_more_often() -> None:
 def test_equal_seeds_choose_equal_steps() -> None:
     first, again, other = (CheckSchedule(0.05, {"a": (1.0, 0.5)}, STEP, seed=seed) for seed in (1, 1, 2))
     assert run(first, 500) == run(again, 500) != run(other, 500)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1.0, 0.1), (0.1, 1.0)])
+def test_steps_that_become_faster_or_slower_are_checked_as_before(before: float, after: float) -> None:
+    schedule = CheckSchedule(0.1, {"a": (1.0, 1.0)}, before)
+    runs = []
+    for number in range(4_000):
+        runs.append(len(schedule.due()))
+        schedule.took(before if number < 2_000 else after)
+    # A step earns 0.1 of its time, and a check costs 1 second.
+    assert sum(runs[2_300:]) == pytest.approx(0.1 * after * 1_700, rel=0.15)
+    assert schedule.overhead() == pytest.approx(0.1, rel=0.2)
