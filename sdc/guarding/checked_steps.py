@@ -12,6 +12,10 @@ from ..multihost import first_line
 from ..twins import first_difference
 from .evidence import EARLY, Call, Detection, Layer, gathered, settled
 from .recomputation import WitnessCalibration, Witnessed, calibrated, comparable, witnessed_share
+from .spikes import RANKS, RankValues
+
+LEAST_MARGIN = 0.01  # residuals, as shares of their bounds, below which their size means nothing
+LEAST_SPREAD = 0.1  # of the logarithms of residuals
 
 
 class Recomputation(Layer):
@@ -97,6 +101,10 @@ class Checksums(Layer):
     blind = "other operations, and errors near the roundoff of float32"
     share = 0.2
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.residuals: dict[tuple[str, ...], RankValues] = {}
+
     def prepare(self, call: Call) -> None:
         try:
             run = call.run  # without the arrays of the call
@@ -115,11 +123,36 @@ class Checksums(Layer):
     def judge(self, found: Any, step: int) -> list[Detection]:
         wrong = [site for site, flag in zip(found.sites, found.values(), strict=True) if np.asarray(flag.flagged).any()]
         if not wrong:
-            return []
+            return self._unusual(found, step)
         rows = sum(int(np.asarray(flag.flagged).sum()) for flag in found.values())
         more = f" and {len(wrong) - 1} more products" if len(wrong) > 1 else ""
         what = f"{rows} rows of {wrong[0].name} ({wrong[0].source}){more} disagree with their checksums"
         return [Detection(self.name, step, what, _ranks(wrong[0], np.asarray(found[wrong[0].name].flagged)))]
+
+    def _unusual(self, found: Any, step: int) -> list[Detection]:
+        """Compares residuals, which are below their bounds, between the devices of a mesh: a suspicion."""
+        largest: dict[tuple[str, ...], list[Any]] = {}
+        for site, flag in zip(found.sites, found.values(), strict=True):
+            dims, margin = site.dims, np.asarray(flag.first_margin, np.float64)
+            axes = tuple(name for name in dims if name != "scan")
+            if axes and margin.size and np.isfinite(margin).all():
+                across = tuple(axis for axis in range(margin.ndim) if dims[axis] == "scan")
+                largest.setdefault(axes, []).append(margin.max(across))
+        findings = []
+        for axes, margins in largest.items():
+            values = np.log(np.maximum(np.mean(margins, 0), LEAST_MARGIN)).ravel()
+            if values.size < RANKS:
+                continue
+            known = self.residuals.setdefault(axes, RankValues(least=LEAST_SPREAD))
+            for rank, distance in known.outliers(values).items():
+                if values[rank] < np.median(values):
+                    continue  # small residuals are no cause for suspicion
+                place = " ".join(
+                    f"{a}={i}" for a, i in zip(axes, np.unravel_index(rank, margins[0].shape), strict=True)
+                )
+                what = f"residuals of checksums are {distance:.3g} median deviations from those of other devices"
+                findings.append(Detection(self.name, step, what, (place,), proof=False))
+        return findings
 
 
 def _ranks(site: program.Site, flagged: Any) -> tuple[str, ...]:

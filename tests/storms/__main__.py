@@ -32,7 +32,8 @@ STORMS = {
     "watches": 100_000,
     "detections": 20,
 }
-"""Number of trials of each storm; for the soak and for watches, of steps; for calls, more than there are."""
+"""Number of trials of each storm; for the soak and for watches, of steps; for detections, of each subject; for calls,
+more than there are."""
 
 
 def main(storms: tyro.conf.Positional[tuple[str, ...]] = (), share: float = 1.0, seed: int = 0) -> None:

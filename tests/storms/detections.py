@@ -149,7 +149,8 @@ def _subject(name: str, count: int, seed: int, tally: Tally) -> dict[str, list[f
         trials = Trials(SUBJECTS[name](times), seed)
     for _ in range(WARM):
         trials.advance(active=False)
-    false = list(trials.found)
+    false = [one for one in trials.found if one.proof]
+    tally.seen["suspicions of healthy steps"] += len(trials.found) - len(false)
     able = [layer for layer in trials.layers if layer.share and not layer.why_not and (layer.bounds or at_rest)]
     alone = {layer.name: trials.finds(layer) for layer in able if layer.bounds and not at_rest}
     trials.watch._schedule.suspect = lambda: None  # type: ignore[method-assign, union-attr] # windows stay as they are

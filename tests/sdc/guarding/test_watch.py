@@ -17,6 +17,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import sdc
 from sdc.faults import BitFlip
 from sdc.guarding import Checksums, Detection, NotRepeatable, Recomputation, Ring, Spikes, State
+from sdc.guarding.evidence import call_of
+from sdc.guarding.spikes import RankValues
 from sdc.guarding.state import odd_ones
 from sdc.program import direction, products
 from sdc.verdict import Verdict
@@ -440,3 +442,58 @@ def test_references_on_explicit_axes_are_left_alone() -> None:
     assert [bool(layer.why_not) for layer in report.layers] == [False, False, False, True], str(report)
     assert all(layer.runs > 5 for layer in report.layers[:3])
     assert report.layers[1].about.startswith("4 products")  # of both passes
+
+
+def test_values_of_ranks_far_from_the_others_are_a_suspicion() -> None:
+    draw = np.random.default_rng(0)
+    known = RankValues()
+    for _ in range(2_000):
+        assert not known.outliers(draw.normal(size=8) + 10 * draw.normal())  # of healthy ranks, which vary together
+    assert list(known.outliers(np.array([0.0, 0.1, 30.0, -0.1, 0.2, 0.0, 0.1, 0.0]))) == [2]
+    assert not known.outliers(np.array([0.0, 0.1, 31.0, -0.1, 0.2, 0.0, 0.1, 0.0]))  # reported already
+    assert known.outliers(np.array([0.0, np.nan, 0.2, -0.1, 0.2, 0.0, 0.1, 0.0])) == {1: np.inf}
+    assert not known.outliers(np.full(8, np.nan))
+    for _ in range(200):
+        assert not RankValues().outliers(draw.normal(size=8) * 1e6)  # nothing is known yet
+    known = RankValues()
+    assert not any(known.outliers(np.zeros(8)) for _ in range(100))
+
+
+def test_growth_of_a_rank_is_watched_on_request() -> None:
+    def with_growth(w: Any, x: Any, faulty: Any) -> Any:
+        def growth(x: Any) -> Any:
+            own = jnp.mean(jnp.abs(x)) * jnp.where((lax.axis_index("data") == 2) & faulty, 1000, 1)
+            return own[None]
+
+        mapped = jax.shard_map(growth, mesh=MESH, in_specs=P("data"), out_specs=P("data"), check_vma=False)
+        return *step(w, x), mapped(x)
+
+    run = jax.jit(with_growth)
+    for layer, names in ((Spikes(), ()), (Spikes(ranks=("result/2", "2")), ("rank 2",))):
+        found: list[Detection] = []
+        watch, w = sdc.guard(run, MESH, budget=0.9, layers=[layer], on_finding=found.append), state()
+        for number in range(60):
+            w, *_ = watch(w, batch(number), jnp.bool_(number == 50))
+        watch.report()
+        assert [one.devices for one in found] == [(name,) for name in names]
+        assert [one.step for one in found] == [50] * len(names)
+        assert watch.verdict() is Verdict.INCONCLUSIVE
+
+
+def test_residuals_of_a_device_far_from_those_of_others_are_a_suspicion() -> None:
+    def of_device(w: Any, x: Any) -> Any:
+        return x @ w
+
+    mapped = jax.shard_map(of_device, mesh=MESH, in_specs=(P(), P("data")), out_specs=P("data"), check_vma=False)
+    layer = Checksums()
+    layer.prepare(call_of(mapped, (W[0], batch(0)), {}, objects=False))
+    assert not layer.why_not
+    for number in range(50):
+        flags = layer.before(call_of(mapped, (W[0], batch(number)), {}, objects=False))
+        assert not layer.judge(flags, number)
+    [name] = flags
+    odd = flags[name]._replace(first_margin=flags[name].first_margin.at[1].set(1e30))
+    [suspicion] = layer.judge(sdc.program.Reports(flags.sites, [odd]), 50)
+    assert suspicion.devices == ("data=1",)
+    assert not suspicion.proof
+    assert "residuals of checksums" in suspicion.what
