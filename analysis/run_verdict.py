@@ -102,23 +102,24 @@ def guarded(found: schema.GuardTotals, steps: int, injected: int) -> Judgement:
         return inconclusive(f"{injected:,} values were deliberately corrupted, but the guard found none of them")
     if (watched := whole(found.steps)) is None:
         return inconclusive("the guard has found nothing so far; it reports at the end of the run")
-    shares = {
-        layer.name: (wrong + max(0, steps - watched)) / steps
-        for layer in found.layers
-        if (wrong := real(layer.most_wrong)) is not None and steps
-    }
-    enough = [layer for layer in found.layers if excludes(real(layer.coverage), shares.get(layer.name, 1.0))]
+    enough = []
+    for layer in found.layers:
+        wrong, coverage = real(layer.most_wrong), real(layer.coverage)
+        known = wrong is not None and 0 <= wrong <= watched and coverage is not None and 0 <= coverage <= 1
+        if wrong is not None and known and whole(layer.checks) and steps:
+            share = (wrong + max(0, steps - watched)) / steps
+            enough += [(share, str(layer.name), str(layer.compares))] if excludes(coverage, share) else []
     if not enough:
         return inconclusive(
             f"the guard found nothing, but its checks in {steps:,} steps are too few, or cover too little, to exclude "
             "that half of the steps were wrong"
         )
-    best = min(enough, key=lambda layer: shares[layer.name])
+    share, name, compares = min(enough)
     return Judgement(
         Verdict.CLEAN,
         f"the guard found nothing in {steps:,} steps: with 95 % confidence, at most "
-        f"{limit(100 * shares[best.name], 3, up=True)} % of the steps of each device were wrong, in what {best.name} "
-        f"compares ({best.compares})",
+        f"{limit(100 * share, 3, up=True)} % of the steps of each device were wrong, in what {name} "
+        f"compares ({compares})",
     )
 
 

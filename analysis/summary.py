@@ -145,7 +145,7 @@ def _guarded(
 ) -> schema.GuardTotals | None:
     """Returns what a guard reported in the lines of steps and at the end; None if it was not to report anything."""
     every = [*(one for row in steps for one in row.findings), *(found.findings if found else ())]
-    if manifest.guard is None or not (whole_run or every):
+    if not every and (manifest.guard is None or not whole_run):
         return None
     different = {msgspec.json.encode(one): one for one in every}
     return msgspec.structs.replace(found or schema.GuardTotals(), findings=list(different.values()))

@@ -212,7 +212,7 @@ def guard(found: GuardTotals | None, steps: int) -> list[Table | LeftOut]:
         (
             layer.name,
             layer.why_not or layer.compares,
-            "not run" if layer.why_not else show(layer.checks),
+            "not run" if layer.why_not and not layer.checks else show(layer.checks),
             NOT_MEASURED if (wrong := real(layer.most_wrong)) is None else show((wrong + unwatched) / max(steps, 1)),
         )
         for layer in found.layers

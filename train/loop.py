@@ -45,6 +45,7 @@ from .programs import (
     Placement,
     Program,
     StepRows,
+    after_end,
     history_ratio,
     initial_state,
     place,
@@ -184,6 +185,7 @@ def run(
         elif job.keeping is None:  # before the record, which continues from the checkpoint that can be restored
             state, start = _state(job, program, checkpoints, source, start)
         if first:
+            ended = read_record(folder).run_summary if job.resume else None
             record = (
                 Record.resume(folder, manifest, at=start, expected=start)
                 if job.resume
@@ -222,6 +224,8 @@ def run(
             if done.reruns or done.rollbacks:
                 found["judged"] = {"reruns": done.reruns, "rollbacks": done.rollbacks}
             if record is not None:
+                if ended is not None and ended.guard is not None and "guard" in found:
+                    found["guard"] = after_end(ended.guard, found["guard"])
                 record.finish(found)
     finally:
         if keeper is not None:

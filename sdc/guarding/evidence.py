@@ -50,6 +50,7 @@ class Call(NamedTuple):
     run: Callable[[Sequence[Any]], Any]  # returns the step's result; may be traced
     draw: Callable[[], list[Any]]
     replay: Callable[[Sequence[Any]], Any]  # runs the executable of the step; returns its `results_of`
+    has_references: bool = False  # among the arguments; what the step made of them is not in `results_of`
 
     @property
     def arrays(self) -> list[Any]:
@@ -194,9 +195,22 @@ def call_of(
     arrays = taken(leaves)
 
     def draw() -> list[Any]:
-        return arrays if rekey is None else taken(jax.tree.leaves(split(rekey(*args))[1]))
+        if rekey is None:
+            return arrays
+        other, same = jax.tree.flatten(split(tuple(rekey(*args)))[1])
+        if same != structure or [jax.typeof(x) for x in taken(other)] != [jax.typeof(x) for x in arrays]:
+            raise ValueError(
+                "rekey returned arguments of another structure, shape or type; it must return the positional arguments "
+                "of the step, all of them, with another random key"
+            )
+        return taken(other)
 
-    return Call(run, draw, replay)
+    if rekey is not None and any(map(is_array, jax.tree.leaves(dict(kwargs)))):
+        raise ValueError(
+            f"the step was called with the arrays {', '.join(kwargs)} by name, which rekey does not get; pass them by "
+            "position"
+        )
+    return Call(run, draw, replay, bool(references))
 
 
 @functools.lru_cache(64)

@@ -32,6 +32,7 @@ class Ring(Layer):
         super().__init__()
         self.mesh, self.axis = mesh, axis
         self.compared: list[bool] = []
+        self.sizes: list[int] = []  # elements of each result
         self.checks = 0
 
     def prepare(self, call: Call) -> None:
@@ -44,6 +45,7 @@ class Ring(Layer):
         try:
             self.run = self._compiled(call, None)
             self.run_rotated = self._compiled(call, (self.mesh, self.rotated))
+            self.sizes = [out.size for out in jax.eval_shape(self.run, *call.arrays)]
             first, again = (self._digests(call)[0] for _ in range(2))
             rotated = self._digests(call)[1]
         except (ValueError, TypeError, jax.errors.JAXTypeError) as error:
@@ -56,8 +58,9 @@ class Ring(Layer):
 
     def _compare(self, compared: list[bool]) -> None:
         """Compares these results from now on."""
-        self.compared, self.coverage = compared, sum(compared) / max(len(compared), 1)
-        self.about = f"{sum(compared)} of {len(compared)} results"
+        self.compared = compared
+        alike = sum(size for size, known in zip(self.sizes, compared, strict=True) if known)
+        self.coverage, self.about = alike / max(sum(self.sizes), 1), f"{sum(compared)} of {len(compared)} results"
         if not any(compared):
             self.why_not = "every result depends on the order of a reduction over devices"
 

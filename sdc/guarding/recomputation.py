@@ -240,7 +240,8 @@ def _differing(witnessed: program.Reports) -> dict[str, Bool[Array, ""]]:
 def _check_repeats(first: tuple[Any, program.Reports], again: tuple[Any, program.Reports]) -> None:
     apart = {name for name, same in _equal(first[1], again[1]).items() if not same}
     if apart or not bool(_same_bits(first[0], again[0])):
-        where = next((f"{site.name} ({site.source})" for site in first[1].sites if site.name in apart), "its result")
+        names = (f"{site.name} ({site.source}) or its recomputation" for site in first[1].sites if site.name in apart)
+        where = next(names, "its result")
         raise NotRepeatable(
             f"the step computed other bits from the same inputs, first at {where}, so a difference between two "
             "computations would say nothing about the hardware; make it deterministic (see sdc doctor), or, if it is, "

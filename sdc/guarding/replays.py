@@ -44,11 +44,13 @@ class Replay(Layer):
 
     @property
     def ready(self) -> bool:
-        return self.kept is None
+        return self.digests is None
 
     def prepare(self, call: Call) -> None:
-        self.coverage, self.about = 1.0, "all results, in idle time"
+        self.coverage, self.about = 1.0, "results, in idle time"
         self.kept = self.digests = None
+        if call.has_references:
+            self.why_not = "the step changes references, whose contents it does not compare"
 
     def cost(self, call: Call) -> Any:
         arrays = [array for array in _copied(call.arrays) if _is_comparable(array)]
@@ -60,7 +62,14 @@ class Replay(Layer):
 
     def after(self, out: Any, given: Any) -> Any:
         if self.kept is not None and self.digests is None:
-            self.digests = device_digests([array for _, array in _named(results_of(out, given))])
+            results = results_of(out, given)
+            compared, every = _named(results), [x for x in jax.tree.leaves(results) if isinstance(x, jax.Array)]
+            if not compared:
+                self.kept, self.why_not = None, "the step has no result that could be compared"
+                return None
+            self.coverage = sum(x.size for _, x in compared) / max(sum(x.size for x in every), 1)
+            self.about = f"{len(compared)} of {len(every)} results, in idle time"
+            self.digests = device_digests([array for _, array in compared])
         return None
 
     def idle(self) -> Any:

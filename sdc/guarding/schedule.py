@@ -77,7 +77,7 @@ class CheckSchedule:
         self._dense = True
         self._times: list[float] = []  # of steps without checks, since the last decision
         self._factor, self._paid = DENSE, 0
-        self._pay(CREDIT)
+        self._advance()
 
     def suspect(self) -> None:
         """Makes checks more frequent from the next decision on."""
@@ -99,12 +99,12 @@ class CheckSchedule:
             self._decide()
         self.step += 1
         self.plain += self.step_seconds
-        self._pay(1)
         chosen: list[str] = []
         for name, check in self.checks.items():
             if not can(name):
                 check.steps[0] += 1
                 continue
+            check.balance += self._earned(check)
             if check.done >= check.window:
                 self._begin(check)
             check.steps[check.window] += 1
@@ -120,19 +120,24 @@ class CheckSchedule:
         """Records the time of a step without checks."""
         self._times.append(seconds)
 
-    def _pay(self, steps: int) -> None:
-        """Adds what checks earn in a number of steps to their balances."""
+    def _advance(self) -> None:
+        """Pays checks what they will earn in `CREDIT` steps."""
         for check in self.checks.values():
-            check.balance += steps * self._earned(check)
+            check.balance += CREDIT * self._earned(check)
 
     def _earned(self, check: ScheduledCheck) -> float:
+        """Returns the seconds that a check earns in a step."""
         return check.share * self.budget * self.step_seconds
+
+    def _length(self, check: ScheduledCheck) -> int:
+        """Returns the length of a new window."""
+        each = self._earned(check)
+        return max(1, math.ceil(check.cost / (each * self._factor))) if each > 0 else 1
 
     def _begin(self, check: ScheduledCheck) -> None:
         """Begins a window, or, if the check has not earned its cost yet, waits for a step."""
-        each = self._earned(check)
-        can = each > 0 and check.balance >= check.cost
-        check.window = max(1, math.ceil(check.cost / (each * self._factor))) if can else 0
+        can = self._earned(check) > 0 and check.balance >= check.cost
+        check.window = self._length(check) if can else 0
         check.done, check.chosen = 0, self.random.randrange(check.window) if check.window else 0
 
     def _decide(self) -> None:
@@ -143,7 +148,11 @@ class CheckSchedule:
         self._factor = DENSE if dense else 1.0
         if dense and self.step - self._paid >= SELDOM:
             self._paid = self.step
-            self._pay(CREDIT)
+            self._advance()
+        for check in self.checks.values():
+            # Each step of a window was checked with the same probability, also if the window ends early.
+            if check.window > 2 * self._length(check):
+                check.window = 0
 
     def overhead(self) -> float:
         """Returns the time of the checks as a share of the time of the steps."""

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -76,10 +76,11 @@ class GuardReport:
     """What a guard found, or what its silence excludes.
 
     Attributes:
-        steps: number of steps.
+        steps: number of calls, including those that raised an error.
         findings: what was found, in order.
         layers: what each layer did.
-        overhead: time of the checks as a share of the time of the steps.
+        overhead: time of the checks as a share of the time of the steps, from the time of a check when it was compiled
+            and the median time of a step.
         start_up: seconds for compiling and calibrating.
     """
 
@@ -99,16 +100,16 @@ class GuardReport:
         return Verdict.CLEAN if enough and not self.findings else Verdict.INCONCLUSIVE
 
     def __str__(self) -> str:
-        lines = [f"{self.verdict}: {self.steps} steps, checks took {self.overhead:.2%} of their time"]
+        lines = [f"{self.verdict}: {self.steps} steps, checks took about {self.overhead:.2%} of their time"]
         lines += [f"  {finding}" for finding in self.findings[:10]]
         if len(self.findings) > 10:
             lines.append(f"  and {len(self.findings) - 10} more")
         for layer in self.layers:
             if layer.why_not:
-                lines.append(f"  {layer.name}: not run: {layer.why_not}")
+                how = f"stopped after {layer.runs} checks" if layer.runs else "not run"
+                lines.append(f"  {layer.name}: {how}: {layer.why_not}")
             elif layer.coverage is None:
-                often = f"{layer.runs} checks" if layer.runs else "every step"
-                lines.append(f"  {layer.name}: {often} ({layer.about})")
+                lines.append(f"  {layer.name}: {layer.runs} checks ({layer.about})")
             elif layer.most_wrong_share() >= 1:
                 lines.append(f"  {layer.name}: {layer.runs} checks, too few to exclude anything ({layer.about})")
             else:
@@ -124,6 +125,9 @@ def layers_for(mesh: Mesh | None, axis: str, seed: int = 0) -> list[Layer]:
     """Returns the layers of evidence that `guard` uses by default."""
     layers = [Recomputation(), Ring(mesh, axis), Checksums(), State(seed), Spikes()]
     return [*layers, VendorChecker()] if compiled_for().platform == "tpu" else layers
+
+
+Found = TypeVar("Found")
 
 
 class Watch:
@@ -142,6 +146,8 @@ class Watch:
         self._others = 0  # successive steps with arguments of another form
         self._objects = False  # whether there are Flax NNX objects among the arguments
         self._begun: dict[str, int] = {}  # steps at which the last checks began
+        self._lost = Counter[str]()  # checks that were begun, but not completed or not judged
+        self._covered: dict[str, float] = {}  # least coverage for earlier forms of the arguments
         self._pending: deque[tuple[Layer, int, Any]] = deque()
         self._findings: list[Detection] = []
         self._last = self._start_up = 0.0
@@ -161,17 +167,19 @@ class Watch:
         due = self._due(time.perf_counter())
         before = [layer for layer in self._able() if layer.name in due or layer.waiting]
         self._begun |= dict.fromkeys(due, self.steps)
-        if before:
-            call = self._call(args, kwargs)
-            settled(call.arrays)
-            for layer in before:
-                self._await(layer, functools.partial(layer.before, call))
-        out = self._run(args, kwargs)
-        given = (args, kwargs) if self._objects else None
-        for layer in self._able():
-            if layer.name in due or not layer.share:
-                self._await(layer, functools.partial(layer.after, out, given))
-        self.steps += 1
+        try:
+            if before:
+                call = self._call(args, kwargs)
+                settled(call.arrays)
+                for layer in before:
+                    self._await(layer, functools.partial(layer.before, call))
+            out = self._run(args, kwargs)
+            given = (args, kwargs) if self._objects else None
+            for layer in self._able():
+                if layer.name in due or not layer.share:
+                    self._await(layer, functools.partial(layer.after, out, given))
+        finally:  # a call that raises is a step, as it is for the schedule
+            self.steps += 1
         return out
 
     def idle(self) -> bool:
@@ -179,8 +187,8 @@ class Watch:
 
         Call it while the loop waits, as for data. In several processes, all must call it after the same step.
         """
-        found = [(layer, _tried(layer, layer.idle)) for layer in self._able()]
-        done = [(layer, self._begun[layer.name], one) for layer, one in found if one is not None]
+        found = [(layer, self._tried(layer, layer.idle)) for layer in self._able()]
+        done = [(layer, self._begun.get(layer.name, self.steps), one) for layer, one in found if one is not None]
         self._pending += done
         return bool(done)
 
@@ -193,10 +201,13 @@ class Watch:
             check = checks.get(layer.name)
             steps, runs, cost = (dict(check.steps), check.runs, check.cost) if check else ({}, 0, 0.0)
             steps[0] = steps.get(0, 0) + self.steps - sum(steps.values())  # before the time of a step was known
-            if check and runs and (layer.why_not or not layer.ready):  # the last check was not completed
-                runs, unfinished = runs - 1, min(check.window, steps[check.window])
-                steps[check.window], steps[0] = steps[check.window] - unfinished, steps[0] + unfinished
-            covers = layer.coverage if layer.bounds else None
+            lost = min(runs, self._lost[layer.name] + (not layer.ready))
+            runs = runs - lost if layer.share else self.steps
+            for window in sorted(steps, reverse=True):  # a check stands for as many steps as its window has
+                unchecked = min(steps[window], lost * window)
+                steps[window], steps[0] = steps[window] - unchecked, steps[0] + unchecked
+                lost -= math.ceil(unchecked / window) if window else 0
+            covers = min(layer.coverage, self._covered.get(layer.name, 1.0)) if layer.bounds else None
             about = layer.name, layer.about, layer.why_not
             layers.append(LayerReport(*about, runs, cost, steps, covers, layer.computations))
         overhead = self._schedule.overhead() if self._schedule else 0.0
@@ -227,13 +238,19 @@ class Watch:
         started = time.perf_counter()
         self._objects = holds_objects((args, kwargs))
         call = self._call(args, kwargs)
+        if self._rekey is not None:
+            _ = call.arrays  # raises an error if it returns other arrays
+        for name, check in self._schedule.checks.items() if self._schedule else ():
+            if check.runs:
+                coverage = next(layer.coverage for layer in self._layers if layer.name == name)
+                self._covered[name] = min(coverage, self._covered.get(name, 1.0))
         costs, effects = {}, _effects_of(call) if any(layer.runs_step for layer in self._layers) else ""
         for layer in self._layers:
             layer.why_not = f"the step has {effects}, which a check would repeat" if layer.runs_step and effects else ""
             if not layer.why_not:
                 self._calibrate(layer, call)
             if layer.share and not layer.why_not:
-                seconds = _tried(layer, functools.partial(seconds_of, functools.partial(layer.cost, call)))
+                seconds = self._tried(layer, functools.partial(seconds_of, functools.partial(layer.cost, call)))
                 if seconds is not None:
                     costs[layer.name] = layer.share, seconds
         everywhere = common(costs)
@@ -251,18 +268,19 @@ class Watch:
     def _calibrate(self, layer: Layer, call: Call) -> None:
         """Prepares a layer. A step that repeated its bits before and no longer does is evidence, not an error."""
         try:
-            _tried(layer, functools.partial(layer.prepare, call))
+            self._tried(layer, functools.partial(layer.prepare, call))
         except NotRepeatable as error:
             if not self.steps:
                 raise
             layer.why_not = first_line(error)
-            self._found(Detection(layer.name, self.steps, first_line(error)))
+            self._found([Detection(layer.name, self.steps, first_line(error))])
 
-    def _found(self, detection: Detection) -> None:
-        self._findings.append(detection)
-        self._on_finding(detection)
-        if self._schedule is not None:
+    def _found(self, detections: Sequence[Detection]) -> None:
+        self._findings += detections  # all of them, before the user's function is called, which may raise an error
+        if self._schedule is not None and detections:
             self._schedule.suspect()
+        for detection in detections:
+            self._on_finding(detection)
 
     def _due(self, now: float) -> list[str]:
         """Returns the names of the checks of this step; the first steps show how long a step takes."""
@@ -281,7 +299,7 @@ class Watch:
         return due
 
     def _await(self, layer: Layer, look: Callable[[], Any]) -> None:
-        found = _tried(layer, look)
+        found = self._tried(layer, look, check=True)
         if found is not None:
             settled(found if layer.share else ())
             self._pending.append((layer, self.steps, found))
@@ -294,22 +312,19 @@ class Watch:
             if not (wait or ready or len(self._pending) > MOST_PENDING):
                 return
             self._pending.popleft()
-            for finding in _tried(layer, functools.partial(layer.judge, found, step)) or ():
-                self._found(finding)
+            self._found(self._tried(layer, functools.partial(layer.judge, found, step), check=True) or ())
 
-
-Found = TypeVar("Found")
-
-
-def _tried(layer: Layer, action: Callable[[], Found]) -> Found | None:
-    """Runs a part of a layer; if it fails, the layer stops, and training goes on."""
-    try:
-        return action()
-    except NotRepeatable:
-        raise
-    except Exception as error:  # of a layer, which may be the user's
-        layer.why_not = f"it failed ({type(error).__name__}: {first_line(error)})"
-        return None
+    def _tried(self, layer: Layer, action: Callable[[], Found], *, check: bool = False) -> Found | None:
+        """Runs a part of a layer; if it fails, the layer stops, and training goes on; `check` if a check is then
+        lost."""
+        try:
+            return action()
+        except NotRepeatable:
+            raise
+        except Exception as error:  # of a layer, which may be the user's
+            layer.why_not = f"it failed ({type(error).__name__}: {first_line(error)})"
+            self._lost[layer.name] += check
+            return None
 
 
 def _effects_of(call: Call) -> str:
@@ -359,7 +374,7 @@ def guard(
 
     Raises:
         ValueError: the budget is not between 0 and 1, or two layers have the same name.
-        TypeError: the step is a compiled program.
+        TypeError: the step is a compiled program, or `rekey` is not callable.
         NotRepeatable: the step computes other bits from the same inputs (from the first call).
 
     Example:
@@ -378,6 +393,8 @@ def guard(
     """
     if isinstance(step, jax.stages.Compiled):
         raise TypeError("guard was given a compiled program, into which checks cannot be put; pass the jitted function")
+    if rekey is not None and not callable(rekey):
+        raise TypeError(f"rekey={rekey!r}: expected a function that returns the arguments with another random key")
     if not 0 < budget < 1:
         raise ValueError(f"budget={budget}: expected a share of the time between 0 and 1, as in 0.01")
     chosen = layers_for(mesh, axis, seed) if layers is None else list(layers)

@@ -30,7 +30,7 @@ from jax.sharding import NamedSharding
 from .flop_counts import flops, product_flops
 from .identities import mark_p, port_p, probe_p
 from .mesh import compiled_for
-from .saved import with_saved
+from .saved import pass_of, with_saved
 from .selectors import PRODUCTS, Direction, Predicate, Site, Skipped, Tags, probes
 
 
@@ -360,7 +360,7 @@ def _site(eqn: Any, inside: Inside, number: Callable[[str], str]) -> Site | None
     if not any(_has_values(aval) for aval in outputs):
         return None
     scope = "/".join(inside.names)
-    direction: Direction = "remat" if "rematted_computation" in scope else "bwd" if "transpose(" in scope else "fwd"
+    direction: Direction = pass_of(scope)
     name, probe, kind = "", None, primitive.name
     if primitive is port_p:
         direction = params["direction"]

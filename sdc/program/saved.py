@@ -4,14 +4,17 @@ A port is put between a saved value and its readers in the backward pass. A faul
 between the passes, and leaves the forward pass as it is.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from jax._src import core
 from jax.extend.core import primitives
 
 from .identities import port_p
 
-LATER = ("transpose(", "rematted_computation")
+
+def pass_of(scope: str) -> Literal["fwd", "bwd", "remat"]:
+    """Returns the pass to which a name stack belongs."""
+    return "remat" if "rematted_computation" in scope else "bwd" if "transpose(" in scope else "fwd"
 
 
 def with_saved(jaxpr: Any, names: tuple[str, ...] = ()) -> Any:
@@ -60,8 +63,9 @@ def _inside(value: Any, names: tuple[str, ...]) -> Any:
 
 def _path(eqn: Any, var: Any) -> str:
     """Returns the operation that computes a saved value, within the scope of an equation."""
-    if eqn.primitive is primitives.scan_p:
-        body = getattr(eqn.params["jaxpr"], "jaxpr", eqn.params["jaxpr"])
+    body = eqn.params.get("jaxpr")
+    body = getattr(body, "jaxpr", body)
+    if isinstance(body, core.Jaxpr) and len(body.outvars) == len(eqn.outvars):
         made_by = {out: one for one in body.eqns for out in one.outvars}
         inner = body.outvars[eqn.outvars.index(var)]
         while inner in made_by and made_by[inner].primitive is primitives.reduce_precision_p:  # of a saved value
@@ -76,4 +80,4 @@ def _names(eqn: Any) -> tuple[str, ...]:
 
 
 def _is_later(names: tuple[str, ...]) -> bool:
-    return any(name.startswith(LATER) for name in names)
+    return pass_of("/".join(names)) != "fwd"

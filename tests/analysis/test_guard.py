@@ -42,6 +42,9 @@ CASES: dict[str, tuple[dict[int, Any], Any, str | None, str]] = {
         "a suspicion, but no proof: metrics: loss = 9, at step 2",
     ),
     "suspicion and proof": ({3: [SUSPICION], 4: [PROOF]}, totals(), "corrupt", "ring: 2 results differ"),
+    "no checks": ({}, totals(checks=0), "inconclusive", "are too few"),
+    "bad counts": ({}, totals(wrong=-3.0), "inconclusive", "are too few"),
+    "bad coverage": ({}, totals(coverage=75.0), "inconclusive", "are too few"),
     "no end": ({}, None, "inconclusive", "it reports at the end of the run"),
     "proof before the end": ({4: [PROOF]}, None, "corrupt", "ring: 2 results differ"),
 }

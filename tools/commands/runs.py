@@ -33,8 +33,8 @@ class TrainCommand(JobCommand):
     Example: sdc train --data 4 --steps 50 --aggregate noise,sigma=0.01+paft,max_period=20
 
     Exit codes: 0 done, and clean if anything was checked (--abft, --guard, --aggregate shadow), 1 corruption found, 2
-    bad usage, 3 inconclusive (too few checks, or a flagged row that was reproduced, so that only another device can
-    show whether it is wrong).
+    bad usage, 3 inconclusive (too few checks, a suspicion of the guard, or a flagged row that was reproduced, so that
+    only another device can show whether it is wrong).
     """
 
     job: Training

@@ -59,6 +59,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         history_ratio as history_ratio,
         init_state as init_state,
     )
+    from .guarded import after_end as after_end
     from .instrumented import OperationsProgram as OperationsProgram
 
 __getattr__, __dir__, __all__ = facade(__name__)

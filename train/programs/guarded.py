@@ -49,6 +49,13 @@ class GuardedProgram(SingleProgram):
         return {**super().conclude(state), "guard": self._watching.totals()}
 
 
+def after_end(earlier: GuardTotals, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the totals of a guard after a run that had ended was resumed: all findings, and the earlier totals if no
+    step was left."""
+    known = msgspec.to_builtins(earlier)
+    return {**(found if found["steps"] else known), "findings": [*known["findings"], *found["findings"]]}
+
+
 class Watching:
     """The guard of a program, and its findings by the numbers of the run's steps."""
 
@@ -59,6 +66,7 @@ class Watching:
         layers = layers_for(program.placement.mesh, DATA, program.seed)
         if program.checks is not None:  # the step has checksums of its own
             layers = [layer for layer in layers if not isinstance(layer, Checksums)]
+        self.layers, self.stopped = layers, list[str]()
         self.watch = self._watch(layers)
 
     def _watch(self, layers: Sequence[Layer]) -> Watch:
@@ -79,11 +87,15 @@ class Watching:
             return self.watch(*given)
         except NotRepeatable as error:  # this step is deterministic, so the hardware is not
             self.findings.append(Detection("repetition", len(self.numbers) - 1, str(error).partition(", so ")[0]))
-            self.watch = self._watch([State(self.program.seed), Spikes()])
+            kept = [State(self.program.seed), Spikes()]
+            names = {layer.name for layer in kept}
+            self.stopped = [layer.name for layer in self.layers if layer.name not in names]
+            self.watch = self._watch(kept)
             return self.watch(*given)
 
     def take(self) -> list[dict[str, Any]]:
-        """Returns the findings since the last call."""
+        """Waits for the checks that are running, and returns the findings since the last call."""
+        self.watch.report()
         taken = [
             {**dataclasses.asdict(one), "step": self.numbers[min(one.step, len(self.numbers) - 1)]}
             for one in self.findings
@@ -101,5 +113,6 @@ class Watching:
             )
             for layer in report.layers
         ]  # fmt: skip
+        layers += [GuardLayer(name=name, why_not="the step did not repeat itself", checks=0) for name in self.stopped]
         found = GuardTotals(steps=report.steps, overhead=report.overhead, start_up=report.start_up, layers=layers)
         return {**msgspec.to_builtins(found), "findings": self.take()}

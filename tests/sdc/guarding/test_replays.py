@@ -1,5 +1,6 @@
 """A kept step is replayed in idle time, by the executable of the step; the vendor's checker speaks by errors."""
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -105,7 +106,7 @@ def test_a_failing_replay_stops_and_training_goes_on() -> None:
     assert watch.report().verdict is Verdict.INCONCLUSIVE
 
 
-def test_objects_and_references_are_replayed() -> None:
+def test_objects_are_replayed_and_references_are_not() -> None:
     class Model(nnx.Module):
         def __init__(self) -> None:
             self.linear = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
@@ -136,7 +137,32 @@ def test_objects_and_references_are_replayed() -> None:
     for number in range(30):
         watch(ref, jax.random.normal(jax.random.key(number), (4, 8)))
         watch.idle()
-    assert watch.report().layers[0].runs > 15
+    assert watch.report().layers[0].why_not == "the step changes references, whose contents it does not compare"
+
+
+@pytest.mark.parametrize("nothing", [None, ()])
+def test_a_step_without_results_is_not_replayed(nothing: Any) -> None:
+    watch = sdc.guard(jax.jit(lambda w: nothing), budget=0.9, layers=[Replay()])
+    for _ in range(8):
+        watch(W)
+        assert not watch.idle()
+    assert watch.report().layers[0].why_not == "the step has no result that could be compared"
+    assert watch.report().verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_step_that_raises_is_kept_no_longer() -> None:
+    def change(w: Any, metrics: Any) -> Any:
+        if next(calls) % 4 == 1:
+            raise RuntimeError("lost a link")
+        return w, metrics
+
+    calls, layer = itertools.count(), Replay()
+    watch, w = sdc.guard(Spoiled(jax.jit(step), change), MESH, budget=0.9, layers=[layer]), state()
+    for number in range(60):
+        with contextlib.suppress(RuntimeError):
+            w, _ = watch(w, batch(number))
+        watch.idle()
+    assert watch.report().layers[0].runs > 10 or layer.why_not
     assert not watch.report().findings
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sdc.guarding.schedule import PERIOD, CheckSchedule
+from sdc.guarding.schedule import CREDIT, PERIOD, CheckSchedule
 
 STEP = 1.0
 
@@ -77,3 +77,21 @@ def test_steps_that_become_faster_or_slower_are_checked_as_before(before: float,
     # A step earns 0.1 of its time, and a check costs 1 second.
     assert sum(runs[2_300:]) == pytest.approx(0.1 * after * 1_700, rel=0.15)
     assert schedule.overhead() == pytest.approx(0.1, rel=0.2)
+
+
+def test_a_pause_earns_nothing_and_windows_follow_the_time_of_a_step() -> None:
+    schedule = CheckSchedule(0.01, {"a": (1.0, 1.0)}, 1.0)
+    for _ in range(20_000):
+        schedule.due(can=lambda name: False)
+    spent = schedule.spent
+    for number in range(5_000):
+        if number % 100 == 0:
+            schedule.suspect()
+        schedule.due()
+    assert schedule.spent - spent <= 0.01 * (5_000 + 6 * CREDIT) + 1.0  # a credit in each 1,000 steps
+    schedule = CheckSchedule(0.01, {"a": (1.0, 1.0)}, 0.01)
+    runs = []
+    for number in range(12_000):
+        runs.append(len(schedule.due()))
+        schedule.took(0.01 if number < 4_000 else 1.0)
+    assert sum(runs[4_200:]) == pytest.approx(78, rel=0.1)

@@ -97,3 +97,18 @@ def test_on_devices_and_in_text() -> None:
 def test_a_step_without_a_backward_pass_saves_nothing() -> None:
     with pytest.raises(ValueError, match="saved"):
         sdc.sites(functools.partial(loss, layer), W, X, where=direction("saved"))
+
+
+def test_gradients_of_examples_and_products_with_a_hessian_save_values_too() -> None:
+    own = functools.partial(loss, layer)
+    rows = jnp.stack([X, X + 1])
+    per_example = jax.vmap(jax.grad(own), (None, 0))
+    assert sdc.sites(per_example, W, rows, where=direction("saved"))
+
+    def product(w: Any, x: Any) -> Any:
+        return jax.jvp(lambda w: jax.grad(own)(w, x), (w,), (w,))[1]
+
+    assert sdc.sites(product, W, X, where=direction("saved"))
+    inner = jax.value_and_grad(lambda w, x: jnp.sum(jax.jit(lambda y: jnp.tanh(y @ w[0]) * y)(x) ** 2))
+    names = {site.name for site in sdc.sites(inner, W, X, where=direction("saved"))}
+    assert not any(name.endswith("/jit") for name in names), names

@@ -60,8 +60,11 @@ def test_a_step_that_never_repeats_is_found_at_once(tmp_path: Path) -> None:
     often = dataclasses.replace(GUARDED, faults=["bitflip,rate=1e-2,bits=22,where=products"], steps=4)
     found = execute(dataclasses.replace(often, folder=tmp_path / "run"))
     assert found["verdict"] == "corrupt"
-    assert "repetition: the step computed other bits from the same inputs, first at " in found["reason"]
-    assert [layer["name"] for layer in found["guard"]["layers"]] == ["state", "metrics"]
+    assert "repetition: the step computed other bits from the same inputs, first at fwd/" in found["reason"]
+    stopped = {layer["name"]: layer["why_not"] for layer in found["guard"]["layers"]}
+    assert stopped == {
+        "state": "", "metrics": "", **dict.fromkeys(("witness", "ring", "abft"), "the step did not repeat itself")
+    }  # fmt: skip
 
 
 def test_findings_outlast_a_stop_and_later_steps_alone_are_bounded(plain: dict[str, Any], tmp_path: Path) -> None:
@@ -85,3 +88,14 @@ def test_the_guard_leaves_checksums_to_a_step_that_has_them(tmp_path: Path) -> N
     found = execute(dataclasses.replace(GUARDED, data=1, steps=6, checks=Checks(), folder=tmp_path / "run"))
     assert [layer["name"] for layer in found["guard"]["layers"]] == ["witness", "ring", "state", "metrics"]
     assert found["abft"]["checked"] > 0
+
+
+def test_a_run_that_ended_keeps_its_evidence_when_it_is_resumed(tmp_path: Path) -> None:
+    job = dataclasses.replace(GUARDED, folder=tmp_path / "run")
+    first = execute(job)
+    again = execute(dataclasses.replace(job, resume=True))
+    assert again["verdict"] == first["verdict"] == "clean"
+    assert again["guard"] == first["guard"]
+    longer = execute(dataclasses.replace(job, resume=True, steps=STEPS + 4))
+    assert longer["guard"]["steps"] == 4
+    assert longer["verdict"] == "inconclusive"  # four steps are no evidence for all of them
