@@ -198,7 +198,7 @@ def call_of(
         if rekey is None:
             return arrays
         other, same = jax.tree.flatten(split(tuple(rekey(*args)))[1])
-        if same != structure or [jax.typeof(x) for x in taken(other)] != [jax.typeof(x) for x in arrays]:
+        if str(same) != str(structure) or [jax.typeof(x) for x in taken(other)] != [jax.typeof(x) for x in arrays]:
             raise ValueError(
                 "rekey returned arguments of another structure, shape or type; it must return the positional arguments "
                 "of the step, all of them, with another random key"
