@@ -197,13 +197,14 @@ def call_of(
     def draw() -> list[Any]:
         if rekey is None:
             return arrays
-        other, same = jax.tree.flatten(split(tuple(rekey(*args)))[1])
-        if str(same) != str(structure) or [jax.typeof(x) for x in taken(other)] != [jax.typeof(x) for x in arrays]:
+        other = split(tuple(rekey(*args)))[1]
+        new = taken(jax.tree.leaves(other)) if jax.tree.structure(other) == structure else []
+        if [jax.typeof(x) for x in new] != [jax.typeof(x) for x in arrays]:
             raise ValueError(
                 "rekey returned arguments of another structure, shape or type; it must return the positional arguments "
                 "of the step, all of them, with another random key"
             )
-        return taken(other)
+        return new
 
     if rekey is not None and any(map(is_array, jax.tree.leaves(dict(kwargs)))):
         raise ValueError(

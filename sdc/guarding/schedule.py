@@ -77,7 +77,7 @@ class CheckSchedule:
         self._dense = True
         self._times: list[float] = []  # of steps without checks, since the last decision
         self._factor, self._paid = DENSE, 0
-        self._advance()
+        self._pay_in_advance()
 
     def suspect(self) -> None:
         """Makes checks more frequent from the next decision on."""
@@ -120,7 +120,7 @@ class CheckSchedule:
         """Records the time of a step without checks."""
         self._times.append(seconds)
 
-    def _advance(self) -> None:
+    def _pay_in_advance(self) -> None:
         """Pays checks what they will earn in `CREDIT` steps."""
         for check in self.checks.values():
             check.balance += CREDIT * self._earned(check)
@@ -148,7 +148,7 @@ class CheckSchedule:
         self._factor = DENSE if dense else 1.0
         if dense and self.step - self._paid >= SELDOM:
             self._paid = self.step
-            self._advance()
+            self._pay_in_advance()
         for check in self.checks.values():
             # Each step of a window was checked with the same probability, also if the window ends early.
             if check.window > 2 * self._length(check):

@@ -18,8 +18,14 @@ LIMIT = 12.0  # deviations from the median, in units of the median deviation, th
 RANKS = 4  # least number of ranks of which one can be far from the others
 
 
+def spread_of(deviations: np.ndarray, middle: float, least: float = 0.0) -> float:
+    """Returns the standard deviation of normal numbers with these absolute deviations from their median; if it is zero,
+    the size of the median."""
+    return max(1.4826 * float(np.median(deviations)), least) or abs(middle) or 1.0
+
+
 class RankValues:
-    """Values of ranks that compute alike; the last 64 calls show how far they are from their median."""
+    """Values of ranks that compute alike; those of the last 64 calls show how far a rank is usually from the others."""
 
     def __init__(self, limit: float = LIMIT, least: float = 0.0) -> None:
         """Creates the values; `least` is the smallest median deviation to expect."""
@@ -36,7 +42,7 @@ class RankValues:
         apart = np.where(finite, np.abs(values - middle), np.inf)
         spread = np.inf  # unknown
         if len(self.recent) >= WINDOW // 2:
-            spread = max(1.4826 * float(np.median(np.concatenate(self.recent))), self.least) or abs(middle) or 1.0
+            spread = spread_of(np.concatenate(self.recent), middle, self.least)
         self.recent.append(np.minimum(apart, np.max(apart[finite])))
         distance = np.where(finite, np.where(finite, apart, 0.0) / spread, np.inf)
         wrong = {int(rank) for rank in np.flatnonzero(distance > self.limit)}
@@ -114,8 +120,7 @@ class Spikes(Layer):
         if known.size < WINDOW // 2:
             return 0.0
         middle = float(np.median(known))
-        spread = 1.4826 * float(np.median(np.abs(known - middle)))  # of a normal distribution
-        return abs(value - middle) / (spread or abs(middle) or 1.0)
+        return abs(value - middle) / spread_of(np.abs(known - middle), middle)
 
 
 def _is_scalar(leaf: Any) -> bool:

@@ -178,6 +178,9 @@ class Watch:
             for layer in self._able():
                 if layer.name in due or not layer.share:
                     self._await(layer, functools.partial(layer.after, out, given))
+        except BaseException:
+            self._lost.update(due)
+            raise
         finally:  # a call that raises is a step, as it is for the schedule
             self.steps += 1
         return out
@@ -187,7 +190,7 @@ class Watch:
 
         Call it while the loop waits, as for data. In several processes, all must call it after the same step.
         """
-        found = [(layer, self._tried(layer, layer.idle)) for layer in self._able()]
+        found = [(layer, self._tried(layer, layer.idle, check=True)) for layer in self._able()]
         done = [(layer, self._begun.get(layer.name, self.steps), one) for layer, one in found if one is not None]
         self._pending += done
         return bool(done)
@@ -246,6 +249,7 @@ class Watch:
                 self._covered[name] = min(coverage, self._covered.get(name, 1.0))
         costs, effects = {}, _effects_of(call) if any(layer.runs_step for layer in self._layers) else ""
         for layer in self._layers:
+            self._lost[layer.name] += not layer.ready
             layer.why_not = f"the step has {effects}, which a check would repeat" if layer.runs_step and effects else ""
             if not layer.why_not:
                 self._calibrate(layer, call)

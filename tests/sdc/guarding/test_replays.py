@@ -103,6 +103,7 @@ def test_a_failing_replay_stops_and_training_goes_on() -> None:
         assert not watch.idle()
         idling.clear()
     assert watch.report().layers[0].why_not == "it failed (RuntimeError: out of memory)"
+    assert watch.report().layers[0].runs == 0
     assert watch.report().verdict is Verdict.INCONCLUSIVE
 
 
@@ -152,17 +153,24 @@ def test_a_step_without_results_is_not_replayed(nothing: Any) -> None:
 
 def test_a_step_that_raises_is_kept_no_longer() -> None:
     def change(w: Any, metrics: Any) -> Any:
-        if next(calls) % 4 == 1:
+        if not idling and next(calls) % 4 == 1:
             raise RuntimeError("lost a link")
         return w, metrics
 
-    calls, layer = itertools.count(), Replay()
-    watch, w = sdc.guard(Spoiled(jax.jit(step), change), MESH, budget=0.9, layers=[layer]), state()
+    class Judged(Replay):
+        def judge(self, found: Any, step: int) -> list[Detection]:
+            judged.append(step)
+            return super().judge(found, step)
+
+    calls, judged, idling = itertools.count(), list[int](), list[int]()
+    watch, w = sdc.guard(Spoiled(jax.jit(step), change), MESH, budget=0.9, layers=[Judged()]), state()
     for number in range(60):
         with contextlib.suppress(RuntimeError):
             w, _ = watch(w, batch(number))
+        idling.append(number)
         watch.idle()
-    assert watch.report().layers[0].runs > 10 or layer.why_not
+        idling.clear()
+    assert 10 < watch.report().layers[0].runs == len(judged)
     assert not watch.report().findings
 
 
@@ -201,3 +209,10 @@ def test_the_checker_of_the_vendor_is_for_tpus_and_speaks_by_errors() -> None:
     ]
     layer.run = jax.jit(call.run)
     assert layer.before(call) is None
+
+
+def test_a_step_that_was_kept_for_another_form_of_the_arguments_does_not_count() -> None:
+    watch, w = sdc.guard(jax.jit(step), MESH, budget=0.9, layers=[Replay()]), state()
+    for number in range(160):  # after 100 steps of the other form, the checks are prepared for it
+        w, _ = watch(w, batch(number)[: 8 if number < 20 else 4])
+    assert watch.report().layers[0].runs == 0

@@ -588,5 +588,6 @@ def test_another_key_must_leave_the_arguments_as_they_are(rekey: Any, arguments:
     watch = sdc.guard(step, budget=0.9, layers=[Checksums()], rekey=rekey)
     with pytest.raises(ValueError, match=problem):
         watch(W, *(() if arguments else (jnp.ones((8, 8)),)), **arguments)
+    number: Any = 5
     with pytest.raises(TypeError, match="rekey=5"):
-        sdc.guard(step, rekey=5)  # type: ignore[arg-type] # on purpose
+        sdc.guard(step, rekey=number)

@@ -99,3 +99,14 @@ def test_a_run_that_ended_keeps_its_evidence_when_it_is_resumed(tmp_path: Path) 
     longer = execute(dataclasses.replace(job, resume=True, steps=STEPS + 4))
     assert longer["guard"]["steps"] == 4
     assert longer["verdict"] == "inconclusive"  # four steps are no evidence for all of them
+
+
+def test_steps_that_checksums_repeat_are_watched_once(tmp_path: Path) -> None:
+    faults = ["bitflip,rate=3e-6,bits=27,where=products"]
+    found = execute(dataclasses.replace(GUARDED, data=1, checks=Checks(), faults=faults, folder=tmp_path / "run"))
+    assert found["abft"]["flagged"] > 0  # after a suspicious step ran again
+    assert found["guard"]["steps"] == STEPS
+    rows = lines(tmp_path / "run")
+    named = [(row["step"], one["step"]) for row in rows for one in row.get("findings", [])]
+    assert named
+    assert all(0 <= row - step <= 1 for row, step in named)
