@@ -3,13 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from sdc import analysis
 from sdc.analysis import conclude
 from sdc.analysis.summary import summary_of
 from sdc.records import Record, read_record
+from sdc.schema import GuardTotals
 
-from .records import manifest, step_row
+from .records import about_of, details_of, lines_of, manifest, step_row, steps, summarize
+from .test_summary import REAL
 
 GUARDED: dict[str, Any] = {
     "kind": "train", "twins": None, "sync": None, "published": None, "guard": {"budget": 0.01},
@@ -48,6 +52,28 @@ CASES: dict[str, tuple[dict[int, Any], Any, str | None, str]] = {
     "no end": ({}, None, "inconclusive", "it reports at the end of the run"),
     "proof before the end": ({4: [PROOF]}, None, "corrupt", "ring: 2 results differ"),
 }
+
+
+def test_findings_count_if_the_manifest_names_no_guard() -> None:
+    rows = [{**step_row(number, 1), "findings": [PROOF] * (number == 4)} for number in range(10)]
+    summary = summarize(manifest(**{**GUARDED, "guard": None}), rows, [])
+    assert summary.verdict == "corrupt"
+
+
+@pytest.mark.parametrize("of_guard", [True, False])
+def test_a_flagged_product_is_not_cleared_by_other_comparisons(of_guard: bool) -> None:
+    counts = {"checked": 9, "examined": 1, "flagged": 1, "confirmed": 1, "corrected": 0, "nonfinite": 0}
+    found, sound = (
+        {**one, "sites": {"a": one}, "coverage": 1.0} for one in (counts, {**counts, "flagged": 0, "confirmed": 0})
+    )
+    rows, details = ([step_row(number, 1) for number in range(10)], []) if of_guard else steps(10)
+    rows = [{**row, "abft": found if row["step"] == 3 else sound} for row in rows]
+    about = manifest(**(GUARDED if of_guard else {**REAL}), abft={"mode": "detect"})
+    guard = msgspec.convert(totals(), GuardTotals) if of_guard else None
+    summary = analysis.summarize(about_of(about), lines_of(rows), details_of(details), guard=guard)
+    assert summary.verdict == "corrupt"
+    assert ("the guard found nothing" if of_guard else "no mismatch in") in str(summary.reason)
+    assert "checked rows of matrix products are wrong" in str(summary.reason)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -91,7 +91,8 @@ def test_a_pause_earns_nothing_and_windows_follow_the_time_of_a_step() -> None:
     assert schedule.spent - spent <= 0.01 * (5_000 + 6 * CREDIT) + 1.0  # a credit in each 1,000 steps
     schedule = CheckSchedule(0.01, {"a": (1.0, 1.0)}, 0.01)
     runs = []
-    for number in range(12_000):
+    for number in range(20_000):
         runs.append(len(schedule.due()))
-        schedule.took(0.01 if number < 4_000 else 1.0)
-    assert sum(runs[4_200:]) == pytest.approx(78, rel=0.1)
+        schedule.took(0.01 if number < 12_000 else 1.0)
+    assert schedule.checks["a"].steps[10_000]  # the window in which steps become slower
+    assert sum(runs[12_200:]) == pytest.approx(78, rel=0.1)

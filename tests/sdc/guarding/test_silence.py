@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from sdc.guarding import expected_delay, most_wrong
+from sdc.guarding import LayerReport, expected_delay, most_wrong
 
 RNG = np.random.default_rng(0)
 
@@ -21,6 +21,12 @@ def checked(windows: list[int], wrong: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("burst", [1, 30, 200])
+def test_each_computation_of_a_check_can_be_wrong() -> None:
+    report = LayerReport("a", "", "", 100, 0.0, {10: 1000}, 1.0, computations=2)
+    assert report.delay(0.1) == expected_delay(10, 1 - 0.9**2)
+    assert report.delay(0.1, burst=30) == expected_delay(10, 0.1, burst=30)
+
+
 def test_the_bound_holds_for_independent_and_for_bursty_faults(burst: int) -> None:
     windows = [40] * 20 + [100] * 12
     whole = sum(windows)

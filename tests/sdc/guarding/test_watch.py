@@ -494,6 +494,8 @@ def test_residuals_of_a_device_far_from_those_of_others_are_a_suspicion() -> Non
         flags = layer.before(call_of(mapped, (W[0], batch(number)), {}, objects=False))
         assert not layer.judge(flags, number)
     [name] = flags
+    small = flags[name]._replace(first_margin=jnp.array([0.3, 0.3, 0.3, 0.0]))
+    assert not layer.judge(sdc.program.Reports(flags.sites, [small]), 50)
     odd = flags[name]._replace(first_margin=flags[name].first_margin.at[1].set(1e30))
     [suspicion] = layer.judge(sdc.program.Reports(flags.sites, [odd]), 50)
     assert suspicion.devices == ("data=1",)
