@@ -21,12 +21,6 @@ def checked(windows: list[int], wrong: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("burst", [1, 30, 200])
-def test_each_computation_of_a_check_can_be_wrong() -> None:
-    report = LayerReport("a", "", "", 100, 0.0, {10: 1000}, 1.0, computations=2)
-    assert report.delay(0.1) == expected_delay(10, 1 - 0.9**2)
-    assert report.delay(0.1, burst=30) == expected_delay(10, 0.1, burst=30)
-
-
 def test_the_bound_holds_for_independent_and_for_bursty_faults(burst: int) -> None:
     windows = [40] * 20 + [100] * 12
     whole = sum(windows)
@@ -82,3 +76,9 @@ def test_delays_are_those_of_the_formula(burst: int, window: int) -> None:
 def test_without_faults_or_checks_nothing_is_found() -> None:
     assert expected_delay(10, 0.0) == math.inf
     assert expected_delay(10, 0.1, recall=0.0) == math.inf
+
+
+def test_each_computation_of_a_check_can_be_wrong() -> None:
+    report = LayerReport("a", "", "", 100, 0.0, {10: 1000}, 1.0, computations=2)
+    assert report.delay(0.1) == expected_delay(10, 1 - 0.9**2)
+    assert report.delay(0.1, burst=30) == expected_delay(10, 0.1, burst=30)
