@@ -198,7 +198,8 @@ def call_of(
         if rekey is None:
             return arrays
         other = split(tuple(rekey(*args)))[1]
-        new = taken(jax.tree.leaves(other)) if jax.tree.structure(other) == structure else []
+        form: Any = jax.tree.structure(other)
+        new = taken(jax.tree.leaves(other)) if form == structure else []
         if [jax.typeof(x) for x in new] != [jax.typeof(x) for x in arrays]:
             raise ValueError(
                 "rekey returned arguments of another structure, shape or type; it must return the positional arguments "
