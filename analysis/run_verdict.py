@@ -7,12 +7,13 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from sdc import schema
-from sdc.guarding import excludes
+from sdc.checksums import judge_rows
+from sdc.guarding import judge_silence
 from sdc.schema import MismatchRow, RunManifest, RunSummary, StepRow
-from sdc.verdict import Verdict, gravest, limit
+from sdc.verdict import Judgement, Verdict, gravest, limit
 
 from .report import show
 from .series import each, real, whole
@@ -34,13 +35,6 @@ REHEARSAL = "a rehearsal, not a test of hardware: all twins share one processor"
 PRODUCTS = ("checked", "examined", "flagged", "confirmed", "corrected", "nonfinite")
 """Counts of rows of matrix products."""
 Comparison: TypeAlias = schema.SiteCounts | schema.TwinCounts | MismatchRow
-
-
-class Judgement(NamedTuple):
-    """A verdict (None if nothing is compared), and the reason for it in words."""
-
-    verdict: Verdict | None
-    reason: str
 
 
 def inconclusive(reason: str) -> Judgement:
@@ -102,25 +96,13 @@ def guarded(found: schema.GuardTotals, steps: int, injected: int) -> Judgement:
         return inconclusive(f"{injected:,} values were deliberately corrupted, but the guard found none of them")
     if (watched := whole(found.steps)) is None:
         return inconclusive("the guard has found nothing so far; it reports at the end of the run")
-    enough = []
+    layers = []
     for layer in found.layers:
         wrong, coverage = real(layer.most_wrong), real(layer.coverage)
         known = wrong is not None and 0 <= wrong <= watched and coverage is not None and 0 <= coverage <= 1
         if wrong is not None and known and whole(layer.checks) and steps:
-            share = (wrong + max(0, steps - watched)) / steps
-            enough += [(share, str(layer.name), str(layer.compares))] if excludes(coverage, share) else []
-    if not enough:
-        return inconclusive(
-            f"the guard found nothing, but its checks in {steps:,} steps are too few, or cover too little, to exclude "
-            "that half of the steps were wrong"
-        )
-    share, name, compares = min(enough)
-    return Judgement(
-        Verdict.CLEAN,
-        f"the guard found nothing in {steps:,} steps: with 95 % confidence, at most "
-        f"{limit(100 * share, 3, up=True)} % of the steps of each device were wrong, in what {name} "
-        f"compares ({compares})",
-    )
+            layers.append((str(layer.name), str(layer.compares), coverage, (wrong + max(0, steps - watched)) / steps))
+    return judge_silence(steps, layers)
 
 
 def final_states(manifest: RunManifest, digests: Sequence[str] | None, *, ended: bool = True) -> Judgement | None:
@@ -215,26 +197,15 @@ def _evidence(steps: Sequence[StepRow], summary: RunSummary, total: Mapping[str,
 
 def _products(found: schema.ProductTotals, steps: Sequence[StepRow], injected: int, least: float) -> Judgement:
     """Evaluates the checks of matrix products, given the number of injected faulty values and the required coverage."""
-    if found.flagged:
-        hit = [name for name, site in found.sites.items() if site.flagged]
-        where = f"{len(hit)} of {len(found.sites)} products, first at step {found.first_step}"
-        rows = f"{found.flagged:,} of {found.checked:,} checked rows of matrix products are wrong, in {where}"
-        if found.confirmed:
-            mended = f", and {found.corrected:,} were replaced" if found.corrected else ""
-            again = f"{found.confirmed:,} of them are correct when recomputed"
-            return Judgement(Verdict.CORRUPT, f"{rows}; {again}{mended}")
-        return inconclusive(
-            f"{rows}, and were equally wrong when recomputed, which indicates a permanent fault or a false alarm; run "
-            "the same steps on another device"
-        )
-    blind = found.nonfinite
-    unjudged = f" ({blind:,} rows had non-finite inputs and could not be checked)" if blind else ""
-    if not found.checked:
-        return inconclusive(f"no row of a matrix product was checked in {len(steps)} steps{unjudged}")
+    counts = {name: getattr(found, name) for name in PRODUCTS}
+    hit = [name for name, site in found.sites.items() if site.flagged]
+    where = f"{len(hit)} of {len(found.sites)} products, first at step {found.first_step}"
+    judged = judge_rows(counts, where, f" over {len(steps)} steps")
+    if judged.verdict is not Verdict.CLEAN:
+        return judged
     if injected:
         return inconclusive(
-            f"{injected:,} values were deliberately corrupted, but no check of a matrix product detected any of "
-            f"them{unjudged}",
+            f"{injected:,} values were deliberately corrupted, but no check of a matrix product detected any of them",
         )
     if found.coverage is not None and found.coverage < least:
         named = [f": {one.site} ({one.source}): {one.reason}" for one in found.skipped[:1]]
@@ -263,9 +234,8 @@ def _products(found: schema.ProductTotals, steps: Sequence[StepRow], injected: i
             )
     return Judgement(
         Verdict.CLEAN,
-        f"no flag in {found.checked:,} checked rows of matrix products over {len(steps)} steps{unjudged}; at 95 % "
-        "confidence the share of rows with a detectable error is below "
-        f"{limit(frequency_upper_bound(0, int(found.checked)), 2, up=True)}, if rows fail independently",
+        f"{judged.reason}; at 95 % confidence the share of rows with a detectable error is below "
+        f"{limit(frequency_upper_bound(0, int(found.checked or 0)), 2, up=True)}, if rows fail independently",
     )
 
 

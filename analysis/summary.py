@@ -15,9 +15,9 @@ import msgspec
 from sdc import schema
 from sdc.records import Contents
 from sdc.schema import MismatchRow, Number, RunManifest, RunSummary, StepRow
-from sdc.verdict import Verdict
+from sdc.verdict import Judgement, Verdict
 
-from .run_verdict import COUNTS, PRODUCTS, Judgement, final_states, graver, inconclusive, is_apart, judge, what_differs
+from .run_verdict import COUNTS, PRODUCTS, final_states, graver, inconclusive, is_apart, judge, what_differs
 from .series import each, real, whole, worst
 from .statistics import frequency_upper_bound
 

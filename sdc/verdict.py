@@ -8,8 +8,9 @@ import decimal
 import math
 from collections.abc import Iterable
 from enum import IntEnum, StrEnum
+from typing import NamedTuple
 
-__all__ = ["SIMULATED", "Exit", "Verdict", "exit_code", "gravest", "limit"]
+__all__ = ["SIMULATED", "Exit", "Judgement", "Verdict", "exit_code", "gravest", "limit"]
 
 # Next step for a host after a rehearsal.
 SIMULATED = "no action on the host, because these faults are simulated"
@@ -45,6 +46,16 @@ class Verdict(StrEnum):
     def fitness(self) -> str:
         """The verdict on an environment: NOT FIT, INCONCLUSIVE or FIT."""
         return {Verdict.CORRUPT: "NOT FIT", Verdict.CLEAN: "FIT"}.get(self, "INCONCLUSIVE")
+
+
+class Judgement(NamedTuple):
+    """A verdict (None if nothing is compared), and the reason for it in words."""
+
+    verdict: Verdict | None
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.verdict or 'no verdict'}: {self.reason}"
 
 
 def gravest(verdicts: Iterable[Verdict | None]) -> Verdict | None:

@@ -28,6 +28,8 @@ from jax.sharding import SingleDeviceSharding
 
 from ..multihost import PeerError, Unreachable, everyone, first_line, together
 from ..records import RecordError, check_files, names
+from ..results import Result, ResultTable
+from ..verdict import Judgement, Verdict
 from .certificate import (
     MISSING,
     REASONS,
@@ -50,7 +52,7 @@ from .certificate import (
 )
 
 LOG = logging.getLogger("sdc.checkpoints")
-Result = TypeVar("Result")
+Answer = TypeVar("Answer")
 ScrubResult: TypeAlias = Literal["clean", "repaired", "damaged", "unreadable", "gone"]
 FAILURES = (OSError, RuntimeError, ValueError)  # errors of Orbax, its storage and devices
 ORBAX = "orbax/checkpoint"  # part of the path of its modules
@@ -465,7 +467,7 @@ def certify(checkpointer: Any) -> Certified:
     return Certified(checkpointer)
 
 
-def _agreed(step: int, action: Callable[[], Result]) -> Result:
+def _agreed(step: int, action: Callable[[], Answer]) -> Answer:
     """Runs an action in all processes; if the action fails in one process, raises an error in all processes."""
     try:
         return together(action)
@@ -554,7 +556,7 @@ class _Keeping:
 
 
 @dataclasses.dataclass(frozen=True)
-class Audit:
+class Audit(Result):
     """The result of auditing a checkpoint.
 
     Attributes:
@@ -581,6 +583,24 @@ class Audit:
     wrong: Sequence[Wrong]
     remains: bool = False
     certificate: str = ""
+
+    def verdict(self) -> Judgement:
+        """Returns the verdict on the checkpoint."""
+        if self.wrong:
+            more = f" and {len(self.wrong) - 1} more" if len(self.wrong) > 1 else ""
+            return Judgement(Verdict.CORRUPT, f"checkpoint {self.step}: {self.wrong[0]}{more}")
+        if self.problem or self.uncovered:
+            why = self.problem or f"{', '.join(self.uncovered)} is not certified"
+            return Judgement(Verdict.INCONCLUSIVE, f"checkpoint {self.step}: {why}")
+        if not self.compared:
+            return Judgement(None, f"checkpoint {self.step} was not compared with its certificate")
+        return Judgement(
+            Verdict.CLEAN, f"checkpoint {self.step}: {self.covered:,} arrays and values equal their certificates"
+        )
+
+    def table(self) -> ResultTable:
+        """Returns what differs from the certificate."""
+        return ResultTable(("what", "difference"), tuple((one.name, str(one)) for one in self.wrong))
 
     def mark(self, folder: str) -> ScrubResult:
         """Marks the checkpoint as damaged if it differs, and removes this mark if it does not. Policies keep an older

@@ -18,7 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
+from ..results import Result, ResultTable
 from ..settings import SettingError
+from ..verdict import Judgement, Verdict
 from .blocks import Box, box_of, cut_of, overlap, take, total, volume, within
 from .certificate import CertificateError, StoreError, Wrong
 from .certified import Certified
@@ -35,7 +37,7 @@ Part: TypeAlias = tuple[str, Box, np.ndarray]  # name of an array, position in i
 
 
 @dataclasses.dataclass(frozen=True)
-class Recovered(Generic[State]):
+class Recovered(Result, Generic[State]):
     """A recovered state.
 
     Attributes:
@@ -53,6 +55,27 @@ class Recovered(Generic[State]):
     older: Sequence[int]
     copied: Sequence[int]
     bytes: int
+
+    def verdict(self) -> Judgement:
+        """Returns None, and what was recovered: a recovery compares nothing."""
+        older = (
+            f", {len(self.older):,} of them in an older version, because the newest is damaged" if self.older else ""
+        )
+        return Judgement(
+            None,
+            f"{len(self.steps):,} blocks were read{older}; {len(self.copied):,} were copied from replicas, "
+            f"{len(self.initial):,} have their initial values",
+        )
+
+    def table(self) -> ResultTable:
+        """Returns the source of each recovered block."""
+        read = [(str(block), "older version" if block in self.older else "newest version", step)
+                for block, step in self.steps.items()]  # fmt: skip
+        copied = [(str(block), "a replica", None) for block in self.copied]
+        return ResultTable(
+            ("block", "source", "step"),
+            (*read, *copied, *((str(block), "the initial values", None) for block in self.initial)),
+        )
 
     def age(self, step: int) -> int:
         """Returns the number of steps by which the oldest block is behind; a block that was never saved is behind by
@@ -305,7 +328,7 @@ class Repair:
 
 
 @dataclasses.dataclass(frozen=True)
-class Repaired(Generic[State]):
+class Repaired(Result, Generic[State]):
     """A state with repaired blocks.
 
     Attributes:
@@ -317,6 +340,20 @@ class Repaired(Generic[State]):
     state: State
     repairs: Sequence[Repair]
     left: Sequence[Wrong]
+
+    def verdict(self) -> Judgement:
+        """Returns the verdict on the state as it was given, whether or not its wrong rows are repaired."""
+        if not self.repairs and not self.left:
+            return Judgement(None, "no wrong rows were given, and nothing was compared")
+        mended = f"{len(self.repairs):,} ranges of rows were wrong and are repaired"
+        left = f"; {len(self.left):,} wrong arrays had no source, first {self.left[0]}" if self.left else ""
+        return Judgement(Verdict.CORRUPT, f"{mended}{left}")
+
+    def table(self) -> ResultTable:
+        """Returns the repaired rows and their sources, and what is still wrong."""
+        mended = [(one.name, f"{one.rows[0]}:{one.rows[1]}", one.source, one.step) for one in self.repairs]
+        left = [(one.name, str(one), "still wrong", None) for one in self.left]
+        return ResultTable(("array", "rows", "source", "step"), (*mended, *left))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .examination import ScreenedStep as ScreenedStep, Screening as Screening, is_suspicious as is_suspicious
     from ._check import expect as expect, rounded_off as rounded_off, row_margins as row_margins
     from .transform import product_of as product_of, screened as screened
+    from .judgement import judge_rows as judge_rows
     from .fused_products import multiply as multiply, time_both as time_both
     from .products import Dot as Dot
     from .roundoff import (

@@ -14,8 +14,10 @@ from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Float, Float32, Shaped, UInt32
 
 from sdc.bits import as_bits, select
+from sdc.verdict import Judgement
 
-from ..program import Values, agreed, rarely, traced_once, varying
+from ..program import Reports, Values, agreed, rarely, traced_once, varying
+from .judgement import judge_rows
 from .products import Dot, Indexed, Product
 from .roundoff import Settings, work_type
 from .schemes import Expected, Operands, Probabilistic, kind_of, make_scheme, signed_weights, turned
@@ -70,6 +72,35 @@ class Flags(NamedTuple):
     margin: Float32[Array, "*site"]
     first_margin: Float32[Array, "*site"]
     wrong: WrongElements | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the totals over all iterations and devices; waits for them."""
+        return {
+            "rows checked": int(np.sum(self.checked)),
+            "flagged": int(np.sum(self.flagged)),
+            "largest margin": float(np.max(self.margin, initial=0.0)),
+        }
+
+    def verdict(self) -> Judgement:
+        """Returns the verdict on this product; waits for the counts."""
+        return judge_rows(self._counts(), "this product", "")
+
+    @staticmethod
+    def judge(reports: Reports["Flags"]) -> Judgement:
+        """Returns the verdict on the products of a step; waits for the counts."""
+        every = {name: flags._counts() for name, flags in reports.items()}
+        hit = [name for name, counts in every.items() if counts["flagged"]]
+        total = {key: sum(counts[key] for counts in every.values()) for key in COUNTED}
+        found = judge_rows(total, f"{len(hit)} of {len(every)} products, first {hit[0]}" if hit else "", "")
+        left = sum(one.share or 0.0 for one in reports.skipped)
+        named = f"{len(reports.skipped)} more products were not checked ({left:.1%} of the operations; see `skipped`)"
+        return found._replace(reason=f"{found.reason}; {named}") if reports.skipped else found
+
+    def _counts(self) -> dict[str, int]:
+        return {name: int(np.sum(getattr(self, name))) for name in COUNTED}
+
+
+COUNTED = ("checked", "flagged", "confirmed", "corrected", "nonfinite")
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["checked", "margin"], meta_fields=["last"])

@@ -45,12 +45,12 @@ class Screening(NamedTuple):
     """The result of a program with the first tier alone."""
 
     out: Any  # output of the step
-    flags: Reports  # `Flags` without examined rows
+    flags: Reports[Flags]  # `Flags` without examined rows
     suspicious: Bool[Array, ""]  # whether a product must be examined
 
 
 @jax.jit
-def is_suspicious(flags: Reports) -> Bool[Array, ""]:
+def is_suspicious(flags: Reports[Flags]) -> Bool[Array, ""]:
     """Returns whether the first tier passes on any product."""
     return jnp.any(jnp.stack([jnp.any(_passed_on(flag)) for flag in flags.values()]))
 
@@ -66,10 +66,10 @@ class ScreenedStep:
     """
 
     screen: Callable[..., Screening]
-    examine: Callable[..., tuple[Any, Reports]]
+    examine: Callable[..., tuple[Any, Reports[Flags]]]
     corrects: bool = False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, Reports[Flags]]:
         """Returns `(out, flags)` as a step with the full check does. The host waits for the result of the first tier.
 
         An intermittent fault, of which the rows are unknown, counts as one flagged and confirmed row of each product
@@ -93,7 +93,7 @@ class ScreenedStep:
         runs = [(first if right is again else again).flags, right.flags]
         return out if self.corrects else first.out, _with_faults(flags, runs, _odd(*runs), self.corrects)
 
-    def _examined(self, screened: Screening, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
+    def _examined(self, screened: Screening, *args: Any, **kwargs: Any) -> tuple[Any, Reports[Flags]]:
         """Examines a step. Its output is that of the first tier's program, unless rows are replaced.
 
         If the examination finds nothing where the first tier was far beyond its bound, the fault did not recur.
@@ -121,7 +121,7 @@ def _passed_on(flag: Flags) -> Bool[Array, "*site"]:
 
 
 @jax.jit
-def _odd(wrong: Reports, right: Reports) -> Struck:
+def _odd(wrong: Reports[Flags], right: Reports[Flags]) -> Struck:
     """Returns where a run differs from two equal ones: products whose first tier found the fault; if there are none,
     those whose margins differ; or else, those that were suspicious."""
     apart = {name: as_bits(_margin(wrong[name])) != as_bits(_margin(right[name])) for name in right}
@@ -139,14 +139,14 @@ def _odd(wrong: Reports, right: Reports) -> Struck:
 
 
 @jax.jit
-def _unlike(runs: list[Reports]) -> Struck:
+def _unlike(runs: list[Reports[Flags]]) -> Struck:
     """Returns where one of several runs is within the bound and another one far beyond it."""
     margins = {name: jnp.stack([_margin(run[name]) for run in runs]) for name in runs[0]}
     return {name: jnp.any(of > FAR, axis=0) & jnp.any(of <= 1, axis=0) for name, of in margins.items()}
 
 
 @jax.jit
-def _lost(examined: Reports, screened: Reports) -> Struck:
+def _lost(examined: Reports[Flags], screened: Reports[Flags]) -> Struck:
     """Returns where an examination finds no reason for what the first tier found.
 
     If the examination corrected a product, those after it, and those in the same loop, computed with other values, and
@@ -168,7 +168,7 @@ def _lost(examined: Reports, screened: Reports) -> Struck:
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def _with_faults(flags: Reports, runs: list[Reports], struck: Struck, corrects: bool) -> Reports:
+def _with_faults(flags: Reports[Flags], runs: list[Reports[Flags]], struck: Struck, corrects: bool) -> Reports[Flags]:
     """Adds faults that did not recur to the flags of a step."""
     values = []
     for name, flag in flags.items():

@@ -137,7 +137,7 @@ def einsum(subscripts: str, *operands: Shaped[Array, "..."], **settings: Any) ->
     return out
 
 
-def collect(step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports]]:
+def collect(step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports[Flags]]]:
     """Transforms a step whose layers check their own products so that the step also returns the flags of these
     products.
 

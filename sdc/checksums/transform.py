@@ -6,7 +6,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +34,12 @@ from .products import Conv, Dot, Indexed, Product, arranged
 from .roundoff import Examine, Mode, Output, Profile, SchemeName, Settings, check_choice, known, unit, work_type
 from .schemes import Operands
 
+P = ParamSpec("P")  # of a step
+Out = TypeVar("Out")
+
 
 def abft(
-    step: Callable[..., Any],
+    step: Callable[P, Out],
     where: program.Where = program.products,
     *,
     mode: Mode = "detect",
@@ -44,7 +47,7 @@ def abft(
     scheme: SchemeName = "two-tier",
     profile: Profile | None = None,
     examine: Examine = "within",
-) -> Callable[..., tuple[Any, program.Reports]]:
+) -> Callable[P, tuple[Out, program.Reports[Flags]]]:
     """Transforms a step so that checksums check its matrix products (algorithm-based fault tolerance).
 
     The check compares weighted sums over the rows of each product with their expected values (Huang and Abraham 1984);
@@ -87,13 +90,13 @@ def abft(
 
 def screened(
     step: Callable[..., Any], where: program.Where, settings: Settings, profile: Profile | None = None
-) -> Callable[..., tuple[Any, program.Reports]]:
+) -> Callable[..., tuple[Any, program.Reports[Flags]]]:
     """Transforms a step as `abft` does, with the first tier of the check alone: the flags show which products would be
     examined."""
     run, finish = _screening(step, where, settings, "float32 accumulator", profile)
 
     @program.taking(step)
-    def flagged(*args: Any, **kwargs: Any) -> tuple[Any, program.Reports]:
+    def flagged(*args: Any, **kwargs: Any) -> tuple[Any, program.Reports[Flags]]:
         out, found = run(*args, **kwargs)
         return out, finish(found)
 
@@ -104,12 +107,12 @@ class _Found(NamedTuple):
     """Results of the first tier, before they become flags."""
 
     stacks: list[Stack]
-    sites: program.Reports  # without values
+    sites: program.Reports[Any]  # without values
 
 
 def _screening(
     step: Callable[..., Any], where: program.Where, settings: Settings, output: Output, profile: Profile | None
-) -> tuple[Callable[..., tuple[Any, _Found]], Callable[..., program.Reports]]:
+) -> tuple[Callable[..., tuple[Any, _Found]], Callable[..., program.Reports[Flags]]]:
     """Returns the step with the first tier alone, and a function that makes flags of what it finds."""
     transformed = _transformed(step, where, output, _Screen(settings, profile))
 
@@ -118,7 +121,7 @@ def _screening(
         out, found = transformed(*args, **kwargs)
         return out, _Found(screen_together(found), program.Reports(found.sites, [()] * len(found), found.skipped))
 
-    def finish(found: _Found, xp: Any = jnp) -> program.Reports:
+    def finish(found: _Found, xp: Any = jnp) -> program.Reports[Flags]:
         flags = {}
         for stack in found.stacks:
             whole = jax.tree.map(xp.asarray, stack.screened)
@@ -136,7 +139,7 @@ def _again(
     output: Output,
     profile: Profile | None,
     whole: Callable[..., Any],
-) -> Callable[..., tuple[Any, program.Reports]]:
+) -> Callable[..., tuple[Any, program.Reports[Flags]]]:
     run, finish = _screening(step, where, settings, output, profile)
 
     def alone() -> bool:
@@ -157,7 +160,7 @@ def _again(
     examination = ScreenedStep(screen, jax.jit(whole), settings.mode == "correct")
 
     @functools.wraps(whole)
-    def examined(*args: Any, **kwargs: Any) -> tuple[Any, program.Reports]:
+    def examined(*args: Any, **kwargs: Any) -> tuple[Any, program.Reports[Flags]]:
         _check_arguments(args, kwargs)
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             # A step that closes over traced arrays has no result whose value is known.
@@ -186,7 +189,7 @@ def _check_arguments(*trees: Any) -> None:
 
 def _transformed(
     step: Callable[..., Any], where: program.Where, output: Output, rule: "_Abft"
-) -> Callable[..., tuple[Any, program.Reports]]:
+) -> Callable[..., tuple[Any, program.Reports[Any]]]:
     check_choice("output", output, get_args(Output))
     if rule.profile is not None:
         Profile.given(rule.profile)
@@ -440,7 +443,7 @@ def _complex(params: Mapping[str, Any], a: Any, b: Any) -> ProductTask:
     return ProductTask(product, both, four, (), read, lambda c: lax.complex(c[..., 0], c[..., 1]), 2)
 
 
-def coverage(flags: program.Reports) -> float:
+def coverage(flags: program.Reports[Any]) -> float:
     """Returns the checked share of the operations in a step's products.
 
     Args:

@@ -4,7 +4,7 @@ import functools
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float32, Int, Int32, PRNGKeyArray, Shaped, UI
 
 from sdc.bits import as_bits, from_bits
 from sdc.settings import SettingError
+from sdc.verdict import Judgement
 
 from .. import program
 from .fault import Fault, One, Whole, parse_fault
@@ -27,6 +28,8 @@ DENSE = 1 / 16
 # Maximum number of elements of one plan that is drawn before the step begins, and of all of them together.
 LARGEST_PLAN, LARGEST_EARLY = 256, 1 << 17
 ROUNDED = 256  # number of hits up to which the room for hits is a power of two
+P = ParamSpec("P")  # of a step
+Out = TypeVar("Out")
 
 
 @program.aside
@@ -72,6 +75,18 @@ class Events(NamedTuple):
     changed: UInt32[Array, ""]
     hits: Hits | None = None
 
+    def summary(self) -> dict[str, int]:
+        """Returns the totals over all iterations and devices; waits for them."""
+        return {"elements struck": int(np.sum(self.drawn)), "changed": int(np.sum(self.changed))}
+
+    @staticmethod
+    def judge(reports: program.Reports["Events"]) -> Judgement:
+        """Returns how many elements simulated faults changed, which is no verdict; waits for the counts."""
+        changed = [total for one in reports.values() if (total := one.summary()["changed"])]
+        return Judgement(
+            None, f"simulated faults changed {sum(changed):,} elements at {len(changed)} of {len(reports)} sites"
+        )
+
 
 def corruptible(x: Any) -> bool:
     """Returns whether faults can corrupt an array: whether it holds real numbers (not booleans) of at least 8 bits."""
@@ -99,8 +114,8 @@ def _words(bits: UInt[Array, "*n"]) -> UInt32[Array, "*n 2"]:
 
 
 def inject(
-    step: Callable[..., Any], faults: Sequence[Fault | str], *, record: int = 0
-) -> Callable[..., tuple[Any, program.Reports]]:
+    step: Callable[P, Out], faults: Sequence[Fault | str], *, record: int = 0
+) -> Callable[Concatenate[Moment, P], tuple[Out, program.Reports[Events]]]:
     """Transforms a step so that faults corrupt its values, to simulate faulty hardware.
 
     At low rates, the cost grows with the number of hits, not with the size of the tensors: the distances between hits
@@ -136,7 +151,7 @@ def inject(
     known = _read(faults)
 
     @decorated
-    def injected(moment: Moment, /, *args: Any, **kwargs: Any) -> tuple[Any, program.Reports]:
+    def injected(moment: Moment, /, *args: Any, **kwargs: Any) -> tuple[Any, program.Reports[Events]]:
         if not isinstance(moment, Moment):
             raise TypeError(f"the first argument is {type(moment).__name__}; expected an sdc.Moment(key, step)")
         if not isinstance(moment.key, jax.Array):

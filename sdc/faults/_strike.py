@@ -9,7 +9,7 @@ import functools
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,8 @@ from .fault import Fault, One, as_fault
 from .kinds import Change, FaultKind, apply, neutral
 
 LOOPS = 4  # number of loops that can enclose a struck site
+P = ParamSpec("P")  # of a step
+Out = TypeVar("Out")
 
 
 @program.aside
@@ -181,7 +183,9 @@ def strike_on(
     )
 
 
-def strike(step: Callable[..., Any], where: program.Where) -> Callable[..., tuple[Any, program.Reports]]:
+def strike(
+    step: Callable[P, Out], where: program.Where
+) -> Callable[Concatenate[Strike, P], tuple[Out, program.Reports[Events]]]:
     """Transforms a step so that an additional argument, the strike, selects the site to corrupt, if any.
 
     Args:
@@ -199,7 +203,7 @@ def strike(step: Callable[..., Any], where: program.Where) -> Callable[..., tupl
     """
 
     @program.taking(step, "strike")
-    def struck(strike: Strike, /, *args: Any, **kwargs: Any) -> tuple[Any, program.Reports]:
+    def struck(strike: Strike, /, *args: Any, **kwargs: Any) -> tuple[Any, program.Reports[Events]]:
         if not isinstance(strike, Strike):
             raise TypeError(
                 f"the first argument is {type(strike).__name__}; expected a Strike, as sdc.strike_on returns it"

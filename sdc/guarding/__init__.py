@@ -41,4 +41,7 @@ if TYPE_CHECKING:
     # What silence means.
     from .silence import excludes as excludes, expected_delay as expected_delay, most_wrong as most_wrong
 
+if TYPE_CHECKING:  # for the other packages of this project
+    from .silence import judge_silence as judge_silence
+
 __getattr__, __dir__, __all__ = facade(__name__)

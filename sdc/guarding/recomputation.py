@@ -8,7 +8,7 @@ GPU hours (Lei et al., OSDI 2026, section 5.1.2).
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,15 @@ import numpy as np
 from jaxtyping import Array, Bool, UInt32
 
 from sdc.bits import same_bits
+from sdc.verdict import Judgement, Verdict
 
 from .. import program
 from ..twins import DigestRule, FirstDifference, first_difference
 
 KERNELS = ("pallas_call", "ffi_call")
 SMALL = 8
+P = ParamSpec("P")  # of a step
+Out = TypeVar("Out")
 
 
 class Witnessed(NamedTuple):
@@ -37,6 +40,26 @@ class Witnessed(NamedTuple):
 
     first: UInt32[Array, "*axes n 2"]
     again: UInt32[Array, "*axes m n 2"]
+
+    def summary(self) -> dict[str, int]:
+        """Returns the totals over all iterations and devices; waits for them."""
+        return {"recomputations compared": int(np.sum(self.compared)), "different": int(np.sum(self.differs))}
+
+    @staticmethod
+    def judge(reports: program.Reports["Witnessed"]) -> Judgement:
+        """Returns the verdict on a step, in which a difference alone is a suspicion; waits for the digests."""
+        totals = [one.summary() for one in reports.values()]
+        compared, differ = (sum(total[key] for total in totals) for key in ("recomputations compared", "different"))
+        share = f"{compared:,} recomputations ({witnessed_share(reports):.1%} of the forward pass)"
+        if differ:
+            return Judgement(
+                Verdict.INCONCLUSIVE,
+                f"{differ:,} of {share} differ, first {first_mismatch(reports)}; run the step again: if others differ, "
+                "the hardware is wrong, and if the same do, XLA may round them differently (sdc.guarding.calibrate)",
+            )
+        if not compared:
+            return Judgement(Verdict.INCONCLUSIVE, "no recomputation was compared")
+        return Judgement(Verdict.CLEAN, f"{share} agree with the first computation")
 
     @property
     def compared(self) -> Bool[Array, "*axes m"]:
@@ -63,8 +86,8 @@ def comparable(site: program.Site) -> bool:
 
 
 def witness(
-    step: Callable[..., Any], where: program.Where = comparable, *, last: bool = False
-) -> Callable[..., tuple[Any, program.Reports]]:
+    step: Callable[P, Out], where: program.Where = comparable, *, last: bool = False
+) -> Callable[P, tuple[Out, program.Reports[Witnessed]]]:
     """Transforms a step so that it also returns digests of what it computes twice.
 
     Recomputations are found by value numbers (`sdc.program.numbering`), whether they come from `jax.checkpoint` and its
@@ -94,7 +117,7 @@ def witness(
     """
 
     @program.taking(step)
-    def witnessed(*args: Any, **kwargs: Any) -> tuple[Any, program.Reports]:
+    def witnessed(*args: Any, **kwargs: Any) -> tuple[Any, program.Reports[Witnessed]]:
         found = program.Recomputations((), ())
 
         def twice(live: Any) -> program.Where:
@@ -112,12 +135,12 @@ def witness(
     return witnessed
 
 
-def witnessed_share(witnessed: program.Reports) -> float:
+def witnessed_share(witnessed: program.Reports[Witnessed]) -> float:
     """Returns the share of the forward pass's floating-point operations on which comparisons depend, from 0 to 1."""
     return 1 - sum(one.share or 0.0 for one in witnessed.skipped) if len(witnessed) else 0.0
 
 
-def first_mismatch(witnessed: program.Reports) -> FirstDifference | None:
+def first_mismatch(witnessed: program.Reports[Witnessed]) -> FirstDifference | None:
     """Returns the first operation whose recomputation differs, on the host; None if all agree.
 
     Example:
@@ -139,6 +162,9 @@ def first_mismatch(witnessed: program.Reports) -> FirstDifference | None:
     return first_difference(program.Reports(witnessed.sites, first), program.Reports(witnessed.sites, other))
 
 
+Watched: TypeAlias = tuple[Any, program.Reports[Witnessed]]  # what a step with a witness returns
+
+
 class NotRepeatable(ValueError):
     """A step that computes other bits from the same inputs."""
 
@@ -154,7 +180,7 @@ class WitnessCalibration:
         batches: number of batches that were run.
     """
 
-    run: Callable[..., tuple[Any, program.Reports]]
+    run: Callable[..., tuple[Any, program.Reports[Witnessed]]]
     names: tuple[str, ...]
     differing: Mapping[str, str]
     batches: int
@@ -233,11 +259,11 @@ def calibrated(
 
 
 @jax.jit
-def _differing(witnessed: program.Reports) -> dict[str, Bool[Array, ""]]:
+def _differing(witnessed: program.Reports[Witnessed]) -> dict[str, Bool[Array, ""]]:
     return {name: jnp.any(one.differs) for name, one in witnessed.items()}
 
 
-def _check_repeats(first: tuple[Any, program.Reports], again: tuple[Any, program.Reports]) -> None:
+def _check_repeats(first: Watched, again: Watched) -> None:
     apart = {name for name, same in _equal(first[1], again[1]).items() if not same}
     if apart or not bool(_same_bits(first[0], again[0])):
         names = (f"{site.name} ({site.source}) or its recomputation" for site in first[1].sites if site.name in apart)
@@ -250,7 +276,7 @@ def _check_repeats(first: tuple[Any, program.Reports], again: tuple[Any, program
 
 
 @jax.jit
-def _equal(first: program.Reports, again: program.Reports) -> dict[str, Bool[Array, ""]]:
+def _equal(first: program.Reports[Witnessed], again: program.Reports[Witnessed]) -> dict[str, Bool[Array, ""]]:
     return {name: jnp.all(one.first == again[name].first) & jnp.all(one.again == again[name].again)
             for name, one in first.items()}  # fmt: skip
 

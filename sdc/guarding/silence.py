@@ -10,7 +10,9 @@ wrong steps), which the bound uses.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+from sdc.verdict import Judgement, Verdict, limit
 
 CONFIDENCE = 0.95
 PLACES = 1_000  # of a burst within a window, over which its probability is averaged
@@ -25,6 +27,29 @@ def excludes(coverage: float | None, share: float) -> bool:
         share: the largest share of wrong steps that is compatible with its silence.
     """
     return (coverage or 0.0) >= 0.5 and share <= 0.5
+
+
+def judge_silence(steps: int, layers: Iterable[tuple[str, str, float | None, float]]) -> Judgement:
+    """Returns the verdict on steps in which a guard found nothing; the arguments of `excludes` follow the name of each
+    layer, and what it compares."""
+    enough = [(share, name, compares) for name, compares, coverage, share in layers if excludes(coverage, share)]
+    if not enough:
+        return Judgement(
+            Verdict.INCONCLUSIVE,
+            f"the guard found nothing, but its checks in {steps:,} steps are too few, or cover too little, to exclude "
+            "that half of the steps were wrong",
+        )
+    share, name, compares = min(enough)
+    return Judgement(
+        Verdict.CLEAN,
+        f"the guard found nothing in {steps:,} steps: {bounded(share)}, in what {name} compares ({compares})",
+    )
+
+
+def bounded(share: float) -> str:
+    """Returns what silence excludes, in words."""
+    most = limit(100 * share, 3, up=True)
+    return f"with {100 * CONFIDENCE:.0f} % confidence, at most {most} % of the steps of each device were wrong"
 
 
 def most_wrong(steps: Mapping[int, int], *, confidence: float = CONFIDENCE, recall: float = 1.0) -> float:

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from sdc.verdict import Verdict, limit
+from sdc.results import Result, ResultTable
+from sdc.verdict import Judgement, Verdict
 
 from ..multihost import first_line
 from ..program import compiled_for, holds_objects
@@ -21,7 +22,7 @@ from .neighbours import Ring
 from .recomputation import NotRepeatable
 from .replays import VendorChecker
 from .schedule import CheckSchedule, agreed, common, seconds_of
-from .silence import CONFIDENCE, excludes, expected_delay, most_wrong
+from .silence import CONFIDENCE, bounded, expected_delay, judge_silence, most_wrong
 from .spikes import Spikes
 from .state import State
 
@@ -72,7 +73,7 @@ class LayerReport:
 
 
 @dataclasses.dataclass(frozen=True)
-class GuardReport:
+class GuardReport(Result):
     """What a guard found, or what its silence excludes.
 
     Attributes:
@@ -90,17 +91,30 @@ class GuardReport:
     overhead: float
     start_up: float
 
-    @property
-    def verdict(self) -> Verdict:
-        """Corrupt if a layer has proof; inconclusive if there is only suspicion, or if the silence of no layer
-        `excludes` enough."""
-        if any(finding.proof for finding in self.findings):
-            return Verdict.CORRUPT
-        enough = any(excludes(layer.coverage, layer.most_wrong_share()) for layer in self.layers)
-        return Verdict.CLEAN if enough and not self.findings else Verdict.INCONCLUSIVE
+    def verdict(self) -> Judgement:
+        """Returns the verdict: corrupt if a layer has proof; inconclusive if there is only suspicion, or if the silence
+        of no layer `excludes` enough."""
+        if self.findings:
+            proof = [finding for finding in self.findings if finding.proof]
+            more = f"; {len(self.findings):,} findings in all" if len(self.findings) > 1 else ""
+            found = f"{(proof or self.findings)[0]}{more}"
+            if proof:
+                return Judgement(Verdict.CORRUPT, found)
+            return Judgement(Verdict.INCONCLUSIVE, f"a suspicion, but no proof: {found}")
+        layers = ((one.name, one.about, one.coverage, one.most_wrong_share()) for one in self.layers)
+        return judge_silence(self.steps, layers)
+
+    def table(self) -> ResultTable:
+        """Returns a row for each layer, with the largest share of wrong steps that its silence does not exclude."""
+        rows = tuple(
+            (one.name, one.runs, sum(finding.layer == one.name for finding in self.findings),
+             None if one.coverage is None else 100 * one.most_wrong_share(), one.why_not or one.about)
+            for one in self.layers
+        )  # fmt: skip
+        return ResultTable(("layer", "checks", "findings", "% of steps wrong, at most", "compares"), rows)
 
     def __str__(self) -> str:
-        lines = [f"{self.verdict}: {self.steps} steps, checks took about {self.overhead:.2%} of their time"]
+        lines = [f"{self.verdict().verdict}: {self.steps} steps, checks took about {self.overhead:.2%} of their time"]
         lines += [f"  {finding}" for finding in self.findings[:10]]
         if len(self.findings) > 10:
             lines.append(f"  and {len(self.findings) - 10} more")
@@ -113,11 +127,8 @@ class GuardReport:
             elif layer.most_wrong_share() >= 1:
                 lines.append(f"  {layer.name}: {layer.runs} checks, too few to exclude anything ({layer.about})")
             else:
-                share = limit(100 * layer.most_wrong_share(), 3, up=True)
-                lines.append(
-                    f"  {layer.name}: {layer.runs} checks ({layer.about}); without a finding, at most {share} % of the "
-                    "steps of each device were wrong, with 95 % confidence"
-                )
+                silence = bounded(layer.most_wrong_share())
+                lines.append(f"  {layer.name}: {layer.runs} checks ({layer.about}); without a finding, {silence}")
         return "\n".join(lines)
 
 
@@ -216,9 +227,9 @@ class Watch:
         overhead = self._schedule.overhead() if self._schedule else 0.0
         return GuardReport(self.steps, tuple(self._findings), tuple(layers), overhead, self._start_up)
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Judgement:
         """Returns the verdict of `report`."""
-        return self.report().verdict
+        return self.report().verdict()
 
     def _run(self, args: Any, kwargs: Any) -> Any:
         if self._compiled is None:

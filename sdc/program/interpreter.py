@@ -79,7 +79,7 @@ def rewrite(
     begin: Callable[[Sequence[Site]], None] = lambda sites: None,
     among: Callable[[Bound], Where] | None = None,
     underived_because: str = "",
-) -> Callable[..., tuple[Any, Reports]]:
+) -> Callable[..., tuple[Any, Reports[Any]]]:
     """Transforms a step so that `rule` replaces every equation that `where` selects.
 
     Args:
@@ -115,7 +115,7 @@ def rewrite(
         )
 
     @taking(step)
-    def rewritten(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
+    def rewritten(*args: Any, **kwargs: Any) -> tuple[Any, Reports[Any]]:
         with traced(step, args, kwargs) as program:
             closed = program.closed
             if first is not None:

@@ -1,11 +1,15 @@
 """The interface of rules: places, rules, and reports keyed by site name."""
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import jax
 from jaxtyping import Array, Int
+
+from sdc.results import Result, ResultTable
+from sdc.verdict import Judgement, Verdict
 
 from .selectors import Site, Skipped
 
@@ -48,8 +52,22 @@ class Rule(Protocol):
         """Merges the reports of two iterations of a `while`; merging with zeros changes nothing."""
 
 
+class SiteReport(Protocol):
+    """A report that states a verdict; reports without these methods, such as digests, have none."""
+
+    def summary(self) -> Mapping[str, Any]:
+        """Returns the totals over all iterations and devices, by the name of a column; what was found is second."""
+
+    @staticmethod
+    def judge(reports: "Reports[Any]") -> Judgement:
+        """Returns the verdict of the reports of a step, of which there is at least one."""
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
 @jax.tree_util.register_pytree_with_keys_class
-class Reports(Mapping[str, Any]):
+class Reports(Result, Mapping[str, T_co], Generic[T_co]):
     """Reports by site name, in program order; a pytree that passes through `jit` and keeps its sites.
 
     Attributes:
@@ -57,12 +75,20 @@ class Reports(Mapping[str, Any]):
         skipped: sites that the tool could not handle (static), in program order.
     """
 
-    def __init__(self, sites: Sequence[Site], values: Sequence[Any], skipped: Sequence[Skipped] = ()) -> None:
+    def __init__(self, sites: Sequence[Site], values: Sequence[T_co], skipped: Sequence[Skipped] = ()) -> None:
         self.sites, self.skipped = tuple(sites), tuple(skipped)
         self._values = dict(zip((site.name for site in self.sites), values, strict=True))
 
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
+    def __getitem__(self, name: str) -> T_co:
+        try:
+            return self._values[name]
+        except KeyError:
+            near = difflib.get_close_matches(name, self._values, n=3, cutoff=0.4) or list(self._values)[:3]
+            more = f"; near it: {', '.join(near)}" if near else "; there are no sites"
+            raise KeyError(f"no report is named {name!r}{more}") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -71,19 +97,60 @@ class Reports(Mapping[str, Any]):
         return len(self.sites)
 
     def __repr__(self) -> str:
-        return f"Reports({dict(self)!r})"
+        kinds = {type(value).__name__ for value in self._values.values()}
+        some = ", ".join([*self._values][:3]) + (", ..." if len(self) > 3 else "")
+        left = f", {len(self.skipped)} skipped" if self.skipped else ""
+        return f"Reports[{' | '.join(sorted(kinds)) or 'nothing'}]({len(self)} sites{some and ': '}{some}{left})"
+
+    def verdict(self) -> Judgement:
+        """Returns the verdict, which rests on all reports; None for digests and simulated faults.
+
+        Raises:
+            ValueError: the function is called inside `jit`, or the reports are arrays of several processes.
+        """
+        if not self:
+            why = f"; {self.skipped[0].site.name}: {self.skipped[0].reason}" if self.skipped else ""
+            return Judgement(Verdict.INCONCLUSIVE, f"no operation was checked{why}")
+        judge = getattr(next(iter(self.values())), "judge", None)
+        if judge is None:
+            return Judgement(None, f"digests of {len(self)} operations; compare them with those of another run")
+        self._check_readable()
+        return judge(self)
+
+    def table(self) -> ResultTable:
+        """Returns a row for each site, with its totals over all iterations and devices; see `verdict` for errors."""
+        self._check_readable()
+        totals: dict[str, Mapping[str, Any]] = {
+            name: getattr(value, "summary", dict)() for name, value in self._values.items()
+        }
+        columns = tuple(dict.fromkeys(column for total in totals.values() for column in total))
+        rows = tuple(
+            (site.name, *(totals[site.name].get(column) for column in columns), site.source) for site in self.sites
+        )
+        found = tuple(number for number, row in enumerate(rows) if len(columns) > 1 and row[2])
+        return ResultTable(("site", *columns, "line"), rows, found)
+
+    def _check_readable(self) -> None:
+        leaves = jax.tree.leaves(self)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            raise ValueError("verdicts and tables are for results; return the reports from jit, and ask them outside")
+        if any(isinstance(leaf, jax.Array) and not leaf.is_fully_addressable for leaf in leaves):
+            raise ValueError(
+                "the reports are on devices of several processes; in all processes, first call "
+                "jax.experimental.multihost_utils.process_allgather(reports, tiled=True)"
+            )
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], Any]:
         values = [(jax.tree_util.DictKey(name), value) for name, value in self._values.items()]
         return values, (self.sites, self.skipped)
 
     @classmethod
-    def tree_unflatten(cls, static: Any, values: Sequence[Any]) -> "Reports":
+    def tree_unflatten(cls, static: Any, values: Sequence[Any]) -> "Reports[Any]":
         sites, skipped = static
         return cls(sites, values, skipped)
 
 
-def apart(out: Any) -> tuple[Any, tuple[Reports, ...]]:
+def apart(out: Any) -> tuple[Any, tuple[Reports[Any], ...]]:
     """Splits a result into the step's own output and the reports of inner transformations, outermost first."""
     reports = []
     while isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], Reports):
@@ -92,7 +159,7 @@ def apart(out: Any) -> tuple[Any, tuple[Reports, ...]]:
     return out, tuple(reports)
 
 
-def together(out: Any, reports: Sequence[Reports]) -> Any:
+def together(out: Any, reports: Sequence[Reports[Any]]) -> Any:
     for report in reversed(reports):
         out = (out, report)
     return out

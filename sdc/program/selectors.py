@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import html
 import math
 import re
 from collections import Counter
@@ -59,7 +60,7 @@ class Tags:
     PRODUCT = "sdc_product"  # kernels that compute a matrix product; the value is the contracted axis of each factor
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Site:
     """One place in a step.
 
@@ -128,6 +129,12 @@ class Site:
     def path(self) -> str | None:
         """Path of the array in the step's arguments or results; None for other sites."""
         return self.name.partition("/")[2] if self.direction in ("arg", "out") else None
+
+    def __repr__(self) -> str:
+        return f"Site({self})"
+
+    def _repr_html_(self) -> str:
+        return f"<code>{html.escape(str(self))}</code>"
 
     def __str__(self) -> str:
         shapes = " ".join(f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in self.outputs)

@@ -18,7 +18,7 @@ would turn -0.0 into 0.0 and mix the payloads of NaNs.
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,8 @@ from .first_differences import place_of
 from .mismatch import Difference, Mismatch, difference, merge, merge_mismatches, no_difference
 
 Tree = TypeVar("Tree")
+P = ParamSpec("P")  # of a step
+Out = TypeVar("Out")
 
 
 class Agreement(NamedTuple):
@@ -188,13 +190,13 @@ Exchange: TypeAlias = Literal["probe", "step", "call"]
 
 
 def lockstep(
-    step: Callable[..., Any],
+    step: Callable[P, Out],
     axis_name: str,
     *,
     where: program.Where = program.probes,
     compare: Compare = "gated",
     exchange: Exchange = "probe",
-) -> Callable[..., tuple[Any, program.Reports]]:
+) -> Callable[P, tuple[Out, program.Reports[Mismatch]]]:
     """Transforms a step into lock-step twins along a mapped axis.
 
     Call the transformed step where `axis_name` is bound: under `shard_map` (twins on several devices or hosts), `pmap`,
@@ -238,7 +240,7 @@ def lockstep(
     twins = program.rewrite(step, where, rule, required=True, around=around)
 
     @program.taking(step)
-    def stepped(*args: Any, **kwargs: Any) -> tuple[Any, program.Reports]:
+    def stepped(*args: Any, **kwargs: Any) -> tuple[Any, program.Reports[Mismatch]]:
         program.axis_size(axis_name, "twin")
         return twins(*args, **kwargs)
 

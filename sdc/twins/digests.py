@@ -19,7 +19,7 @@ section 6.4). The multiplier 0x85EBCA6B comes from the finalizer of MurmurHash3 
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,8 @@ from ..program import Place, Reports, Values, Where, compiled_for, probes, rewri
 ALGORITHM = "sum-and-squares"
 GOLDEN, MIX = 0x9E3779B1, 0x85EBCA6B
 ROW = 256  # minimum number of words in the inner sum of a large tensor
+P = ParamSpec("P")  # of a step
+Out = TypeVar("Out")
 
 
 def fmix32(h: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
@@ -137,7 +139,9 @@ def tree_digest(tree: Any) -> UInt32[Array, "2"]:
     return total
 
 
-def fingerprint(step: Callable[..., Any], where: Where = probes) -> Callable[..., tuple[Any, Reports]]:
+def fingerprint(
+    step: Callable[P, Out], where: Where = probes
+) -> Callable[P, tuple[Out, Reports[UInt32[Array, "*axes n 2"]]]]:
     """Transforms a step so that it also returns the digest of every selected value.
 
     Args:

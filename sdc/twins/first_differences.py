@@ -14,11 +14,14 @@ down.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 from jaxtyping import Bool
+
+from sdc.results import Result, ResultTable
+from sdc.verdict import Judgement, Verdict
 
 from ..program import Reports, Selector, Site, boundary, inside
 from ..schema import DifferencePlace, OperationPlace
@@ -27,8 +30,8 @@ Iteration: TypeAlias = tuple[int, ...]
 FEW = 24  # the largest number of operations that are all digested in one round
 
 
-@dataclasses.dataclass(frozen=True)
-class FirstDifference:
+@dataclasses.dataclass(frozen=True, repr=False)
+class FirstDifference(Result):
     """The first difference between two fingerprints.
 
     Attributes:
@@ -53,6 +56,22 @@ class FirstDifference:
         place = msgspec.structs.asdict(describe_place(self.site, self.iteration))
         return DifferencePlace(**place, step=step, devices=list(self.devices), outputs=list(self.outputs))
 
+    def verdict(self) -> Judgement:
+        """Returns the verdict on the two runs, of which either may be wrong."""
+        return Judgement(Verdict.CORRUPT, f"the runs differ first at {self}; {self.agreeing:,} digests before it agree")
+
+    def table(self) -> ResultTable:
+        """Returns the values that were compared last before the difference, and the first that differs."""
+        places = [
+            *((site, iteration, "equal") for site, iteration in self.before),
+            (self.site, self.iteration, "differs"),
+        ]
+        rows = tuple((site.name, ", ".join(map(str, at)), how, site.source) for site, at, how in places)
+        return ResultTable(("site", "iteration", "digests", "line"), rows)
+
+    def __repr__(self) -> str:
+        return f"FirstDifference({self})"
+
     def __str__(self) -> str:
         devices = "; ".join(" ".join(f"{axis}={index}" for axis, index in device.items()) for device in self.devices)
         parts = [self.site.name]
@@ -75,7 +94,7 @@ def describe_place(site: Site, iteration: Iteration) -> OperationPlace:
     )  # fmt: skip
 
 
-def first_difference(a: Reports, b: Reports, *, nearest: int = 5) -> FirstDifference | None:
+def first_difference(a: Reports[Any], b: Reports[Any], *, nearest: int = 5) -> FirstDifference | None:
     """Compares two fingerprints of one program.
 
     Args:
@@ -123,7 +142,7 @@ def first_difference(a: Reports, b: Reports, *, nearest: int = 5) -> FirstDiffer
     return FirstDifference(site, iteration, devices, outputs, agreeing, before)
 
 
-def _check_same(a: Reports, b: Reports) -> None:
+def _check_same(a: Reports[Any], b: Reports[Any]) -> None:
     for given in (a, b):
         if not isinstance(given, Reports):
             raise ValueError(
@@ -134,7 +153,7 @@ def _check_same(a: Reports, b: Reports) -> None:
         raise ValueError(f"these are fingerprints of different programs: {what}; compare runs of the same program")
 
 
-def _unlike(a: Reports, b: Reports) -> str:
+def _unlike(a: Reports[Any], b: Reports[Any]) -> str:
     """Returns a description of how the programs of two fingerprints differ; an empty string if they do not."""
     if [site.name for site in a.sites] != [site.name for site in b.sites]:
         only = sorted({site.name for site in a.sites} ^ {site.name for site in b.sites})
@@ -162,7 +181,9 @@ def place_of(site: Site, iteration: Iteration) -> tuple[int, ...]:
     return tuple(part if isinstance(part, int) else number[part]() for part in site.order)
 
 
-def _before(reports: Reports, place: tuple[int, ...], nearest: int) -> tuple[int, tuple[tuple[Site, Iteration], ...]]:
+def _before(
+    reports: Reports[Any], place: tuple[int, ...], nearest: int
+) -> tuple[int, tuple[tuple[Site, Iteration], ...]]:
     """Returns the number of digests before a place, and the places of the last `nearest` of them."""
     count = 0
     places: list[tuple[tuple[int, ...], Site, Iteration]] = []
@@ -236,7 +257,7 @@ def next_round(sites: Sequence[Site], where: Selector | None, first: FirstDiffer
     return inside(scope)
 
 
-def bisect(sites: Sequence[Site], run: Callable[[Selector], tuple[Reports, Reports]]) -> Bisection:
+def bisect(sites: Sequence[Site], run: Callable[[Selector], tuple[Reports[Any], Reports[Any]]]) -> Bisection:
     """Narrows a difference between two sides down to one operation.
 
     Args:

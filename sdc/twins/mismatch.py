@@ -5,7 +5,7 @@ whose reference is zero, or of elements that are NaN or infinite on at least one
 mismatched, are also counted separately, and are excluded from the relative difference.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +14,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float32, Shaped, UInt32
 
 from sdc.bits import as_bits
+from sdc.verdict import Judgement, Verdict
+
+from ..program import Reports
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -106,6 +109,42 @@ class Mismatch(NamedTuple):
     difference: Difference
     undecided: UInt32[Array, "*rows"]
     unrepeated: UInt32[Array, "*rows twins"] | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the totals over all iterations and twins, each of which may return its own copy; waits for them."""
+        once = 0 if self.unrepeated is None else int(np.sum(self.unrepeated))
+        return {
+            "comparisons": int(np.sum(self.difference.checked)),
+            "mismatched": int(np.sum(self.difference.mismatched)),
+            "largest relative difference": float(np.max(self.difference.relative_max, initial=0.0)),
+            "without a majority": int(np.sum(self.undecided)),
+            "not repeated": once,
+        }
+
+    def verdict(self) -> Judgement:
+        """Returns the verdict on this site; waits for the counts."""
+        return _judged({"this site": self})
+
+    @staticmethod
+    def judge(reports: Reports["Mismatch"]) -> Judgement:
+        """Returns the verdict on the twins of a step; waits for the counts."""
+        return _judged(reports)
+
+
+def _judged(reports: Mapping[str, Mismatch]) -> Judgement:
+    totals = {name: one.summary() for name, one in reports.items()}
+    checked = sum(total["comparisons"] for total in totals.values())
+    wrong = [name for name, total in totals.items() if total["mismatched"] or total["not repeated"]]
+    if wrong:
+        mismatched = sum(total["mismatched"] for total in totals.values())
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        return Judgement(
+            Verdict.CORRUPT,
+            f"the twins differ in {mismatched:,} of {checked:,} comparisons of elements, at {wrong[0]}{more}",
+        )
+    if not checked:
+        return Judgement(Verdict.INCONCLUSIVE, "no element was checked")
+    return Judgement(Verdict.CLEAN, f"the twins agree in {checked:,} comparisons of elements, at {len(totals)} sites")
 
 
 def merge_mismatches(total: Mismatch, new: Mismatch) -> Mismatch:

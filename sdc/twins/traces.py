@@ -56,7 +56,7 @@ class Trace:
     lines: Mapping[int, Mapping[str, Any]]
     ended: bool
 
-    def __getitem__(self, step: int) -> Reports:
+    def __getitem__(self, step: int) -> Reports[Any]:
         """Returns the digests of a step, as `fingerprint` returned them."""
         sizes = [math.prod(shape) for shape in self.shapes]
         try:
@@ -109,7 +109,7 @@ class TraceWriter:
         self.record = Record.create(path, whole) if at is None else Record.resume(path, whole, at=at)
         self._listed = False
 
-    def add(self, step: int, digests: Reports, **row: Any) -> None:
+    def add(self, step: int, digests: Reports[Any], **row: Any) -> None:
         """Appends the digests of a step, and adds the values in `row`, such as the loss, to the step's line in
         `steps.jsonl`."""
         if not self._listed:
@@ -127,7 +127,7 @@ class TraceWriter:
                 self.record.finish({"verdict": None, "reason": reason, "steps": self.record.count})
 
 
-def sites_table(digests: Reports) -> dict[str, Any]:
+def sites_table(digests: Reports[Any]) -> dict[str, Any]:
     """Computes the contents of `sites.json` from digests, or from the shapes of digests; `Record.file` writes the
     file."""
     rows = [
@@ -141,7 +141,7 @@ def sites_table(digests: Reports) -> dict[str, Any]:
     return {"sites": rows}
 
 
-def encode(step: int, digests: Reports) -> dict[str, Any]:
+def encode(step: int, digests: Reports[Any]) -> dict[str, Any]:
     words = (np.asarray(value, "<u4").tobytes() for value in digests.values())
     return {"step": step, "digests": b"".join(words).hex()}
 

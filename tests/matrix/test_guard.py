@@ -129,4 +129,4 @@ def test_the_guard_changes_no_bit_and_finds_nothing(name: str) -> None:
             assert ours.tobytes() == theirs.tobytes()
         report = watch.report()
         assert not report.findings
-        assert report.verdict is Verdict.CLEAN, str(report)
+        assert report.verdict().verdict is Verdict.CLEAN, str(report)

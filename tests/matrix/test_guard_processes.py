@@ -68,7 +68,7 @@ for number in range(120):
 report = watch.report()
 print(json.dumps({
     "quiet": [str(one) for one in quiet.findings], "checks": [[one.name, one.runs] for one in report.layers],
-    "found": sorted({one.layer for one in report.findings}), "verdict": report.verdict,
+    "found": sorted({one.layer for one in report.findings}), "verdict": report.verdict().verdict,
     "on": sorted({device for one in report.findings for device in one.devices}),
     "why": {one.name: one.why_not for one in report.layers},
 }), flush=True)

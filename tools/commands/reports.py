@@ -16,7 +16,7 @@ from sdc import analysis, checkpoints, tools, twins
 from sdc.analysis import report as pages, studies
 from sdc.records import MANIFEST, read_manifest
 from sdc.settings import SettingError
-from sdc.verdict import Exit, Verdict, exit_code
+from sdc.verdict import Verdict, exit_code, gravest
 
 from .. import CommandError, ResultCommand, gently, run_errors, usage_errors
 from .verdict import seconds_of
@@ -144,7 +144,7 @@ def checkpoint(options: CheckpointCommand) -> int:
         raise CommandError(f"--every {options.every}: only scrub repeats; leave the flag out")
     if options.rate != CheckpointCommand.rate:
         raise CommandError(f"--rate {options.rate:g}: only scrub limits its rate; leave the flag out")
-    rows: list[dict[str, Any]] = []
+    audits: list[checkpoints.Audit] = []
     with usage_errors():
         steps = _steps(options)
     with tools.CountProgress("checkpoint", len(steps)) as progress:
@@ -154,19 +154,14 @@ def checkpoint(options: CheckpointCommand) -> int:
                 with usage_errors():
                     checkpoints.certify_folder(options.folder, step)
                 found = checkpoints.audit(options.folder, step, restore=False)
-            rows.append(dataclasses.asdict(found))
+            audits.append(found)
             progress.advance(f"step {step}")
-    # A checkpoint that differs was compared; one with a problem but no difference was not. Remains do not count.
-    counted = [row for row in rows if not row["remains"]] or rows
-    verdict = Verdict.CLEAN
-    if any(row["wrong"] for row in counted):
-        verdict = Verdict.CORRUPT
-    elif any(row["problem"] or row["uncovered"] for row in counted):
-        verdict = Verdict.INCONCLUSIVE
-    compared = options.action == "verify"
-    shown = verdict if compared else None
+    counted = [one for one in audits if not one.remains] or audits
+    verdict = gravest(one.verdict().verdict for one in counted)
+    shown = verdict if options.action == "verify" else None
+    rows = [dataclasses.asdict(one) for one in audits]
     tools.show({"verdict": shown, "checkpoints": rows}, _listed(shown, rows), as_json=options.json)
-    return verdict.code if compared or verdict is Verdict.INCONCLUSIVE else Exit.CLEAN
+    return exit_code(verdict)
 
 
 def _steps(options: CheckpointCommand) -> Sequence[int]:

@@ -34,7 +34,7 @@ class StepRows(NamedTuple):
 
 
 # A transformation of a step into a step that also returns reports, as `(out, reports)`
-Transform: TypeAlias = Callable[[Callable[..., Any]], Callable[..., tuple[Any, Reports]]]
+Transform: TypeAlias = Callable[[Callable[..., Any]], Callable[..., tuple[Any, Reports[Any]]]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -36,7 +36,7 @@ from .model import DATA, MODEL
 from .placement import RANKS, TWIN, fetch
 from .tallies import tally, tally_flags, total
 
-NONE = Reports((), ())  # the reports of an inactive tool
+NONE: Reports[Any] = Reports((), ())  # the reports of an inactive tool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Instrumented(Program):
     checks: Transform | None = None  # transformation that checks matrix products; None for no checks
     seed: int = 0  # seed of the run; the simulated faults use the next seed
 
-    def around(self, step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports]]:
+    def around(self, step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports[Any]]]:
         """Returns the instrumented step inside the outer transformation (by default, no transformation)."""
         return lambda *args: (step(*args), NONE)
 
@@ -66,7 +66,7 @@ class Instrumented(Program):
         checked = (lambda *args: (faulty(*args), NONE)) if checks is None else checks(faulty)
 
         # Inputs and outputs are sites too, named by their positions in this signature.
-        def instrumented(moment: sdc.Moment, state: Any, tokens: Any) -> tuple[Any, Reports, Reports]:
+        def instrumented(moment: sdc.Moment, state: Any, tokens: Any) -> tuple[Any, Reports[Any], Reports[Any]]:
             (out, events), flags = checked(moment, state, tokens)
             return out, events, flags
 
@@ -119,7 +119,7 @@ class SingleProgram(Instrumented):
             *out, (reports, events, flags) = self.run(*given)
             return Screening((out, reports, events), flags, is_suspicious(flags))
 
-        def examine(*given: Any) -> tuple[Any, Reports]:
+        def examine(*given: Any) -> tuple[Any, Reports[Any]]:
             *out, (reports, events, flags) = examining()(*given)
             return (out, reports, events), flags
 
@@ -218,7 +218,7 @@ class TwinProgram(Instrumented):
     compare: Compare = "gated"
     exchange: Exchange = "probe"
 
-    def around(self, step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports]]:
+    def around(self, step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports[Any]]]:
         if self.sync != "compute":
             return super().around(step)
         return sdc.lockstep(step, TWIN, compare=self.compare, exchange=self.exchange)
@@ -304,7 +304,7 @@ class OperationsProgram(TwinProgram):
     _: dataclasses.KW_ONLY
     where: Selector = everything
 
-    def around(self, step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports]]:
+    def around(self, step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports[Any]]]:
         return sdc.fingerprint(step, self.where)
 
     def rows(self, number: int, out: Any, seen: Any) -> StepRows:
@@ -315,7 +315,7 @@ class OperationsProgram(TwinProgram):
         return StepRows({**rows.row, "operations": counts if found is None else counts | found}, rows.details)
 
 
-def first_operation(digests: Reports) -> dict[str, Any] | None:
+def first_operation(digests: Reports[Any]) -> dict[str, Any] | None:
     """Returns the first operation whose digests differ between twins, as JSON; None if all agree."""
     values = [np.asarray(value) for value in digests.values()]
     copies = [Reports(digests.sites, [value[twin] for value in values]) for twin in range(len(values[0]))]

@@ -19,7 +19,7 @@ COUNTS = ("checked", "mismatched", "zero_reference", "nonfinite")
 NOTABLE = ("mismatched", "unrepeated", "injected")  # a nonzero count of any of these adds a line to `mismatches.jsonl`
 
 
-def tally(mismatches: Reports, events: Reports, *, step: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def tally(mismatches: Reports[Any], events: Reports[Any], *, step: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Returns the entries of a step's line by site, and a row for each microstep, site and layer with a mismatch or
     injection.
 
@@ -119,7 +119,7 @@ FLAG_COUNTS = ("checked", "examined", "flagged", "confirmed", "corrected", "nonf
 AXES = ("twin", "data", "model", "microstep", "layer")
 
 
-def tally_flags(flags: Reports, *, twins: bool) -> dict[str, Any]:
+def tally_flags(flags: Reports[Any], *, twins: bool) -> dict[str, Any]:
     """Returns a summary of the flags of one step, for `steps.jsonl`."""
 
     def by_rank(values: Any, trailing: int = 0) -> np.ndarray:

@@ -39,7 +39,7 @@ def test_replays_of_healthy_steps_agree_and_change_nothing(donate: tuple[int, ..
         plain, _ = jax.jit(step)(plain, batch(number))
     np.testing.assert_array_equal(w, plain)
     assert not found
-    assert report.verdict is Verdict.CLEAN
+    assert report.verdict().verdict is Verdict.CLEAN
     assert report.layers[0].runs > 20
     assert report.layers[0].most_wrong_share() < 0.2
 
@@ -55,7 +55,7 @@ def test_a_step_that_was_wrong_once_is_found_with_its_number_and_device() -> Non
 
     calls = itertools.count()
     report, found, _ = replayed(Spoiled(jax.jit(step), change))
-    assert report.verdict is Verdict.CORRUPT
+    assert report.verdict().verdict is Verdict.CORRUPT
     assert len(found) == 1
     assert found[0].devices == ("cpu:2",)
     assert found[0].what == "result/0 differs from the replay of the step"
@@ -76,7 +76,7 @@ def test_without_idle_time_one_step_is_kept_and_nothing_is_claimed() -> None:
     report, found, _ = replayed(jax.jit(step), idle=lambda number: False)
     assert report.layers[0].runs == 0
     assert report.layers[0].most_wrong_share() == 1
-    assert report.verdict is Verdict.INCONCLUSIVE
+    assert report.verdict().verdict is Verdict.INCONCLUSIVE
     report, found, _ = replayed(jax.jit(step), idle=lambda number: number % 8 == 0)
     assert 2 <= report.layers[0].runs <= 5
     assert not found
@@ -104,7 +104,7 @@ def test_a_failing_replay_stops_and_training_goes_on() -> None:
         idling.clear()
     assert watch.report().layers[0].why_not == "it failed (RuntimeError: out of memory)"
     assert watch.report().layers[0].runs == 0
-    assert watch.report().verdict is Verdict.INCONCLUSIVE
+    assert watch.report().verdict().verdict is Verdict.INCONCLUSIVE
 
 
 def test_objects_are_replayed_and_references_are_not() -> None:
@@ -125,7 +125,7 @@ def test_objects_are_replayed_and_references_are_not() -> None:
         assert watch(model, x) == train(plain, x)
         watch.idle()
     assert watch.report().layers[0].runs > 15
-    assert watch.report().verdict is Verdict.CLEAN, str(watch.report())
+    assert watch.report().verdict().verdict is Verdict.CLEAN, str(watch.report())
 
     @jax.jit
     def descend(ref: Any, x: Any) -> Any:
@@ -148,7 +148,7 @@ def test_a_step_without_results_is_not_replayed(nothing: Any) -> None:
         watch(W)
         assert not watch.idle()
     assert watch.report().layers[0].why_not == "the step has no result that could be compared"
-    assert watch.report().verdict is Verdict.INCONCLUSIVE
+    assert watch.report().verdict().verdict is Verdict.INCONCLUSIVE
 
 
 def test_a_step_that_raises_is_kept_no_longer() -> None:
@@ -191,7 +191,7 @@ def test_simulated_faults_strike_replays_anew() -> None:
         w, _ = watch(w, jax.device_put(batch(number), SPLIT), jax.random.key(number))
         watch.idle()
     assert len({one.step for one in found}) > 10
-    assert watch.verdict() is Verdict.CORRUPT
+    assert watch.verdict().verdict is Verdict.CORRUPT
 
 
 def test_the_checker_of_the_vendor_is_for_tpus_and_speaks_by_errors() -> None:

@@ -79,7 +79,8 @@ def test_a_healthy_step_is_clean_and_unchanged() -> None:
         plain, _ = run(plain, batch(number))
     np.testing.assert_array_equal(w, plain)
     report = watch.report()
-    assert report.verdict is watch.verdict() is Verdict.CLEAN
+    assert report.verdict() == watch.verdict()
+    assert report.verdict().verdict is Verdict.CLEAN
     assert not report.findings
     assert all(layer.runs or not layer.cost for layer in report.layers)
     text = str(report)
@@ -110,7 +111,7 @@ def test_the_witness_finds_a_wrong_forward_product() -> None:
             return [run(*call.arrays)[1], super().before(call)[0]]  # an intermittent fault
 
     report, found = watched(step, [Fails()])
-    assert report.verdict is Verdict.CORRUPT
+    assert report.verdict().verdict is Verdict.CORRUPT
     assert {finding.layer for finding in found} == {"witness"}
     assert "fwd/jvp()/dot_general" in found[0].what
     assert "test_watch.py" in found[0].what
@@ -119,13 +120,13 @@ def test_the_witness_finds_a_wrong_forward_product() -> None:
 
 def test_checksums_find_a_wrong_product() -> None:
     report, found = watched(faulty(products & direction("bwd")), [Checksums()], steps=12)
-    assert report.verdict is Verdict.CORRUPT
+    assert report.verdict().verdict is Verdict.CORRUPT
     assert "disagree with their checksums" in found[0].what
 
 
 def test_without_recomputations_the_witness_says_so_and_nothing_is_clean() -> None:
     report, found = watched(lambda w, x: (w * 0.9, {"loss": jnp.sum(x)}), [Recomputation(), Checksums()])
-    assert report.verdict is Verdict.INCONCLUSIVE
+    assert report.verdict().verdict is Verdict.INCONCLUSIVE
     assert not found
     assert [layer.runs for layer in report.layers] == [0, 0]
     assert "computes nothing twice" in report.layers[0].why_not
@@ -161,7 +162,7 @@ def test_neighbours_find_a_device_whose_fault_repeats(device: int) -> None:
     assert report.layers[0].about == "2 of 2 results"
     assert not found
     report, found = watched(with_fault(-1), [Fails(MESH, "data")], steps=12)
-    assert report.verdict is Verdict.CORRUPT
+    assert report.verdict().verdict is Verdict.CORRUPT
     assert found[0].devices == ()  # the mean carries the error to all devices
 
 
@@ -173,7 +174,7 @@ def test_replicas_that_differ_are_found_on_their_device() -> None:
         return jax.make_array_from_single_device_arrays(w.shape, WHOLE, parts), metrics
 
     report, found = watched(Spoiled(jax.jit(step), change), [State()], steps=40)
-    assert report.verdict is Verdict.CORRUPT
+    assert report.verdict().verdict is Verdict.CORRUPT
     assert found[0].devices == ("cpu:2",)
     assert found[0].layer == "replicas"
 
@@ -211,7 +212,7 @@ def test_spikes_are_a_suspicion_and_no_verdict() -> None:
     report, found = watched(Spoiled(jax.jit(step), change), [Spikes(limit=100), State()], steps=80)
     assert [finding.step for finding in found] == [60]
     assert not found[0].proof
-    assert report.verdict is Verdict.INCONCLUSIVE
+    assert report.verdict().verdict is Verdict.INCONCLUSIVE
 
 
 def test_a_value_that_is_not_finite_is_a_suspicion() -> None:
@@ -243,7 +244,7 @@ def test_flax_objects_among_the_arguments_are_left_alone() -> None:
     assert int(model.calls[...]) == int(plain.calls[...]) == 30
     jax.tree.map(np.testing.assert_array_equal, nnx.state(model), nnx.state(plain))
     report = watch.report()
-    assert report.verdict is Verdict.CLEAN, str(report)
+    assert report.verdict().verdict is Verdict.CLEAN, str(report)
     assert next(layer.about for layer in report.layers if layer.name == "abft").startswith(
         "3 products"
     )  # of both passes
@@ -267,7 +268,7 @@ def test_bad_input_is_refused() -> None:
 
 def test_a_guard_that_never_ran_is_inconclusive() -> None:
     report = sdc.guard(step, MESH).report()
-    assert report.verdict is Verdict.INCONCLUSIVE
+    assert report.verdict().verdict is Verdict.INCONCLUSIVE
     assert report.steps == 0
 
 
@@ -332,7 +333,7 @@ def test_what_differs_in_the_same_way_twice_is_no_proof() -> None:
     report, found = watched(step, [layer], steps=15)
     assert [finding.proof for finding in found] == [False]
     assert "compared no more" in found[0].what
-    assert report.verdict is Verdict.INCONCLUSIVE
+    assert report.verdict().verdict is Verdict.INCONCLUSIVE
 
 
 def test_a_step_with_side_effects_is_not_run_again() -> None:
@@ -402,7 +403,7 @@ def test_a_step_that_no_longer_repeats_itself_is_evidence() -> None:
     for number in range(140):
         x = jax.random.normal(jax.random.key(number), (8 if number < 30 else 16, 8))
         w, _ = watch(w, jax.device_put(x, SPLIT))
-    assert watch.verdict() is Verdict.CORRUPT
+    assert watch.verdict().verdict is Verdict.CORRUPT
     assert [finding.layer for finding in found] == ["witness"]
 
 
@@ -479,7 +480,7 @@ def test_growth_of_a_rank_is_watched_on_request() -> None:
         watch.report()
         assert [one.devices for one in found] == [(name,) for name in names]
         assert [one.step for one in found] == [50] * len(names)
-        assert watch.verdict() is Verdict.INCONCLUSIVE
+        assert watch.verdict().verdict is Verdict.INCONCLUSIVE
 
 
 def test_residuals_of_a_device_far_from_those_of_others_are_a_suspicion() -> None:
@@ -548,7 +549,7 @@ def test_checks_that_could_not_be_judged_do_not_count(monkeypatch: pytest.Monkey
     report = watch.report()
     assert report.layers[0].runs == 0
     assert report.layers[0].most_wrong_share() == 1
-    assert report.verdict is Verdict.INCONCLUSIVE
+    assert report.verdict().verdict is Verdict.INCONCLUSIVE
 
 
 def test_the_least_coverage_holds_for_all_forms_of_the_arguments() -> None:
@@ -563,7 +564,7 @@ def test_the_least_coverage_holds_for_all_forms_of_the_arguments() -> None:
     report = watch.report()
     assert report.layers[0].runs > 50
     assert report.layers[0].coverage == 0.2
-    assert report.verdict is Verdict.INCONCLUSIVE
+    assert report.verdict().verdict is Verdict.INCONCLUSIVE
 
 
 def test_findings_are_kept_if_the_callback_raises() -> None:
