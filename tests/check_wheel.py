@@ -8,6 +8,7 @@ its requirements already, and its metadata must name them. Run by `make test`.
 import ast
 import email
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -48,7 +49,14 @@ def main() -> None:
         check_requirements(unpacked)
         mypy = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), "--package", "sdc"]
         cache = ["--cache-dir", str(ROOT / ".mypy_cache")]
-        subprocess.run([*mypy, *cache], check=True, cwd=unpacked, env={**os.environ, "MYPYPATH": str(unpacked)})
+        types = {**os.environ, "MYPYPATH": str(unpacked)}
+        subprocess.run([*mypy, *cache], check=True, cwd=unpacked, env=types)
+        script = ROOT / "tests" / "docs" / "typed_script.py"
+        subprocess.run([*mypy[:3], "--strict", "--follow-imports=silent", *cache, script], check=True, cwd=folder, env=types)
+        settings = {"typeCheckingMode": "strict", "include": [str(script)], "extraPaths": [str(unpacked)]}
+        (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+        pyright = [sys.executable, "-m", "basedpyright", "--project", str(folder), "--pythonpath", sys.executable]
+        subprocess.run(pyright, check=True, cwd=folder)
 
 
 def check_modules(unpacked: Path) -> None:

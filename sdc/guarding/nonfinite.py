@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,13 @@ from .. import program
 from ..twins import FirstDifference, first_difference
 from .evidence import gathered
 
+P = ParamSpec("P")  # of a step
+Out = TypeVar("Out")
+
 
 def first_nonfinite(
-    step: Callable[..., Any], where: program.Where = program.operations
-) -> Callable[..., tuple[Any, FirstDifference | None]]:
+    step: Callable[P, Out], where: program.Where = program.operations
+) -> Callable[P, tuple[Out, FirstDifference | None]]:
     """Transforms a step so that it also returns the first operation that makes a NaN or an infinity.
 
     An operation makes a NaN if no input is a NaN, and an infinity if all inputs are finite; the -inf of a mask is thus

@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -139,13 +139,15 @@ def layers_for(mesh: Mesh | None, axis: str, seed: int = 0) -> list[Layer]:
 
 
 Found = TypeVar("Found")
+P = ParamSpec("P")  # of a step
+Out = TypeVar("Out")
 
 
-class Watch:
+class Watch(Generic[P, Out]):
     """A step that is watched; see `guard`."""
 
     def __init__(
-        self, step: Callable[..., Any], budget: float, layers: Sequence[Layer], seed: int,
+        self, step: Callable[P, Out], budget: float, layers: Sequence[Layer], seed: int,
         on_finding: Callable[[Detection], None], rekey: Callable[..., Sequence[Any]] | None = None,
     ) -> None:  # fmt: skip
         self._step, self._budget, self._layers, self._seed = step, budget, list(layers), seed
@@ -166,7 +168,7 @@ class Watch:
         self._checked = False
         self.steps = 0
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Out:
         """Runs the step, and the checks that are due; returns the step's result."""
         form = _form_of(args, kwargs)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
@@ -359,7 +361,7 @@ def _form_of(args: Any, kwargs: Any) -> tuple[Any, ...]:
 
 
 def guard(
-    step: Callable[..., Any],
+    step: Callable[P, Out],
     mesh: Mesh | None = None,
     *,
     axis: str = "data",
@@ -368,7 +370,7 @@ def guard(
     seed: int = 0,
     on_finding: Callable[[Detection], None] = lambda finding: None,
     rekey: Callable[..., Sequence[Any]] | None = None,
-) -> Watch:
+) -> Watch[P, Out]:
     """Watches a training step for corruption, for a given share of its time.
 
     The watched step is the step: its results have the bits that they have without a guard. Checks are programs of their

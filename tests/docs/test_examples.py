@@ -106,6 +106,11 @@ def test_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "linear" in report
 
 
+def test_a_script_that_type_checkers_accept(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(Path(__file__).with_name("typed_script.py")), run_name="__main__")
+    assert "clean: no flag in 4 checked rows" in capsys.readouterr().out
+
+
 def test_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells contain assertions of what they show."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

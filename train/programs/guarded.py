@@ -70,7 +70,7 @@ class Watching:
         self.layers, self.stopped = layers, list[str]()
         self.watch = self._watch(layers)
 
-    def _watch(self, layers: Sequence[Layer]) -> Watch:
+    def _watch(self, layers: Sequence[Layer]) -> Watch[..., Any]:
         program = self.program
         draws = iter(range(1, 2**31))
 
