@@ -24,7 +24,7 @@ def main() -> None:
     struck, events = sdc.inject(step, ["bitflip,rate=0.1,where=products"])(sdc.Moment(jax.random.key(0), jnp.int32(0)), w, x)
     assert_type(struck, Both)
     assert_type(events, sdc.Reports[sdc.Events])
-    printed, digests = sdc.fingerprint(step)(w, x)
+    printed, digests = sdc.fingerprint(step, "products")(w, x)
     assert_type(printed, Both)
     assert_type(sdc.first_difference(digests, digests), sdc.FirstDifference | None)
     twice, witnessed = sdc.witness(step)(w, x)
