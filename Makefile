@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: data demo docs results storms targets targets-quick test test-all test-browser test-conformance test-fleet test-latest test-latest-quick test-optimized
+.PHONY: data demo docs package results storms targets targets-quick test test-all test-browser test-conformance test-fleet test-latest test-latest-quick test-optimized
 
 $(addsuffix /.installed,$(sort $(VENV) .venv-latest)): setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version)'
@@ -96,6 +96,14 @@ targets-quick: .venv-targets/.installed
 
 targets: .venv-targets/.installed
 	.venv-targets/bin/sdc bench targets
+
+# What a release publishes, in dist/: built, checked, and installed with Python 3.11, 3.12 and 3.13, where they are found.
+PYTHONS ?= $(foreach minor,11 12 13,$(firstword $(shell for python in python3.$(minor) \
+  "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/3.$(minor).*/bin/python; do \
+  "$$python" -c 'import ensurepip' 2> /dev/null && echo "$$python" && break; done)))
+package: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,publish]'
+	$(BIN)/python tests/check_package.py $(PYTHONS)
 
 # docs/results.md, from the records in docs/results/; RUNS="runs/paft ..." first adds or replaces records.
 results: $(VENV)/.installed

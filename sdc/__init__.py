@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from ._lazy import facade
 
+__version__ = "0.2.0.dev0"
+
 if TYPE_CHECKING:
     # Subpackages.
     from . import (

@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
+from . import __version__
 from .verdict import Verdict
 
 T = TypeVar("T")
@@ -69,6 +70,8 @@ def identify() -> Host:
 @functools.cache
 def package_version(package: str) -> str:
     """Returns the version of an installed distribution, or `not installed`."""
+    if package == "jax-sdc":  # the metadata of an editable installation may be older than its files
+        return __version__
     from importlib import metadata  # imports `email`, for which `sdc verdict` need not wait
 
     try:

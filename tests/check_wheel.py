@@ -52,7 +52,9 @@ def main() -> None:
         types = {**os.environ, "MYPYPATH": str(unpacked)}
         subprocess.run([*mypy, *cache], check=True, cwd=unpacked, env=types)
         script = ROOT / "tests" / "docs" / "typed_script.py"
-        subprocess.run([*mypy[:3], "--strict", "--follow-imports=silent", *cache, script], check=True, cwd=folder, env=types)
+        subprocess.run(
+            [*mypy[:3], "--strict", "--follow-imports=silent", *cache, script], check=True, cwd=folder, env=types
+        )
         settings = {"typeCheckingMode": "strict", "include": [str(script)], "extraPaths": [str(unpacked)]}
         (folder / "pyrightconfig.json").write_text(json.dumps(settings))
         pyright = [sys.executable, "-m", "basedpyright", "--project", str(folder), "--pythonpath", sys.executable]

@@ -21,7 +21,9 @@ def main() -> None:
     assert_type(out, Both)
     assert_type(flags, sdc.Reports[Flags])
     assert_type(flags["fwd/dot_general"], Flags)
-    struck, events = sdc.inject(step, ["bitflip,rate=0.1,where=products"])(sdc.Moment(jax.random.key(0), jnp.int32(0)), w, x)
+    struck, events = sdc.inject(step, ["bitflip,rate=0.1,where=products"])(
+        sdc.Moment(jax.random.key(0), jnp.int32(0)), w, x
+    )
     assert_type(struck, Both)
     assert_type(events, sdc.Reports[sdc.Events])
     printed, digests = sdc.fingerprint(step, "products")(w, x)

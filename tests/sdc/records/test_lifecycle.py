@@ -50,7 +50,7 @@ def test_every_kind_lives_the_same_life(tmp_path: Path, kind: str) -> None:
     assert contents.ended
     for written in (contents.manifest, contents.summary, json.loads(path.read_text())):
         assert written is not None
-        assert (written["schema"], written["version"]) == (1, "0.1.0")
+        assert (written["schema"], written["version"]) == (1, package_version("jax-sdc"))
         # A result is the same file whichever process wrote it.
         process = {"boot", "pid", "process"} if written is contents.manifest else set()
         assert set(written["host"]) == {"name", "machine"} | process
