@@ -103,7 +103,7 @@ PYTHONS ?= $(foreach minor,11 12 13,$(firstword $(shell for python in python3.$(
   "$$python" -c 'import ensurepip' 2> /dev/null && echo "$$python" && break; done)))
 package: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,publish]'
-	$(BIN)/python tests/check_package.py $(PYTHONS)
+	$(BIN)/python -m tests.check_package $(PYTHONS)
 
 # docs/results.md, from the records in docs/results/; RUNS="runs/paft ..." first adds or replaces records.
 results: $(VENV)/.installed

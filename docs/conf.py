@@ -8,14 +8,24 @@ from sdc.records import layout
 
 project = "jax-sdc"
 author = "the authors of jax-sdc"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 napoleon_use_ivar = True
 napoleon_attr_annotations = False
 autodoc_typehints = "none"  # the signatures say enough, in the text of the types
 myst_heading_anchors = 3
 exclude_patterns = ["_build", "results/*"]
-html_theme = "alabaster"
-html_theme_options = {"page_width": "1100px", "description": "Silent data corruption in JAX programs"}
+nb_execution_mode = "cache"  # the notebook runs again when its code changes
+nb_execution_timeout = 600
+nb_execution_raise_on_error = True
+html_theme = "furo"
+html_title = "jax-sdc"
+html_theme_options = {
+    "source_repository": "https://github.com/jax-sdc/jax-sdc/",
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 
 
 def complete(app: Any, page: str, source: list[str]) -> None:

@@ -43,13 +43,13 @@ class Witnessed(NamedTuple):
 
     def summary(self) -> dict[str, int]:
         """Returns the totals over all iterations and devices; waits for them."""
-        return {"recomputations compared": int(np.sum(self.compared)), "different": int(np.sum(self.differs))}
+        return {"recomputations compared": int(np.sum(self.compared)), "mismatched": int(np.sum(self.differs))}
 
     @staticmethod
     def judge(reports: program.Reports["Witnessed"]) -> Judgement:
         """Returns the verdict on a step, in which a difference alone is a suspicion; waits for the digests."""
         totals = [one.summary() for one in reports.values()]
-        compared, differ = (sum(total[key] for total in totals) for key in ("recomputations compared", "different"))
+        compared, differ = (sum(total[key] for total in totals) for key in ("recomputations compared", "mismatched"))
         share = f"{compared:,} recomputations ({witnessed_share(reports):.1%} of the forward pass)"
         if differ:
             return Judgement(

@@ -10,6 +10,7 @@ transposed product. The axes of such a site have the order of the gradient's axe
 import dataclasses
 import functools
 import os
+import re
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -137,6 +138,7 @@ OWN = tuple(os.path.join(LIBRARY, room) + os.sep for room in ROOMS)
 
 # Folders of installed libraries; their lines do not count as the user's either.
 INSTALLED = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
+NOTEBOOK = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -418,11 +420,20 @@ def user_line(traceback: Any) -> tuple[str, bool]:
         name = frame.file_name
         if os.path.dirname(name) == LIBRARY or name.startswith(OWN):
             continue
-        line = f"{name}:{frame.start_line} ({frame.function_name})"
+        line = f"{_shown(name)}:{frame.start_line} ({frame.function_name})"
         if name.startswith(LIBRARY + os.sep) or not name.startswith(INSTALLED):
             return line, True
         first = first or line
     return first, False
+
+
+def _shown(name: str) -> str:
+    """Returns the name of a file for people: of an installed library without its folder, and of a notebook's cell
+    without the temporary file."""
+    if NOTEBOOK.search(name):
+        return "notebook cell"
+    folder = max((folder for folder in INSTALLED if name.startswith(folder)), key=len, default="")
+    return name[len(folder) :]
 
 
 def enter(eqn: Any, number: int, here: Inside) -> Inside:

@@ -68,9 +68,9 @@ CASES = {
     ),
     "lockstep": Case(twins, Verdict.CLEAN, "the twins agree in", "mismatched"),
     "lockstep, struck": Case(unequal_twins, Verdict.CORRUPT, "the twins differ in", "mismatched"),
-    "witness": Case(sdc.witness, Verdict.CLEAN, "agree with the first computation", "different"),
+    "witness": Case(sdc.witness, Verdict.CLEAN, "agree with the first computation", "mismatched"),
     "witness, struck": Case(
-        lambda step: sdc.witness(struck(step)), Verdict.INCONCLUSIVE, "run the step again", "different"
+        lambda step: sdc.witness(struck(step)), Verdict.INCONCLUSIVE, "run the step again", "mismatched"
     ),
     "witness, nothing twice": Case(
         lambda step: sdc.witness(lambda w, x: jnp.tanh(x @ w[0])), Verdict.INCONCLUSIVE, "no operation was checked", ""

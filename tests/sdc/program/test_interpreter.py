@@ -1,6 +1,7 @@
 """One contract over a table of steps: same outputs, right reports, identical program when nothing is selected."""
 
 import functools
+import sysconfig
 from collections.abc import Callable
 from typing import Any
 
@@ -445,3 +446,18 @@ def test_inputs_that_are_read_from_memory() -> None:
     computed, read = (False, False), (False, True)
     # A loop of one iteration, or one that is unrolled, may be no loop in the compiled program.
     assert list(rule.found.values()) == [*[computed] * 9, *[read] * 3, (True, True)], rule.found
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        ("/tmp/ipykernel_812/2042733027.py", "notebook cell"),
+        (f"{sysconfig.get_paths()['purelib']}/package/layers.py", "package/layers.py"),
+        ("/home/me/train.py", "/home/me/train.py"),
+    ],
+)
+def test_lines_are_named_without_the_folders_of_installed_packages_and_notebooks(file: str, shown: str) -> None:
+    names: dict[str, Any] = {"jnp": jnp}
+    exec(compile("def step(x):\n    return jnp.sin(x)", file, "exec"), names)
+    found = sdc.sites(names["step"], jnp.ones(3))
+    assert [site.source for site in found if site.source] == [f"{shown}:2 (step)"]

@@ -1,0 +1,99 @@
+"""Results as scalars, for the metric writers that a training loop has."""
+
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from ..guarding import GuardReport, Watch
+from ..program import Reports
+
+LOG = logging.getLogger("sdc.integrations")
+CHECKED, OVERHEAD, SIMULATED = "sdc/checked", "sdc/overhead", "sdc/simulated"
+FOUND = {"flagged": "sdc/flagged", "mismatched": "sdc/mismatched", "changed": SIMULATED}
+
+
+class ScalarWriter(Protocol):
+    """A writer of metrics, such as those of clu."""
+
+    def write_scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
+        """Writes scalars of a step."""
+
+
+def scalars_of(result: "Reports[Any] | GuardReport | Watch[..., Any]") -> dict[str, float]:
+    """Returns the totals of a result as scalars; waits for its arrays.
+
+    Args:
+        result: reports of `abft`, `lockstep`, `witness` or `inject`, or a guard or its report.
+
+    Returns:
+        `sdc/checked`: rows, elements, recomputations or checks; `sdc/flagged` (checksums, and findings of a guard) or
+        `sdc/mismatched` (twins and recomputations); `sdc/overhead` of a guard, as a share of the time of the steps;
+        `sdc/simulated`, the elements that simulated faults changed. Digests have no scalars.
+
+    Example:
+        >>> import jax.numpy as jnp, sdc
+        >>> from sdc.integrations import scalars_of
+        >>> out, flags = sdc.abft(lambda x: x @ x.T)(jnp.ones((4, 4)))
+        >>> scalars_of(flags)
+        {'sdc/checked': 4.0, 'sdc/flagged': 0.0}
+    """
+    if isinstance(result, Watch):
+        result = result.report()
+    if isinstance(result, GuardReport):
+        checks = sum(layer.runs for layer in result.layers)
+        return {
+            CHECKED: float(checks), FOUND["flagged"]: float(len(result.findings)), OVERHEAD: float(result.overhead)
+        }  # fmt: skip
+    if not isinstance(result, Reports):
+        raise TypeError(
+            f"expected reports, or a guard, not {type(result).__name__}; give what sdc.abft, sdc.lockstep, "
+            "sdc.witness, sdc.inject or sdc.guard returns"
+        )
+    totals: dict[str, float] = {}
+    for row in result.table().records():
+        for place, (column, value) in enumerate(row.items()):
+            name = FOUND.get(column) or (CHECKED if place == 1 and column != "elements struck" else None)
+            if name is not None and isinstance(value, int):
+                totals[name] = totals.get(name, 0.0) + value
+    return totals
+
+
+_FAILED: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def write_scalars(
+    writer: "ScalarWriter | Callable[[int, Mapping[str, float]], Any]", step: int, result: Any
+) -> dict[str, float]:
+    """Writes the scalars of a result; an error of the writer is logged once, and training goes on.
+
+    Args:
+        writer: an object with `write_scalars(step, scalars)`, as clu's writers have it, or such a function: for
+            Weights & Biases `lambda step, scalars: run.log(scalars, step=step)`, for TensorBoardX and metrax a loop
+            over the scalars.
+        step: number of the step.
+        result: see `scalars_of`.
+
+    Returns:
+        The scalars.
+
+    Example:
+        >>> import jax.numpy as jnp, sdc
+        >>> from sdc.integrations import write_scalars
+        >>> out, flags = sdc.abft(lambda x: x @ x.T)(jnp.ones((4, 4)))
+        >>> scalars = write_scalars(print, 7, flags)
+        7 {'sdc/checked': 4.0, 'sdc/flagged': 0.0}
+    """
+    scalars = scalars_of(result)
+    write = getattr(writer, "write_scalars", writer)
+    if not callable(write):
+        raise TypeError(
+            f"{type(writer).__name__} is not a writer; expected write_scalars(step, scalars), or a function"
+        )
+    try:
+        write(step, scalars)
+    except Exception as error:  # writers raise anything
+        if writer not in _FAILED:
+            _FAILED.add(writer)
+            LOG.warning("metrics were not written (%s: %s); training goes on", type(error).__name__, error)
+    return scalars

@@ -1,0 +1,66 @@
+"""Three lines in the training loops of other packages: the same training, and a verdict."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from sdc.integrations import guard_trainer
+from sdc.verdict import Verdict
+
+pytestmark = [pytest.mark.conformance, pytest.mark.usefixtures("free_checks")]
+BATCH, LENGTH, STEPS = 4, 16, 30
+
+
+@functools.cache
+def tunix() -> Any:
+    from tunix.models.llama3 import model
+    from tunix.sft import peft_trainer
+
+    return model, peft_trainer
+
+
+def trainer() -> Any:
+    """Returns a trainer of a tiny Llama, with its own loop."""
+    model, peft_trainer = tunix()
+    config = model.ModelConfig(
+        num_layers=2, vocab_size=64, embed_dim=32, hidden_dim=64, num_heads=4, head_dim=8, num_kv_heads=2,
+        rope_theta=10_000, norm_eps=1e-5, remat_config=model.RematConfig.DECODER,
+    )  # fmt: skip
+    settings = peft_trainer.TrainingConfig(eval_every_n_steps=1_000, max_steps=STEPS)
+    found = peft_trainer.PeftTrainer(model.Llama3(config, rngs=nnx.Rngs(0)), optax.adam(1e-3), settings)
+    return found.with_gen_model_input_fn(
+        lambda given: {
+            "input_tokens": given.input_tokens,
+            "input_mask": given.input_mask,
+            "positions": jnp.broadcast_to(jnp.arange(LENGTH), (BATCH, LENGTH)),
+            "attention_mask": jnp.tril(jnp.ones((BATCH, LENGTH, LENGTH), bool)),
+        }
+    )
+
+
+def batches() -> list[Any]:
+    draw, given = np.random.default_rng(0), tunix()[1].TrainingInput
+    ones = np.ones((BATCH, LENGTH), bool)
+    return [given(input_tokens=draw.integers(0, 64, ones.shape), input_mask=ones) for _ in range(STEPS)]
+
+
+def state_of(found: Any) -> list[Any]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(found.model))]
+
+
+def test_a_guard_in_tunix() -> None:
+    plain, guarded = trainer(), trainer()
+    plain.train(batches())
+    watch = guard_trainer(guarded, budget=0.9)
+    guarded.train(batches())
+    assert watch.steps == STEPS
+    assert watch.verdict().verdict is Verdict.CLEAN, str(watch.report())
+    assert all(map(np.array_equal, state_of(plain), state_of(guarded)))
+    with pytest.raises(ValueError, match="guard it before train is called"):
+        guard_trainer(plain)

@@ -1,0 +1,65 @@
+"""Scalars of results are their totals, and a writer that fails does not end the training."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sdc
+from sdc.integrations import scalars_of, write_scalars
+
+W = jnp.ones((2, 4, 4))
+MOMENT = sdc.Moment(jax.random.key(0), jnp.int32(0))
+
+
+def step(w: Any) -> Any:
+    layer = jax.checkpoint(lambda x, w: jnp.tanh(x @ w))
+    return jax.grad(lambda w: jnp.sum(jax.lax.scan(lambda x, w: (layer(x, w), None), jnp.ones((3, 4)), w)[0]))(w)
+
+
+def test_scalars_are_totals() -> None:
+    flags = jax.jit(sdc.abft(step))(W)[1]
+    assert scalars_of(flags) == {
+        "sdc/checked": sum(float(one.checked.sum()) for one in flags.values()), "sdc/flagged": 0.0
+    }  # fmt: skip
+    witnessed = jax.jit(sdc.witness(step))(W)[1]
+    assert scalars_of(witnessed) == {"sdc/checked": 2.0, "sdc/mismatched": 0.0}
+    events = sdc.inject(step, ["bitflip,rate=1,bits=3,where=products"])(MOMENT, W)[1]
+    assert scalars_of(events) == {"sdc/simulated": sum(float(one.changed.sum()) for one in events.values())}
+    assert scalars_of(sdc.fingerprint(step, "products")(W)[1]) == {}
+
+
+def test_a_guard_has_an_overhead() -> None:
+    watch = sdc.guard(step)
+    watch(W)
+    assert set(scalars_of(watch)) == {"sdc/checked", "sdc/flagged", "sdc/overhead"}
+    assert scalars_of(watch) == scalars_of(watch.report())
+
+
+class Broken:
+    calls = 0
+
+    def write_scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
+        self.calls += 1
+        raise OSError("disk full")
+
+
+def test_a_writer_that_fails_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    flags, writer = sdc.abft(lambda x: x @ x)(jnp.ones((4, 4)))[1], Broken()
+    with caplog.at_level(logging.WARNING):
+        for number in range(3):
+            assert write_scalars(writer, number, flags) == {"sdc/checked": 4.0, "sdc/flagged": 0.0}
+    assert [record.getMessage() for record in caplog.records] == [
+        "metrics were not written (OSError: disk full); training goes on"
+    ]
+    assert writer.calls == 3
+
+
+def test_what_has_no_scalars_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"expected reports, or a guard, not dict"):
+        scalars_of({})  # type: ignore[arg-type]  # a user's mistake
+    with pytest.raises(TypeError, match="not a writer"):
+        write_scalars(3, 0, sdc.abft(lambda x: x @ x)(jnp.ones((4, 4)))[1])  # type: ignore[arg-type]  # the same
