@@ -1,7 +1,6 @@
 """Results as scalars, for the metric writers that a training loop has."""
 
 import logging
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -59,7 +58,7 @@ def scalars_of(result: "Reports[Any] | GuardReport | Watch[..., Any]") -> dict[s
     return totals
 
 
-_FAILED: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_SAID: set[str] = set()
 
 
 def write_scalars(
@@ -87,13 +86,12 @@ def write_scalars(
     scalars = scalars_of(result)
     write = getattr(writer, "write_scalars", writer)
     if not callable(write):
-        raise TypeError(
-            f"{type(writer).__name__} is not a writer; expected write_scalars(step, scalars), or a function"
-        )
+        raise TypeError(f"{type(writer).__name__} is no writer; expected write_scalars(step, scalars), or a function")
     try:
         write(step, scalars)
     except Exception as error:  # writers raise anything
-        if writer not in _FAILED:
-            _FAILED.add(writer)
-            LOG.warning("metrics were not written (%s: %s); training goes on", type(error).__name__, error)
+        said = f"metrics were not written ({type(error).__name__}: {error}); training goes on"
+        if said not in _SAID:
+            _SAID.add(said)
+            LOG.warning("%s", said)
     return scalars

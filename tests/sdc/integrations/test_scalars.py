@@ -61,5 +61,5 @@ def test_a_writer_that_fails_is_named_once(caplog: pytest.LogCaptureFixture) -> 
 def test_what_has_no_scalars_is_refused() -> None:
     with pytest.raises(TypeError, match=r"expected reports, or a guard, not dict"):
         scalars_of({})  # type: ignore[arg-type]  # a user's mistake
-    with pytest.raises(TypeError, match="not a writer"):
+    with pytest.raises(TypeError, match="is no writer"):
         write_scalars(3, 0, sdc.abft(lambda x: x @ x)(jnp.ones((4, 4)))[1])  # type: ignore[arg-type]  # the same
