@@ -31,7 +31,7 @@ __all__ = ["Lazy", "epath", "facade", "jax", "jnp", "lax", "np"]
 # The extra that installs each optional module.
 EXTRAS = {
     "jinja2": "report", "markupsafe": "report", "matplotlib": "report", "grain": "text", "tokenizers": "text",
-    "prometheus_client": "metrics", "sklearn": "study", "gguf": "finetune",
+    "prometheus_client": "metrics", "tensorboardX": "tensorboard", "sklearn": "study", "gguf": "finetune",
 }  # fmt: skip
 
 

@@ -12,18 +12,18 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from sdc import analysis, records, tools, train
+from sdc import analysis, integrations, records, tools, train
 from sdc._lazy import jax
 from sdc.settings import SettingError
 from sdc.train import CampaignJob, Job, Loaded, Peers, Training, studies
 from sdc.verdict import Exit, exit_code
 
-from .parse import ResultCommand
+from .parse import ResultCommand, require
 from .runtime import (
     CommandError,
     end_aborts_well,
@@ -47,20 +47,34 @@ class JobCommand(ResultCommand):
     devices: int | None = None
     """Number of simulated CPU devices in all processes together; by default, as many as needed if there is no
     accelerator."""
+    tensorboard: str | None = None
+    """Also write loss, checks and findings of each step into this folder, for TensorBoard."""
 
 
 def execute(command: JobCommand) -> int:
     loaded = check_job(command.job, command.peers, command.devices)
+    if command.tensorboard is not None:
+        require("--tensorboard", "tensorboard")
     # From here on peers and devices are needed.
     from sdc.multihost import everyone
 
     job = command.job
     with together(job, command.peers, command.devices) as joint:
         folder = joint.folder
-        with tools.Progress(job.steps, show=joint.first) as progress:
+        with tools.Progress(job.steps, show=joint.first) as progress, contextlib.ExitStack() as stack:
+            writer = None
+            if command.tensorboard is not None and joint.first:
+                with usage_errors():
+                    writer = stack.enter_context(integrations.TensorBoardWriter(command.tensorboard))
+
+            def show(row: Mapping[str, Any]) -> None:
+                progress.update(row)
+                if writer is not None:
+                    integrations.write_scalars(writer, row["step"], row)
+
             record = train.run(
                 dataclasses.replace(job, folder=folder), loaded=loaded, devices=jax.devices(),
-                on_step=progress.update, command=["sdc", *sys.argv[1:]], stop=joint.stop.reached,
+                on_step=show, command=["sdc", *sys.argv[1:]], stop=joint.stop.reached,
             )  # fmt: skip
         joint.stop.over()
         found = analysis.draw_conclusion(folder) if record is not None else None

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import numpy as np
+
 from ..guarding import GuardReport, Watch
 from ..program import Reports
 
@@ -19,11 +21,12 @@ class ScalarWriter(Protocol):
         """Writes scalars of a step."""
 
 
-def scalars_of(result: "Reports[Any] | GuardReport | Watch[..., Any]") -> dict[str, float]:
+def scalars_of(result: "Reports[Any] | GuardReport | Watch[..., Any] | Mapping[str, Any]") -> dict[str, float]:
     """Returns the totals of a result as scalars; waits for its arrays.
 
     Args:
-        result: reports of `abft`, `lockstep`, `witness` or `inject`, or a guard or its report.
+        result: reports of `abft`, `lockstep`, `witness` or `inject`; a guard or its report; or a line of `steps.jsonl`,
+            with its loss (of each twin), gradient norm, learning rate and time besides.
 
     Returns:
         `sdc/checked`: rows, elements, recomputations or checks; `sdc/flagged` (checksums, and findings of a guard) or
@@ -39,6 +42,8 @@ def scalars_of(result: "Reports[Any] | GuardReport | Watch[..., Any]") -> dict[s
     """
     if isinstance(result, Watch):
         result = result.report()
+    if isinstance(result, Mapping) and not isinstance(result, Reports):
+        return _of_line(result)
     if isinstance(result, GuardReport):
         checks = sum(layer.runs for layer in result.layers)
         return {
@@ -56,6 +61,25 @@ def scalars_of(result: "Reports[Any] | GuardReport | Watch[..., Any]") -> dict[s
             if name is not None and isinstance(value, int):
                 totals[name] = totals.get(name, 0.0) + value
     return totals
+
+
+def _of_line(line: Mapping[str, Any]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name in ("loss", "gradient_norm", "learning_rate", "seconds"):
+        given = line.get(name)
+        values = [] if given is None else np.atleast_1d(np.asarray(given, float)).tolist()
+        found |= {name if len(values) == 1 else f"{name}/{twin}": value for twin, value in enumerate(values)}
+    compared = [*line.get("sites", {}).values(), *(line[part] for part in ("state", "gradient") if part in line)]
+    if "abft" in line:
+        found |= {CHECKED: float(line["abft"]["checked"]), FOUND["flagged"]: float(line["abft"]["flagged"])}
+    if any("mismatched" in part for part in compared):
+        found[CHECKED] = found.get(CHECKED, 0.0) + sum(part.get("checked", 0) for part in compared)
+        found[FOUND["mismatched"]] = float(sum(part.get("mismatched", 0) for part in compared))
+    if "findings" in line:
+        found[FOUND["flagged"]] = found.get(FOUND["flagged"], 0.0) + len(line["findings"])
+    if injected := sum(part.get("injected", 0) for part in compared):
+        found[SIMULATED] = float(injected)
+    return found
 
 
 _SAID: set[str] = set()

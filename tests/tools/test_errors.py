@@ -427,6 +427,7 @@ def test_too_little_memory_is_the_users_to_mend() -> None:
         ("grain", "twin", "sdc twin needs the extra `text`: pip install 'jax-sdc[text]'"),
         ("jinja2", "report {taken}", "sdc report needs the extra `report`"),
         ("prometheus_client", "burnin --prometheus {folder}/x.prom", "--prometheus needs the extra `metrics`"),
+        ("tensorboardX", "train --tensorboard {folder}/x", "--tensorboard needs the extra `tensorboard`"),
     ],
 )
 def test_what_is_not_installed_is_named_before_the_work(

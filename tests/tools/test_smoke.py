@@ -1,8 +1,10 @@
 """Every command once, in a form that ends within seconds: a result, or a refusal where a result takes longer."""
 
+import json
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sdc.tools.parse import COMMANDS
 from tests.tools.command import sdc
@@ -11,7 +13,7 @@ MINI = "--config mini --steps 1"
 # In the order in which they run: some read what others wrote. Words of each command, and its exit code.
 SMALLEST: dict[str, tuple[str, int]] = {
     "twin": (f"{MINI} --placement vmap --sync none --run {{}}/twin", 0),
-    "train": (f"{MINI} --run {{}}/train", 0),
+    "train": (f"{MINI} --run {{}}/train --tensorboard {{}}/metrics", 0),
     "checkpoint": ("show {}/train/checkpoints", 0),
     "report": ("{}/train", 0),
     "trace": (f"{{}}/trace {MINI} --where boundary(1)", 0),
@@ -46,3 +48,12 @@ def test_the_smallest_run(command: str, folder: Path) -> None:
     code, _, err = sdc(command, *words.format(*[folder] * 2).split())
     assert code == expected, err
     assert "Traceback" not in err
+
+
+def test_tensorboard_reads_the_scalars_of_a_run(folder: Path) -> None:
+    read = EventAccumulator(str(folder / "metrics")).Reload()
+    (row,) = map(json.loads, (folder / "train" / "steps.jsonl").read_text().splitlines())
+    assert {name: [event.value for event in read.Scalars(name)] for name in ("loss", "learning_rate")} == {
+        "loss": [pytest.approx(row["loss"][0], rel=1e-6)],
+        "learning_rate": [pytest.approx(row["learning_rate"], rel=1e-6)],
+    }

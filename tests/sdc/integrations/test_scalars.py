@@ -59,7 +59,20 @@ def test_a_writer_that_fails_is_named_once(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_what_has_no_scalars_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"expected reports, or a guard, not dict"):
-        scalars_of({})  # type: ignore[arg-type]  # a user's mistake
+    with pytest.raises(TypeError, match=r"expected reports, or a guard, not list"):
+        scalars_of([])  # type: ignore[arg-type]  # a user's mistake
     with pytest.raises(TypeError, match="is no writer"):
         write_scalars(3, 0, sdc.abft(lambda x: x @ x)(jnp.ones((4, 4)))[1])  # type: ignore[arg-type]  # the same
+
+
+def test_scalars_of_a_line_have_the_loss_of_each_twin() -> None:
+    line = {
+        "step": 3, "loss": [2.5, 2.75], "gradient_norm": 1.0, "seconds": None, "sites": {
+            "fwd/attn": {"checked": 10, "mismatched": 2, "injected": 3}, "fwd/ffn": {"checked": 10, "mismatched": 0},
+        }, "state": {"checked": 5, "mismatched": 1}, "abft": {"checked": 7, "flagged": 1}, "findings": [{}],
+    }  # fmt: skip
+    assert scalars_of(line) == {
+        "loss/0": 2.5, "loss/1": 2.75, "gradient_norm": 1.0, "sdc/checked": 32.0, "sdc/mismatched": 3.0,
+        "sdc/flagged": 2.0, "sdc/simulated": 3.0,
+    }  # fmt: skip
+    assert scalars_of({"step": 0, "loss": 2.0}) == {"loss": 2.0}
