@@ -31,6 +31,7 @@ FIRST, TRAINING = "First mismatches", "Training"
 EVIDENCE, FINDINGS = "Evidence of the guard", "Findings of the guard"
 BRIEF = (FREQUENCIES, ELEMENTS, CHECKED, UNCHECKED, EVIDENCE, FINDINGS)
 """Tables shown on a terminal."""
+MOST_QUIET = 12  # products without examined rows, in the table of checked products
 MOST_FINDINGS, WEIGHTS = 20, {True: "proof", False: "suspicion"}
 NOTHING = "no submodule was compared (this requires --sync compute)"
 UNSEEN = "no mismatch at a submodule was recorded"
@@ -163,29 +164,36 @@ def products(found: ProductTotals | None) -> list[Table | LeftOut]:
     flagged layers and ranks."""
     found = found or ProductTotals()
     margins = ("worst margin", "first tier's")
-    checked = [
-        (name, *(show(getattr(site, key)) for key in (*PRODUCTS, *MARGINS))) for name, site in found.sites.items()
-    ]
+    order = sorted(found.sites.items(), key=lambda item: -(whole(item[1].flagged) or 0))
+    quiet = [name for name, site in order if not whole(site.examined) and not whole(site.flagged)][MOST_QUIET:]
+    keys = (*PRODUCTS, *MARGINS)
+    checked = [(name, *(show(getattr(site, key)) for key in keys)) for name, site in order if name not in quiet]
+    if quiet:
+        rest = [found.sites[name] for name in quiet]
+        total = [sum(whole(getattr(site, key)) or 0 for site in rest) for key in PRODUCTS]
+        largest = [max(real(getattr(site, key)) or 0.0 for site in rest) for key in MARGINS]
+        checked.append((f"{len(quiet):,} more products", *map(show, (*total, *largest))))
     unchecked = [(str(one.site), str(one.source), str(one.reason), show(one.share)) for one in found.skipped]
-    keys = (*PLACE[1:], "flagged", "confirmed")
-    flagged = [(str(place.site), *(show(getattr(place, key)) for key in keys)) for place in found.places[:20]]
+    placed = (*PLACE[1:], "flagged", "confirmed")
+    flagged = [(str(place.site), *(show(getattr(place, key)) for key in placed)) for place in found.places[:20]]
     more = len(found.places) - len(flagged)
     note = (
         "Numbers of rows. Examined: rows that the first tier passed on. Confirmed: flagged rows that were correct when "
         "recomputed. Nonfinite: rows with non-finite inputs, which cannot be checked. Margin: largest |r| / bound in "
         "the deciding tier; rows with a margin above 1 are flagged, and 0 means that no row reached this tier. The "
-        "first tier does not decide: it passes rows with a margin above 1 on for examination."
+        "first tier does not decide: it passes rows with a margin above 1 on for examination. Products with flagged rows "
+        "come first, and those of which no row was examined share the last row."
     )
     share = (
         f"Checked: {show(found.coverage)} of the work of the selected products. If the work of an unchecked product is "
         "unknown, this share is 0."
     )
-    rest = f"The places with the most flagged rows; {more:,} more places are in steps.jsonl." if more else ""
+    elsewhere = f"The places with the most flagged rows; {more:,} more places are in steps.jsonl." if more else ""
     header = ("product", "line", "reason", "share of the step")
     return [
         filled(Table(CHECKED, ("product", *PRODUCTS, *margins), tuple(checked), note), "no step was completed"),
         filled(Table(UNCHECKED, header, tuple(unchecked), share), "every product was checked"),
-        filled(Table(FLAGGED, ("product", *keys), tuple(flagged), rest), "no row was flagged"),
+        filled(Table(FLAGGED, ("product", *placed), tuple(flagged), elsewhere), "no row was flagged"),
     ]
 
 

@@ -1,5 +1,6 @@
 """Prints the result of a command: sections as text, or JSON."""
 
+import dataclasses
 import itertools
 import json
 import shutil
@@ -31,8 +32,8 @@ class Output(Console):
     """Standard output. A reader that closes the pipe, such as `| head`, does not change the exit code."""
 
     def __init__(self) -> None:
-        # A table cut to the width of a pipe or narrow window would hide numbers.
-        super().__init__(highlight=False, width=max(124, shutil.get_terminal_size().columns))
+        width = shutil.get_terminal_size().columns
+        super().__init__(highlight=False, width=width if sys.stdout.isatty() else max(124, width))
 
     def on_broken_pipe(self) -> None:
         silence()
@@ -50,7 +51,8 @@ def show(value: Mapping[str, Any], parts: Iterable[Part] | Report = (), *, as_js
 
 def print_parts(parts: Iterable[Part]) -> None:
     console = Output()
-    for part in itertools.chain.from_iterable(map(_shown, parts)):
+    fitting = (one for part in parts for one in (_fit(part, console.width) if isinstance(part, Table) else [part]))
+    for part in itertools.chain.from_iterable(map(_shown, fitting)):
         if isinstance(part, Grid):  # no number is cut, however many columns the table has
             wanted = Measurement.get(console, console.options.update(width=WIDEST), part).maximum
             console.width = max(console.width, wanted)
@@ -65,6 +67,27 @@ def write_json(value: Any) -> None:
 def table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
     """Returns a table whose first column is text and whose other columns are numbers."""
     return Table(title, tuple(columns), tuple(map(tuple, rows)))
+
+
+def _fit(part: Table, width: int) -> Iterator[Table]:
+    """Yields tables that are no wider than a terminal; each has the first column, and some of the others."""
+    if part.style != "" or not sys.stdout.isatty():
+        yield part
+        return
+    columns = list(zip(part.header, *(map(cell, row) for row in part.rows), strict=True))
+    widths = [max(map(len, column)) + 2 for column in columns]
+    chosen: list[int] = []
+    for place in range(1, len(columns)):
+        if chosen and widths[0] + sum(widths[one] for one in chosen) + widths[place] > width:
+            yield _part_of(part, chosen)
+            chosen = []
+        chosen.append(place)
+    yield _part_of(part, chosen)
+
+
+def _part_of(part: Table, places: Sequence[int]) -> Table:
+    header, *rows = (tuple(row[place] for place in (0, *places)) for row in (part.header, *part.rows))
+    return dataclasses.replace(part, header=header, rows=tuple(rows))
 
 
 def _shown(part: Part) -> Iterator[Grid | Styled | str]:

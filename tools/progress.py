@@ -10,12 +10,27 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress as Bar,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from sdc.train import Peers
 
 EVERY = 10.0  # seconds between lines if standard error is not a terminal
+
+
+class _Remaining(TimeRemainingColumn):
+    """Shows nothing while the time is unknown, as during compilation."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.time_remaining is None else super().render(task)
 
 
 class _Line:
@@ -29,7 +44,8 @@ class _Line:
             MofNCompleteColumn(),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[text]}"),
-            TimeRemainingColumn(),
+            TimeElapsedColumn(),
+            _Remaining(),
             console=console,
             disable=not (show and console.is_terminal),
         )

@@ -127,7 +127,10 @@ def _notes(summary: FleetSummary) -> Iterator[str]:
 
 def _facts(summary: FleetSummary) -> Iterator[tuple[str, str]]:
     compared = summary.compared
-    yield "Results", f"{summary.results:,}, from {summary.hosts:,} hosts and {summary.devices:,} devices"
+    yield (
+        "Results",
+        f"{summary.results:,}, from {summary.hosts:,} host{'s' * (summary.hosts != 1)} and {summary.devices:,} device{'s' * (summary.devices != 1)}",
+    )
     yield "Numbers checked", show(float(summary.elements))
     yield "Time at load", f"{summary.seconds / 3600:,.3g} device hours"
     yield "Programs that several hosts ran", f"{compared.programs:,}"
@@ -235,7 +238,7 @@ def simulation_table(rounds: Sequence[Named], hosts: int, bad: int, probability:
         )
         for row in rounds
     )  # fmt: skip
-    about = f"{hosts} hosts, {bad} of them bad; a pair with a bad host differs with probability {probability:g}"
+    about = f"{hosts:,} host{'s' * (hosts != 1)}, {bad} of them bad; a pair with a bad host differs with probability {probability:g}"
     rule = "The named hosts are the smallest set with a member in every pair that differed, if that set is unique."
     return [Table(f"{about} (SIMULATED, {rounds[0].trials:,} fleets)", header, rows), Text(rule)]
 

@@ -292,7 +292,7 @@ def _verdict(value: FleetSummary, under_way: Sequence[str]) -> tuple[Verdict, st
         named = ", ".join(dict.fromkeys(places))
         more = f" and {len(suspects) - 5} more" if len(suspects) > 5 else ""
         plural = "suspects" if len(suspects) > 1 else "suspect"
-        text = f"{len(suspects)} {plural} among {value.devices:,} devices of {value.hosts:,} hosts: {named}{more}"
+        text = f"{len(suspects)} {plural} among {value.devices:,} device{'s' * (value.devices != 1)} of {value.hosts:,} host{'s' * (value.hosts != 1)}: {named}{more}"
         rest = f"; {len(ties)} other differences cannot be attributed to a device" if ties else ""
         return Verdict.CORRUPT, text + rest
     if ties:
@@ -326,7 +326,9 @@ def _verdict(value: FleetSummary, under_way: Sequence[str]) -> tuple[Verdict, st
         f"no suspect: {compared.hosts:,} hosts were compared and agree on all {compared.programs:,} programs that at "
         "least two of them ran"
     )
-    return Verdict.CLEAN, text + (f"; {left:,} hosts could not be compared with any other" if left else "")
+    return Verdict.CLEAN, text + (
+        f"; {left:,} host{'s' * (left != 1)} could not be compared with any other" if left else ""
+    )
 
 
 def _printable(value: Shown, type: type[Shown]) -> Shown:

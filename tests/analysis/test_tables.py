@@ -11,6 +11,9 @@ from markdown_it import MarkdownIt
 from sdc.analysis import tables
 from sdc.analysis.report import LeftOut, Report, Section, Table, flat, show, to_markdown
 from sdc.analysis.statistics.intervals import bootstrap_interval
+from sdc.analysis.tables import MOST_QUIET, products
+from sdc.schema import ProductCounts, ProductTotals
+from sdc.tools import print_parts
 
 from .records import PUBLISHED, details_of, free_steps, lines_of, manifest, shown, steps, summarize
 
@@ -162,3 +165,37 @@ def test_what_was_not_compared_is_not_nought() -> None:
     table = shown(tables.counts(summarize(manifest(), free_steps(10), [])))
     for row in table.rows:
         assert row[1:] == ("not compared", "-", "30", "-", "-")
+
+
+def test_products_with_flags_come_first_and_quiet_ones_share_a_row() -> None:
+    def counts(flagged: int, examined: int) -> ProductCounts:
+        return ProductCounts(
+            checked=100, examined=examined, flagged=flagged, confirmed=flagged, corrected=0, nonfinite=0,
+            margin=2.0 * flagged, first_margin=0.5 + examined,
+        )  # fmt: skip
+
+    sites = {f"quiet {number}": counts(0, 0) for number in range(MOST_QUIET + 3)}
+    sites |= {"examined": counts(0, 1), "flagged": counts(3, 4), "worst": counts(5, 5)}
+    table = products(ProductTotals(sites=sites))[0]
+    assert isinstance(table, Table)
+    names = [row[0] for row in table.rows]
+    assert names[:2] == ["worst", "flagged"]
+    assert "examined" in names
+    assert len(names) == 3 + MOST_QUIET + 1
+    assert table.rows[-1] == ("3 more products", "300", "0", "0", "0", "0", "0", "0", "0.5")
+
+
+@pytest.mark.parametrize("width", [40, 80, 400])
+def test_a_table_fits_a_terminal_with_all_of_its_columns(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    header = ("site", *(f"column {number}" for number in range(12)))
+    print_parts([Table("Counts", header, (("fwd/attn", *(str(10**9 + number) for number in range(12))),))])
+    printed = capsys.readouterr().out.splitlines()
+    assert max(map(len, printed)) <= width
+    assert [word for word in " ".join(printed).split() if word.startswith("10000")] == [
+        str(10**9 + number) for number in range(12)
+    ]
+    assert sum("fwd/attn" in line for line in printed) == {40: 12, 80: 3, 400: 1}[width]

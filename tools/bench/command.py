@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from .. import Output, usage_errors
+from .. import print_parts, usage_errors
 
 # The module whose `BENCHMARKS` holds each benchmark.
 MODULES = {
@@ -97,7 +97,7 @@ def run(options: BenchOptions) -> int:
         sys.stdout.write(json.dumps(result, indent=1) + "\n")
     else:
         title = f"{options.benchmark}, config {config}, {about['device_kind']}"
-        Output().print(_table(title, measured, benchmark.bars))
+        print_parts([_table(title, measured, benchmark.bars)])
     return 0
 
 
@@ -106,7 +106,7 @@ def _table(title: str, measured: dict[str, Any], bars: Mapping[str, float]) -> A
     from rich.table import Table
 
     table = Table(title=title)
-    table.add_column("figure")
+    table.add_column("figure", no_wrap=True)
     for column in ("bar", *measured):
         table.add_column(column, justify="right")
     names = dict.fromkeys(
