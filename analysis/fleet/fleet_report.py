@@ -12,7 +12,7 @@ from sdc.records import Record, write_text
 from sdc.settings import SettingError
 from sdc.verdict import Verdict
 
-from ..report import NOT_MEASURED, Banner, Facts, Items, Part, Report, Section, Table, Text, show, write_page
+from ..report import NOT_MEASURED, Banner, Facts, Items, Part, Report, Section, Table, Text, counted, show, write_page
 from .fleet_summary import DeviceSheetRow, FleetSummary
 from .pair_schedule import Named
 from .suspects import SuspectRow
@@ -127,10 +127,8 @@ def _notes(summary: FleetSummary) -> Iterator[str]:
 
 def _facts(summary: FleetSummary) -> Iterator[tuple[str, str]]:
     compared = summary.compared
-    yield (
-        "Results",
-        f"{summary.results:,}, from {summary.hosts:,} host{'s' * (summary.hosts != 1)} and {summary.devices:,} device{'s' * (summary.devices != 1)}",
-    )
+    found = f"{counted(summary.hosts, 'host')} and {counted(summary.devices, 'device')}"
+    yield "Results", f"{summary.results:,}, from {found}"
     yield "Numbers checked", show(float(summary.elements))
     yield "Time at load", f"{summary.seconds / 3600:,.3g} device hours"
     yield "Programs that several hosts ran", f"{compared.programs:,}"
@@ -238,7 +236,9 @@ def simulation_table(rounds: Sequence[Named], hosts: int, bad: int, probability:
         )
         for row in rounds
     )  # fmt: skip
-    about = f"{hosts:,} host{'s' * (hosts != 1)}, {bad} of them bad; a pair with a bad host differs with probability {probability:g}"
+    about = (
+        f"{counted(hosts, 'host')}, {bad} of them bad; a pair with a bad host differs with probability {probability:g}"
+    )
     rule = "The named hosts are the smallest set with a member in every pair that differed, if that set is unique."
     return [Table(f"{about} (SIMULATED, {rounds[0].trials:,} fleets)", header, rows), Text(rule)]
 

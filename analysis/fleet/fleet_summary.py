@@ -10,6 +10,7 @@ import msgspec
 
 from sdc.verdict import Verdict
 
+from ..report import counted
 from .collection import Collection, ComparedHosts, DeviceResult, Duplicate, HostKey, HostResult, Refused, printable
 from .ledger import Added, FleetLedger, enter, limits, past_of
 from .suspects import NamedDevice, SuspectRow, TieRow, Votes, find_suspects, named_device, vote
@@ -291,8 +292,8 @@ def _verdict(value: FleetSummary, under_way: Sequence[str]) -> tuple[Verdict, st
         places = (f"{mark}{each.host} device {each.device} ({each.confidence})" for mark, each in marked)
         named = ", ".join(dict.fromkeys(places))
         more = f" and {len(suspects) - 5} more" if len(suspects) > 5 else ""
-        plural = "suspects" if len(suspects) > 1 else "suspect"
-        text = f"{len(suspects)} {plural} among {value.devices:,} device{'s' * (value.devices != 1)} of {value.hosts:,} host{'s' * (value.hosts != 1)}: {named}{more}"
+        among = f"{counted(value.devices, 'device')} of {counted(value.hosts, 'host')}"
+        text = f"{counted(len(suspects), 'suspect')} among {among}: {named}{more}"
         rest = f"; {len(ties)} other differences cannot be attributed to a device" if ties else ""
         return Verdict.CORRUPT, text + rest
     if ties:
@@ -326,9 +327,7 @@ def _verdict(value: FleetSummary, under_way: Sequence[str]) -> tuple[Verdict, st
         f"no suspect: {compared.hosts:,} hosts were compared and agree on all {compared.programs:,} programs that at "
         "least two of them ran"
     )
-    return Verdict.CLEAN, text + (
-        f"; {left:,} host{'s' * (left != 1)} could not be compared with any other" if left else ""
-    )
+    return Verdict.CLEAN, text + (f"; {counted(left, 'host')} could not be compared with any other" if left else "")
 
 
 def _printable(value: Shown, type: type[Shown]) -> Shown:
