@@ -2,6 +2,8 @@
 
 import math
 import random
+import re
+import sys
 from typing import Any
 
 import pytest
@@ -190,12 +192,12 @@ def test_a_table_fits_a_terminal_with_all_of_its_columns(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     header = ("site", *(f"column {number}" for number in range(12)))
     print_parts([Table("Counts", header, (("fwd/attn", *(str(10**9 + number) for number in range(12))),))])
-    printed = capsys.readouterr().out.splitlines()
+    printed = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()
     assert max(map(len, printed)) <= width
     assert [word for word in " ".join(printed).split() if word.startswith("10000")] == [
         str(10**9 + number) for number in range(12)
     ]
-    assert sum("fwd/attn" in line for line in printed) == {40: 12, 80: 3, 400: 1}[width]
+    assert sum("fwd/attn" in line for line in printed) == {40: 6, 80: 3, 400: 1}[width]
