@@ -291,4 +291,4 @@ def _interval(counts: Sequence[Counts], total: Counts) -> str:
     pairs = [(whole(row.mismatched), whole(row.checked)) for row in counts]
     sound = [(hit, of) for hit, of in pairs if hit is not None and of is not None and hit <= of]
     limits = bootstrap_interval([hit for hit, _ in sound], [of for _, of in sound])
-    return "too few steps with a mismatch" if limits is None else f"{show(limits[0])} to {show(limits[1])}"
+    return "too few steps for an interval" if limits is None else f"{show(limits[0])} to {show(limits[1])}"

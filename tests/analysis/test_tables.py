@@ -94,11 +94,11 @@ def test_where_too_little_was_seen_it_is_said_instead_of_a_number() -> None:
     rows, summary = spiky(0.007)
     found = shown(tables.submodules(summary, lines_of(rows)))
     whole = shown(tables.whole_step(summary, lines_of(rows)))
-    assert [row[2] for row in found.rows] == ["–", "too few steps with a mismatch", "–", "–"]
-    assert whole.rows[0][4] == "too few steps with a mismatch"
+    assert [row[2] for row in found.rows] == ["–", "too few steps for an interval", "–", "–"]
+    assert whole.rows[0][4] == "too few steps for an interval"
     damaged = [{**row, "gradient": {"checked": 1.5, "mismatched": 3}} for row in rows]
     told = shown(tables.whole_step(summary, lines_of(damaged)))
-    assert told.rows[0][4] == "too few steps with a mismatch"
+    assert told.rows[0][4] == "too few steps for an interval"
 
 
 def test_differences_that_persist_have_no_interval() -> None:
