@@ -1,6 +1,7 @@
 """From a burn-in's metrics by way of node exporter and Prometheus to an alert that fires."""
 
 import json
+import re
 import subprocess
 import urllib.error
 import urllib.parse
@@ -90,6 +91,17 @@ def test_a_burn_in_fires_the_alert(tmp_path: Path) -> None:
         until(lambda: ("SdcBurninFailed", "rehearsal") in firing(port), 30, lambda: f"{firing(port)} {logs(tmp_path)}")
         assert ("SdcBurninFailed", "critical") not in firing(port)
         assert value(port, PASSED) is None  # the rehearsal took its place
+        written = (collected / "sdc.prom").read_text()
+        for title, query in queries():
+            there = all(f"\n{name}{{" in written for name in re.findall(r"sdc_burnin_\w+", query))
+            assert (value(port, query.replace("$simulated", "true")) is not None) == there, title
+        assert sum(value(port, query.replace("$simulated", "true")) is not None for _, query in queries()) >= 9
+
+
+def queries() -> list[tuple[str, str]]:
+    """Titles and queries of the panels of the dashboard."""
+    panels = json.loads((RULES / "dashboard.json").read_text())["panels"]
+    return [(panel["title"], target["expr"]) for panel in panels for target in panel["targets"]]
 
 
 def logs(folder: Path) -> str:

@@ -364,3 +364,15 @@ def test_a_burn_in_for_each_node(host: Host) -> None:
 def test_an_api_server_that_refuses_is_no_verdict(host: Host) -> None:
     host.made("kubectl", "exit 1")
     assert host.run("kubernetes/node-verdict.sh", "begin", NODE_NAME="a")[0] == 4
+
+
+def test_the_dashboard_asks_for_metrics_that_burn_ins_write() -> None:
+    panels = json.loads((DEPLOY / "prometheus" / "dashboard.json").read_text())["panels"]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    asked = {name for query in queries for name in re.findall(r"sdc_burnin_\w+", query)}
+    assert asked <= set(re.findall(r"^# HELP (sdc_burnin_\w+)", metrics(make_report()), re.MULTILINE))
+    assert all(query.count("sdc_burnin_") == query.count('{simulated="$simulated"') for query in queries)
+    places = [tuple(panel["gridPos"][key] for key in "xywh") for panel in panels]
+    cells = [(x + i, y + j) for x, y, w, h in places for i in range(w) for j in range(h)]
+    assert len(cells) == len(set(cells))  # no panel covers another
+    assert max(x for x, _ in cells) < 24
