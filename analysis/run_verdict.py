@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from sdc import schema
-from sdc.checksums import judge_rows
+from sdc.checksums import judge_rows, lacking_coverage
 from sdc.guarding import judge_silence
 from sdc.schema import MismatchRow, RunManifest, RunSummary, StepRow
 from sdc.verdict import Judgement, Verdict, gravest, limit
@@ -207,13 +207,9 @@ def _products(found: schema.ProductTotals, steps: Sequence[StepRow], injected: i
         return inconclusive(
             f"{injected:,} values were deliberately corrupted, but no check of a matrix product detected any of them",
         )
-    if found.coverage is not None and found.coverage < least:
-        named = [f": {one.site} ({one.source}): {one.reason}" for one in found.skipped[:1]]
-        more = f", and {len(found.skipped) - 1} more" if len(found.skipped) > 1 else ""
-        return inconclusive(
-            f"no flag in {found.checked:,} checked rows, but only {found.coverage:.1%} of the work in matrix products "
-            f"was checked (required: at least {least:.1%}){''.join(named)}{more}"
-        )
+    left = [(one.site, one.source, one.reason) for one in found.skipped]
+    if found.coverage is not None and (partly := lacking_coverage(found.checked, found.coverage, least, left)):
+        return partly
     for row in steps:  # look for lines that have no flag but do not cover all matrix products
         if (line := row.abft) is None:
             return inconclusive(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 import sdc
 from sdc.aggregation import Aggregation, parse_aggregation
-from sdc.checksums import Examine, Mode, Profile, SchemeName, Settings
+from sdc.checksums import LEAST_COVERAGE, Examine, Mode, Profile, SchemeName, Settings
 from sdc.costs import read_options
 from sdc.faults import Fault, as_fault, parse_fault, read_hit, write_hit
 from sdc.nodes import NODES, Load, expected_frequency, node_faults, parse_suspect, published
@@ -114,7 +114,7 @@ class Checks:
     examine: Annotated[Examine, Flag("abft_examine")] = "again"
     """Examine suspicious steps again, in another program that is compiled when it is first needed (only a run of one
     copy in one process; it holds a second copy of its state, and four during an examination), or within each step."""
-    least_coverage: Annotated[float, Within(0, 1)] = 0.9
+    least_coverage: Annotated[float, Within(0, 1)] = LEAST_COVERAGE
     """Minimum share of the matrix products' arithmetic that must be checked for a verdict of clean. If the step calls
     an opaque kernel of unknown cost, the share is 0."""
 

@@ -16,7 +16,8 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:
     # A whole step.
-    from .transform import abft as abft, accumulators as accumulators, coverage as coverage
+    from .transform import abft as abft, accumulators as accumulators
+    from ._check import coverage as coverage
 
     # Single layers.
     from .layers import checksum as checksum, collect as collect, dot_general as dot_general, einsum as einsum
@@ -31,7 +32,8 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .examination import ScreenedStep as ScreenedStep, Screening as Screening, is_suspicious as is_suspicious
     from ._check import expect as expect, rounded_off as rounded_off, row_margins as row_margins
     from .transform import product_of as product_of, screened as screened
-    from .judgement import judge_rows as judge_rows
+    from .judgement import LEAST_COVERAGE as LEAST_COVERAGE
+    from .judgement import judge_rows as judge_rows, lacking_coverage as lacking_coverage
     from .fused_products import multiply as multiply, time_both as time_both
     from .products import Dot as Dot
     from .roundoff import (

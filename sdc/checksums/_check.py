@@ -14,10 +14,10 @@ from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Float, Float32, Shaped, UInt32
 
 from sdc.bits import as_bits, select
-from sdc.verdict import Judgement
+from sdc.verdict import Judgement, Verdict
 
 from ..program import Reports, Values, agreed, rarely, traced_once, varying
-from .judgement import judge_rows
+from .judgement import LEAST_COVERAGE, judge_rows, lacking_coverage
 from .products import Dot, Indexed, Product
 from .roundoff import Settings, work_type
 from .schemes import Expected, Operands, Probabilistic, kind_of, make_scheme, signed_weights, turned
@@ -92,15 +92,56 @@ class Flags(NamedTuple):
         hit = [name for name, counts in every.items() if counts["flagged"]]
         total = {key: sum(counts[key] for counts in every.values()) for key in COUNTED}
         found = judge_rows(total, f"{len(hit)} of {len(every)} products, first {hit[0]}" if hit else "", "")
-        left = sum(one.share or 0.0 for one in reports.skipped)
-        named = f"{len(reports.skipped)} more products were not checked ({left:.1%} of the operations; see `skipped`)"
-        return found._replace(reason=f"{found.reason}; {named}") if reports.skipped else found
+        if found.verdict is not Verdict.CLEAN:
+            return found
+        share, left = coverage(reports), [(one.site.name, one.site.source, one.reason) for one in reports.skipped]
+        partly = f"{found.reason}, which are {share:.1%} of the work in matrix products"
+        return lacking_coverage(total["checked"], share, LEAST_COVERAGE, left) or found._replace(reason=partly)
 
     def _counts(self) -> dict[str, int]:
         return {name: int(np.sum(getattr(self, name))) for name in COUNTED}
 
 
 COUNTED = ("checked", "flagged", "confirmed", "corrected", "nonfinite")
+
+
+def coverage(flags: Reports[Any]) -> float:
+    """Returns the checked share of the operations in a step's products.
+
+    Args:
+        flags: the reports of `sdc.abft`.
+
+    Returns:
+        A number from 0 to 1. Products that `where` excludes do not count; rows with non-finite factors count as
+        unchecked. The result is 0 if the number of operations of a skipped product is unknown, as in a call to foreign
+        code.
+
+    Raises:
+        ValueError: the argument does not consist of reports of `sdc.abft`, or the function is called inside `jax.jit`.
+    """
+    if not isinstance(flags, Reports):
+        raise ValueError(
+            f"expected flags, not {type(flags).__name__}; give the second value that a function transformed by "
+            "sdc.abft returns"
+        )
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(flags)):
+        raise ValueError(
+            "the number of checked rows is unknown inside jax.jit; return the flags, and call coverage outside"
+        )
+    if any(one.share is None for one in flags.skipped):
+        return 0.0
+    work = {site.name: site.runs * (site.products or 0) for site in flags.sites}
+    left = sum(one.site.runs * (one.site.products or 0) for one in flags.skipped)
+    whole = sum(work.values()) + left
+
+    def judged(flag: Any) -> float:
+        """Returns the share of a product's rows whose factors are finite, or 1 for a product that did not run."""
+        if isinstance(flag.checked, jax.ShapeDtypeStruct):  # from `jax.eval_shape`
+            return 1.0
+        checked, nonfinite = (float(np.sum(np.asarray(x), dtype=np.float64)) for x in (flag.checked, flag.nonfinite))
+        return checked / (checked + nonfinite) if nonfinite else 1.0
+
+    return sum(work[name] * judged(flag) for name, flag in flags.items()) / whole if whole else 0.0
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["checked", "margin"], meta_fields=["last"])

@@ -1,9 +1,11 @@
 """Verdicts from counts of rows of matrix products: of a step, and of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sdc.verdict import Judgement, Verdict
+
+LEAST_COVERAGE = 0.9  # of the work in matrix products, for a verdict of clean
 
 
 def judge_rows(counts: Mapping[str, Any], where: str, over: str) -> Judgement:
@@ -30,3 +32,19 @@ def judge_rows(counts: Mapping[str, Any], where: str, over: str) -> Judgement:
     if not counts["checked"]:
         return Judgement(Verdict.INCONCLUSIVE, f"no row of a matrix product was checked{over}{unjudged}")
     return Judgement(Verdict.CLEAN, f"no flag in {counts['checked']:,} checked rows of matrix products{over}{unjudged}")
+
+
+def lacking_coverage(
+    checked: Any, coverage: float, least: float, skipped: Sequence[tuple[Any, Any, Any]]
+) -> Judgement | None:
+    """Returns an inconclusive verdict if too little work was checked, with the first product that was not: its name,
+    line and reason."""
+    if coverage >= least:
+        return None
+    named = [f": {site} ({line}): {reason}" for site, line, reason in skipped[:1]]
+    more = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
+    return Judgement(
+        Verdict.INCONCLUSIVE,
+        f"no flag in {checked:,} checked rows, but only {coverage:.1%} of the work in matrix products was checked "
+        f"(required: at least {least:.1%}){''.join(named)}{more}",
+    )

@@ -133,13 +133,17 @@ def test_rows_that_are_reproduced_are_no_proof(reports: dict[str, Any]) -> None:
     assert "no row" in said.reason
 
 
-def test_products_that_were_not_checked_are_named() -> None:
+@pytest.mark.parametrize(("size", "verdict"), [(2, Verdict.CLEAN), (8, Verdict.INCONCLUSIVE)])
+def test_products_that_were_not_checked_count(size: int, verdict: Verdict) -> None:
     def integers(w: Any, x: Any) -> Any:
-        return x @ w[0], jnp.ones((2, 2), jnp.int32) @ jnp.ones((2, 2), jnp.int32)
+        whole = jnp.ones((size, size), jnp.int32)
+        return x @ w[0], whole @ whole
 
     said = sdc.abft(integers)(W, X)[1].verdict()
-    assert said.verdict is Verdict.CLEAN
-    assert "1 more products were not checked" in said.reason
+    assert said.verdict is verdict
+    share = 4 * 8 * 8 / (4 * 8 * 8 + size**3)
+    assert f"{share:.1%} of the work" in said.reason
+    assert ("fwd/dot_general#2" in said.reason) == (verdict is Verdict.INCONCLUSIVE)
 
 
 def test_a_missing_name_names_near_ones(reports: dict[str, Any]) -> None:
