@@ -7,9 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
+
 from .verdict import Judgement
 
-__all__ = ["Result", "ResultTable"]
+__all__ = ["Result", "ResultTable", "counted", "total"]
 
 SHOWN = 20  # rows of a table in a terminal or notebook
 
@@ -58,7 +60,7 @@ class ResultTable:
         return [tuple(map(_cell, self.rows[number])) for number in [*self.first, *others][:SHOWN]]
 
     def _more(self) -> list[str]:
-        return [f"and {len(self.rows) - SHOWN:,} more rows"] if len(self.rows) > SHOWN else []
+        return [f"and {counted(len(self.rows) - SHOWN, 'more row')}"] if len(self.rows) > SHOWN else []
 
 
 class Result(abc.ABC):
@@ -72,6 +74,9 @@ class Result(abc.ABC):
     def table(self) -> ResultTable:
         """Returns the details as a table; waits for the arrays of the result."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.verdict()})"
+
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(str(self.verdict()))}</p>{self.table()._repr_html_()}"
 
@@ -84,7 +89,11 @@ class Result(abc.ABC):
         else:
             fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(cast(Any, self))}
             shown = repr_lib.render_object_constructor(attributes=fields, roundtrippable=False, **given)
-        said = rendering_parts.comment_color(rendering_parts.text(f" # {self.verdict()}"))
+        try:
+            verdict = str(self.verdict())
+        except ValueError as error:  # inside jit, for example
+            verdict = str(error)
+        said = rendering_parts.comment_color(rendering_parts.text(f" # {verdict}"))
         return rendering_parts.RenderableAndLineAnnotations(
             shown.renderable, rendering_parts.siblings(shown.annotations, said)
         )
@@ -96,3 +105,13 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3g}" if math.isfinite(value) else str(value)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun, as in `1 host`, `1,200 hosts`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def total(counts: Any) -> int:
+    """Returns the sum of counts, which are 32-bit numbers on the device, and whose sum may need more."""
+    return int(np.sum(np.asarray(counts), dtype=np.uint64))

@@ -55,6 +55,8 @@ def execute(command: JobCommand) -> int:
     loaded = check_job(command.job, command.peers, command.devices)
     if command.tensorboard is not None:
         require("--tensorboard", "tensorboard")
+        with usage_errors():
+            check_writable(Path(command.tensorboard))
     # From here on peers and devices are needed.
     from sdc.multihost import everyone
 
@@ -62,15 +64,16 @@ def execute(command: JobCommand) -> int:
     with together(job, command.peers, command.devices) as joint:
         folder = joint.folder
         with tools.Progress(job.steps, show=joint.first) as progress, contextlib.ExitStack() as stack:
-            writer = None
-            if command.tensorboard is not None and joint.first:
-                with usage_errors():
-                    writer = stack.enter_context(integrations.TensorBoardWriter(command.tensorboard))
+            writer: integrations.TensorBoardWriter | None = None
 
             def show(row: Mapping[str, Any]) -> None:
+                nonlocal writer
                 progress.update(row)
-                if writer is not None:
-                    integrations.write_scalars(writer, row["step"], row)
+                if command.tensorboard is None or not joint.first:
+                    return
+                if writer is None:  # the folder may lie in that of the run, which must be new
+                    writer = stack.enter_context(integrations.TensorBoardWriter(command.tensorboard))
+                integrations.write_scalars(writer, row["step"], row)
 
             record = train.run(
                 dataclasses.replace(job, folder=folder), loaded=loaded, devices=jax.devices(),
@@ -85,6 +88,14 @@ def execute(command: JobCommand) -> int:
     if not ended:
         raise CommandError(f"interrupted by {joint.stop.asked}. {onward.how()}", Exit.INCONCLUSIVE)
     return exit_code(verdict)
+
+
+def check_writable(folder: Path) -> None:
+    """Raises SettingError unless a folder can be made and written."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        what = "cannot be written" if there.is_dir() else "is not a folder"
+        raise SettingError("tensorboard", folder, f"{there} {what}; give another folder")
 
 
 def check_job(job: Job, peers: Peers, devices: int | None, *, kind: str | None = None) -> Loaded:

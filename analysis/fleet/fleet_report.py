@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from sdc.records import Record, write_text
+from sdc.results import counted
 from sdc.settings import SettingError
 from sdc.verdict import Verdict
 
-from ..report import NOT_MEASURED, Banner, Facts, Items, Part, Report, Section, Table, Text, counted, show, write_page
+from ..report import NOT_MEASURED, Banner, Facts, Items, Part, Report, Section, Table, Text, show, write_page
 from .fleet_summary import DeviceSheetRow, FleetSummary
 from .pair_schedule import Named
 from .suspects import SuspectRow

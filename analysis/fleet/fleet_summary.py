@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from sdc.results import counted
 from sdc.verdict import Verdict
 
-from ..report import counted
 from .collection import Collection, ComparedHosts, DeviceResult, Duplicate, HostKey, HostResult, Refused, printable
 from .ledger import Added, FleetLedger, enter, limits, past_of
 from .suspects import NamedDevice, SuspectRow, TieRow, Votes, find_suspects, named_device, vote

@@ -210,11 +210,6 @@ def show(value: Any, *, digits: int = 3) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{found:.{digits}g}"
 
 
-def counted(number: int, noun: str) -> str:
-    """Returns a number with its noun, as in `1 host`, `1,200 hosts`."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
 def cell(value: Any) -> str:
     """Formats a cell of a table; floats have four digits."""
     return str(value) if isinstance(value, str | Link) else show(value, digits=4)

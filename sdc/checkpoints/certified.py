@@ -555,7 +555,7 @@ class _Keeping:
         return found
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Audit(Result):
     """The result of auditing a checkpoint.
 
@@ -594,6 +594,8 @@ class Audit(Result):
             return Judgement(Verdict.INCONCLUSIVE, f"checkpoint {self.step}: {why}")
         if not self.compared:
             return Judgement(None, f"checkpoint {self.step} was not compared with its certificate")
+        if not self.covered:
+            return Judgement(Verdict.INCONCLUSIVE, f"checkpoint {self.step}: no array has a certificate")
         return Judgement(
             Verdict.CLEAN, f"checkpoint {self.step}: {self.covered:,} arrays and values equal their certificates"
         )

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from ..results import Result, ResultTable
+from ..results import Result, ResultTable, counted
 from ..settings import SettingError
 from ..verdict import Judgement, Verdict
 from .blocks import Box, box_of, cut_of, overlap, take, total, volume, within
@@ -36,7 +36,7 @@ State = TypeVar("State")
 Part: TypeAlias = tuple[str, Box, np.ndarray]  # name of an array, position in it, and the data
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Recovered(Result, Generic[State]):
     """A recovered state.
 
@@ -63,8 +63,8 @@ class Recovered(Result, Generic[State]):
         )
         return Judgement(
             None,
-            f"{len(self.steps):,} blocks were read{older}; {len(self.copied):,} were copied from replicas, "
-            f"{len(self.initial):,} have their initial values",
+            f"{counted(len(self.steps), 'block')} read{older}; {len(self.copied):,} copied from replicas, "
+            f"{len(self.initial):,} with their initial values",
         )
 
     def table(self) -> ResultTable:
@@ -327,7 +327,7 @@ class Repair:
         return f"{self.name} rows {self.rows[0]}:{self.rows[1]} from {self.source}, step {self.step}"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Repaired(Result, Generic[State]):
     """A state with repaired blocks.
 

@@ -14,9 +14,10 @@ from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Float, Float32, Shaped, UInt32
 
 from sdc.bits import as_bits, select
-from sdc.verdict import Judgement, Verdict
+from sdc.results import total
+from sdc.verdict import Judgement, Verdict, limit
 
-from ..program import Reports, Values, agreed, rarely, traced_once, varying
+from ..program import Reports, Site, Values, agreed, rarely, traced_once, varying
 from .judgement import LEAST_COVERAGE, judge_rows, lacking_coverage
 from .products import Dot, Indexed, Product
 from .roundoff import Settings, work_type
@@ -73,12 +74,12 @@ class Flags(NamedTuple):
     first_margin: Float32[Array, "*site"]
     wrong: WrongElements | None = None
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self, site: Site | None = None) -> dict[str, Any]:
         """Returns the totals over all iterations and devices; waits for them."""
         return {
-            "rows checked": int(np.sum(self.checked)),
-            "flagged": int(np.sum(self.flagged)),
-            "largest margin": float(np.max(self.margin, initial=0.0)),
+            "rows checked": total(self.checked),
+            "flagged": total(self.flagged),
+            "largest margin": float(np.max(np.asarray(self.margin), initial=0.0)),
         }
 
     def verdict(self) -> Judgement:
@@ -90,16 +91,16 @@ class Flags(NamedTuple):
         """Returns the verdict on the products of a step; waits for the counts."""
         every = {name: flags._counts() for name, flags in reports.items()}
         hit = [name for name, counts in every.items() if counts["flagged"]]
-        total = {key: sum(counts[key] for counts in every.values()) for key in COUNTED}
-        found = judge_rows(total, f"{len(hit)} of {len(every)} products, first {hit[0]}" if hit else "", "")
+        whole = {key: sum(counts[key] for counts in every.values()) for key in COUNTED}
+        found = judge_rows(whole, f"{len(hit)} of {len(every)} products, first {hit[0]}" if hit else "", "")
         if found.verdict is not Verdict.CLEAN:
             return found
         share, left = coverage(reports), [(one.site.name, one.site.source, one.reason) for one in reports.skipped]
-        partly = f"{found.reason}, which are {share:.1%} of the work in matrix products"
-        return lacking_coverage(total["checked"], share, LEAST_COVERAGE, left) or found._replace(reason=partly)
+        partly = f"{found.reason}, which are {limit(100 * share, 4, up=False)} % of the work in matrix products"
+        return lacking_coverage(whole["checked"], share, LEAST_COVERAGE, left) or found._replace(reason=partly)
 
     def _counts(self) -> dict[str, int]:
-        return {name: int(np.sum(getattr(self, name))) for name in COUNTED}
+        return {name: total(getattr(self, name)) for name in COUNTED}
 
 
 COUNTED = ("checked", "flagged", "confirmed", "corrected", "nonfinite")

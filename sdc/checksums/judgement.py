@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sdc.verdict import Judgement, Verdict
+from sdc.verdict import Judgement, Verdict, limit
 
 LEAST_COVERAGE = 0.9  # of the work in matrix products, for a verdict of clean
 
@@ -45,6 +45,6 @@ def lacking_coverage(
     more = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
     return Judgement(
         Verdict.INCONCLUSIVE,
-        f"no flag in {checked:,} checked rows, but only {coverage:.1%} of the work in matrix products was checked "
-        f"(required: at least {least:.1%}){''.join(named)}{more}",
+        f"no flag in {checked:,} checked rows, but only {limit(100 * coverage, 3, up=False)} % of the work in matrix "
+        f"products was checked (required: at least {100 * least:.3g} %){''.join(named)}{more}",
     )

@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt, UInt32
 
 from sdc.bits import as_bits, from_bits
+from sdc.results import counted, total
 from sdc.settings import SettingError
 from sdc.verdict import Judgement
 
@@ -75,17 +76,16 @@ class Events(NamedTuple):
     changed: UInt32[Array, ""]
     hits: Hits | None = None
 
-    def summary(self) -> dict[str, int]:
+    def summary(self, site: program.Site | None = None) -> dict[str, int]:
         """Returns the totals over all iterations and devices; waits for them."""
-        return {"elements struck": int(np.sum(self.drawn)), "changed": int(np.sum(self.changed))}
+        return {"elements struck": total(self.drawn), "changed": total(self.changed)}
 
     @staticmethod
     def judge(reports: program.Reports["Events"]) -> Judgement:
         """Returns how many elements simulated faults changed, which is no verdict; waits for the counts."""
-        changed = [total for one in reports.values() if (total := one.summary()["changed"])]
-        return Judgement(
-            None, f"simulated faults changed {sum(changed):,} elements at {len(changed)} of {len(reports)} sites"
-        )
+        changed = [count for one in reports.values() if (count := one.summary()["changed"])]
+        said = f"simulated faults changed {counted(sum(changed), 'element')}"
+        return Judgement(None, f"{said} at {len(changed)} of {counted(len(reports), 'site')}")
 
 
 def corruptible(x: Any) -> bool:

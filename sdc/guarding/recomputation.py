@@ -16,10 +16,12 @@ import numpy as np
 from jaxtyping import Array, Bool, UInt32
 
 from sdc.bits import same_bits
-from sdc.verdict import Judgement, Verdict
+from sdc.results import counted, total
+from sdc.verdict import Judgement, Verdict, limit
 
 from .. import program
 from ..twins import DigestRule, FirstDifference, first_difference
+from .silence import LEAST_COVERED
 
 KERNELS = ("pallas_call", "ffi_call")
 SMALL = 8
@@ -41,25 +43,24 @@ class Witnessed(NamedTuple):
     first: UInt32[Array, "*axes n 2"]
     again: UInt32[Array, "*axes m n 2"]
 
-    def summary(self) -> dict[str, int]:
+    def summary(self, site: program.Site | None = None) -> dict[str, int]:
         """Returns the totals over all iterations and devices; waits for them."""
-        return {"recomputations compared": int(np.sum(self.compared)), "mismatched": int(np.sum(self.differs))}
+        return {"recomputations compared": total(self.compared), "mismatched": total(self.differs)}
+
+    def verdict(self) -> Judgement:
+        """Returns the verdict on this operation, in which a difference alone is a suspicion; waits for the digests."""
+        return _judged([self.summary()], "", "")
 
     @staticmethod
     def judge(reports: program.Reports["Witnessed"]) -> Judgement:
         """Returns the verdict on a step, in which a difference alone is a suspicion; waits for the digests."""
         totals = [one.summary() for one in reports.values()]
-        compared, differ = (sum(total[key] for total in totals) for key in ("recomputations compared", "mismatched"))
-        share = f"{compared:,} recomputations ({witnessed_share(reports):.1%} of the forward pass)"
-        if differ:
-            return Judgement(
-                Verdict.INCONCLUSIVE,
-                f"{differ:,} of {share} differ, first {first_mismatch(reports)}; run the step again: if others differ, "
-                "the hardware is wrong, and if the same do, XLA may round them differently (sdc.guarding.calibrate)",
-            )
-        if not compared:
-            return Judgement(Verdict.INCONCLUSIVE, "no recomputation was compared")
-        return Judgement(Verdict.CLEAN, f"{share} agree with the first computation")
+        differ = any(each["mismatched"] for each in totals)
+        covered = witnessed_share(reports)
+        share = f" ({limit(100 * covered, 3, up=False)} % of the forward pass)"
+        found = _judged(totals, share, f", first {first_mismatch(reports)}" if differ else "")
+        few = found.verdict is Verdict.CLEAN and covered < LEAST_COVERED
+        return Judgement(Verdict.INCONCLUSIVE, f"{found.reason}, but they are too few") if few else found
 
     @property
     def compared(self) -> Bool[Array, "*axes m"]:
@@ -70,6 +71,20 @@ class Witnessed(NamedTuple):
     def differs(self) -> Bool[Array, "*axes m"]:
         """Whether a recomputation has other bits than the first computation."""
         return jnp.any(self.first[..., None, :, :] != self.again, (-1, -2))
+
+
+def _judged(totals: Sequence[Mapping[str, int]], share: str, first: str) -> Judgement:
+    compared, differ = (sum(each[key] for each in totals) for key in ("recomputations compared", "mismatched"))
+    if differ:
+        return Judgement(
+            Verdict.INCONCLUSIVE,
+            f"{differ:,} of {counted(compared, 'recomputation')}{share} differ{first}; run the step again: if others "
+            "differ, the hardware is wrong, and if the same do, XLA may round them differently "
+            "(sdc.guarding.calibrate)",
+        )
+    if not compared:
+        return Judgement(Verdict.INCONCLUSIVE, "no recomputation was compared")
+    return Judgement(Verdict.CLEAN, f"{counted(compared, 'recomputation')}{share} agree with the first computation")
 
 
 def comparable(site: program.Site) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from sdc.verdict import Judgement, Verdict, limit
 
 CONFIDENCE = 0.95
+LEAST_COVERED = 0.5  # of a step, for a verdict of clean
 PLACES = 1_000  # of a burst within a window, over which its probability is averaged
 
 
@@ -26,7 +27,7 @@ def excludes(coverage: float | None, share: float) -> bool:
         coverage: share of the step that the layer covers; None if its silence bounds nothing.
         share: the largest share of wrong steps that is compatible with its silence.
     """
-    return (coverage or 0.0) >= 0.5 and share <= 0.5
+    return (coverage or 0.0) >= LEAST_COVERED and share <= 0.5
 
 
 def judge_silence(steps: int, layers: Iterable[tuple[str, str, float | None, float]]) -> Judgement:

@@ -72,7 +72,7 @@ class LayerReport:
         return expected_delay(sum(self.steps.values()) / checked, share, burst=burst) if checked else math.inf
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class GuardReport(Result):
     """What a guard found, or what its silence excludes.
 

@@ -1,6 +1,8 @@
 """Results as scalars, for the metric writers that a training loop has."""
 
 import logging
+import numbers
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -11,7 +13,9 @@ from ..program import Reports
 
 LOG = logging.getLogger("sdc.integrations")
 CHECKED, OVERHEAD, SIMULATED = "sdc/checked", "sdc/overhead", "sdc/simulated"
-FOUND = {"flagged": "sdc/flagged", "mismatched": "sdc/mismatched", "changed": SIMULATED}
+FOUND = {
+    "flagged": "sdc/flagged", "mismatched": "sdc/mismatched", "not repeated": "sdc/mismatched", "changed": SIMULATED
+}  # fmt: skip
 
 
 class ScalarWriter(Protocol):
@@ -29,9 +33,9 @@ def scalars_of(result: "Reports[Any] | GuardReport | Watch[..., Any] | Mapping[s
             with its loss (of each twin), gradient norm, learning rate and time besides.
 
     Returns:
-        `sdc/checked`: rows, elements, recomputations or checks; `sdc/flagged` (checksums, and findings of a guard) or
-        `sdc/mismatched` (twins and recomputations); `sdc/overhead` of a guard, as a share of the time of the steps;
-        `sdc/simulated`, the elements that simulated faults changed. Digests have no scalars.
+        `sdc/checked`: rows, elements, recomputations, or checks that compared something; `sdc/flagged` (checksums, and
+        findings of a guard) or `sdc/mismatched` (twins and recomputations); `sdc/overhead` of a guard, as a share of
+        the time of the steps; `sdc/simulated`, the elements that simulated faults changed. Digests have no scalars.
 
     Example:
         >>> import jax.numpy as jnp, sdc
@@ -42,10 +46,10 @@ def scalars_of(result: "Reports[Any] | GuardReport | Watch[..., Any] | Mapping[s
     """
     if isinstance(result, Watch):
         result = result.report()
-    if isinstance(result, Mapping) and not isinstance(result, Reports):
+    if isinstance(result, Mapping) and "step" in result:
         return _of_line(result)
     if isinstance(result, GuardReport):
-        checks = sum(layer.runs for layer in result.layers)
+        checks = sum(layer.runs for layer in result.layers if layer.coverage)
         return {
             CHECKED: float(checks), FOUND["flagged"]: float(len(result.findings)), OVERHEAD: float(result.overhead)
         }  # fmt: skip
@@ -54,12 +58,12 @@ def scalars_of(result: "Reports[Any] | GuardReport | Watch[..., Any] | Mapping[s
             f"expected reports, or a guard, not {type(result).__name__}; give what sdc.abft, sdc.lockstep, "
             "sdc.witness, sdc.inject or sdc.guard returns"
         )
-    totals: dict[str, float] = {}
+    totals: dict[str, float] = {} if result else {CHECKED: 0.0}
     for row in result.table().records():
         for place, (column, value) in enumerate(row.items()):
             name = FOUND.get(column) or (CHECKED if place == 1 and column != "elements struck" else None)
-            if name is not None and isinstance(value, int):
-                totals[name] = totals.get(name, 0.0) + value
+            if name is not None and isinstance(value, numbers.Real):
+                totals[name] = totals.get(name, 0.0) + float(value)
     return totals
 
 
@@ -82,13 +86,13 @@ def _of_line(line: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-_SAID: set[str] = set()
+_FAILED: set[tuple[type, type]] = set()  # writers and their errors that the log has
 
 
 def write_scalars(
     writer: "ScalarWriter | Callable[[int, Mapping[str, float]], Any]", step: int, result: Any
 ) -> dict[str, float]:
-    """Writes the scalars of a result; an error of the writer is logged once, and training goes on.
+    """Writes the scalars of a result; errors of the writer are logged once for each kind, and training goes on.
 
     Args:
         writer: an object with `write_scalars(step, scalars)`, as clu's writers have it, or such a function: for
@@ -112,10 +116,11 @@ def write_scalars(
     if not callable(write):
         raise TypeError(f"{type(writer).__name__} is no writer; expected write_scalars(step, scalars), or a function")
     try:
-        write(step, scalars)
-    except Exception as error:  # writers raise anything
-        said = f"metrics were not written ({type(error).__name__}: {error}); training goes on"
-        if said not in _SAID:
-            _SAID.add(said)
-            LOG.warning("%s", said)
+        write(step, dict(scalars))
+    except Exception as error:  # writers raise anything, and repeat it
+        kind = type(writer), type(error)
+        if kind not in _FAILED:
+            _FAILED.add(kind)
+            said = "".join(traceback.format_exception_only(error)).strip()
+            LOG.warning("metrics were not written (%s); training goes on", said)
     return scalars

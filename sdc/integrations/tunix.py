@@ -6,15 +6,16 @@ from typing import Any
 
 from ..guarding import Watch, guard
 
-NEEDED = ("create_train_step_fn", "jit_train_and_eval_step", "model", "optimizer")
+NEEDED = ("create_train_step_fn", "jit_train_and_eval_step", "clear_jit_cache", "model", "optimizer")
+CACHE = "_jitted_train_step_fn"  # None after `clear_jit_cache`, which a new loss function or a new input calls
 TESTED = "0.1.7"
 
 
 def guard_trainer(trainer: Any, mesh: Any = None, **settings: Any) -> Watch[..., Any]:
     """Watches the training steps of a Tunix trainer for corruption.
 
-    The trainer compiles its step as before, but donates nothing else, and calls it through the guard. Gradient
-    accumulation is part of the optimizer, so each microstep is a step.
+    The trainer's own step is compiled as before, and called through the guard. Gradient accumulation is part of the
+    optimizer, so each microstep is a step.
 
     Args:
         trainer: a `tunix.PeftTrainer`, or a trainer that derives from it, before `train` is called.
@@ -22,11 +23,12 @@ def guard_trainer(trainer: Any, mesh: Any = None, **settings: Any) -> Watch[...,
         settings: other settings of `sdc.guard`.
 
     Returns:
-        The guard; `verdict()` and `report()` say what was found.
+        The guard; `verdict()` and `report()` say what was found. It watches one step: after a new loss function or
+        input function, guard the trainer again.
 
     Raises:
         TypeError: the trainer is of another package, or of a version with another interface.
-        ValueError: the trainer has compiled its step already, or a setting is wrong.
+        ValueError: the trainer is guarded already, has compiled its step already, or a setting is wrong.
 
     Example:
         >>> from sdc.integrations import guard_trainer
@@ -39,20 +41,40 @@ def guard_trainer(trainer: Any, mesh: Any = None, **settings: Any) -> Watch[...,
             raise TypeError(
                 f"{type(trainer).__name__} has no {name}; expected a trainer of google-tunix (tested with {TESTED})"
             )
-    if getattr(trainer, "_jitted_train_step_fn", None) is not None:
+    prepare = trainer.jit_train_and_eval_step
+    if isinstance(prepare, _Prepared):
+        if not prepare.is_outdated():
+            raise ValueError("the trainer is guarded already; use the guard that guard_trainer returned")
+        prepare = prepare.prepare
+    elif getattr(trainer, CACHE, None) is not None:
         raise ValueError("the trainer has compiled its step already; guard it before train is called")
     from flax import nnx
 
     step = nnx.jit(trainer.create_train_step_fn(), donate_argnames=("optimizer",))
     watch = guard(step, mesh, **settings)
-    prepare: Callable[..., tuple[Any, Any]] = trainer.jit_train_and_eval_step
-
-    def prepared(skip_jit: bool = False, cache_nnx_graph: bool = False) -> tuple[Any, Any]:
-        evaluate = prepare(skip_jit, cache_nnx_graph)[1]
-        return functools.partial(_Step(watch, step), trainer.model, trainer.optimizer), evaluate
-
-    trainer.jit_train_and_eval_step = prepared
+    trainer.jit_train_and_eval_step = _Prepared(trainer, prepare, _Step(watch, step))
     return watch
+
+
+class _Prepared:
+    """`jit_train_and_eval_step` of a trainer, with a guarded step."""
+
+    def __init__(self, trainer: Any, prepare: Callable[..., tuple[Any, Any]], step: "_Step") -> None:
+        self._trainer, self.prepare, self._step = trainer, prepare, step
+        self._used = False
+
+    def is_outdated(self) -> bool:
+        """Returns whether the trainer was given another step since it trained."""
+        return self._used and getattr(self._trainer, CACHE, None) is None
+
+    def __call__(self, skip_jit: bool = False, cache_nnx_graph: bool = False) -> tuple[Any, Any]:
+        if skip_jit:
+            raise ValueError("skip_jit: a guarded step is compiled; leave the argument out")
+        if self.is_outdated():
+            raise ValueError("the trainer's step has changed since it was guarded; call guard_trainer again")
+        evaluate = self.prepare(skip_jit, cache_nnx_graph)[1]
+        self._used = True
+        return functools.partial(self._step, self._trainer.model, self._trainer.optimizer), evaluate
 
 
 class _Step:

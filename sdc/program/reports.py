@@ -1,14 +1,17 @@
 """The interface of rules: places, rules, and reports keyed by site name."""
 
 import difflib
+import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import jax
+import jax.typing
+import numpy as np
 from jaxtyping import Array, Int
 
-from sdc.results import Result, ResultTable
+from sdc.results import Result, ResultTable, counted
 from sdc.verdict import Judgement, Verdict
 
 from .selectors import Site, Skipped
@@ -55,7 +58,7 @@ class Rule(Protocol):
 class SiteReport(Protocol):
     """A report that states a verdict; reports without these methods, such as digests, have none."""
 
-    def summary(self) -> Mapping[str, Any]:
+    def summary(self, site: Site | None = None) -> Mapping[str, Any]:
         """Returns the totals over all iterations and devices, by the name of a column; what was found is second."""
 
     @staticmethod
@@ -83,7 +86,7 @@ class Reports(Result, Mapping[str, T_co], Generic[T_co]):
         try:
             return self._values[name]
         except KeyError:
-            near = difflib.get_close_matches(name, self._values, n=3, cutoff=0.4) or list(self._values)[:3]
+            near = difflib.get_close_matches(str(name), self._values, n=3, cutoff=0.4) or list(self._values)[:3]
             more = f"; near it: {', '.join(near)}" if near else "; there are no sites"
             raise KeyError(f"no report is named {name!r}{more}") from None
 
@@ -97,10 +100,19 @@ class Reports(Result, Mapping[str, T_co], Generic[T_co]):
         return len(self.sites)
 
     def __repr__(self) -> str:
-        kinds = {type(value).__name__ for value in self._values.values()}
         some = ", ".join([*self._values][:3]) + (", ..." if len(self) > 3 else "")
         left = f", {len(self.skipped)} skipped" if self.skipped else ""
-        return f"Reports[{' | '.join(sorted(kinds)) or 'nothing'}]({len(self)} sites{some and ': '}{some}{left})"
+        return f"Reports[{self._kinds()}]({counted(len(self), 'site')}{some and ': '}{some}{left})"
+
+    def _repr_html_(self) -> str:
+        try:
+            return super()._repr_html_()
+        except ValueError as error:  # inside jit, for example
+            return f"<p>{html.escape(f'{self!r}: {error}')}</p>"
+
+    def _kinds(self) -> str:
+        kinds = {"Array" if isinstance(value, jax.Array) else type(value).__name__ for value in self._values.values()}
+        return " | ".join(sorted(kinds)) or "nothing"
 
     def verdict(self) -> Judgement:
         """Returns the verdict, which rests on all reports; None for digests and simulated faults.
@@ -111,23 +123,28 @@ class Reports(Result, Mapping[str, T_co], Generic[T_co]):
         if not self:
             why = f"; {self.skipped[0].site.name}: {self.skipped[0].reason}" if self.skipped else ""
             return Judgement(Verdict.INCONCLUSIVE, f"no operation was checked{why}")
-        judge = getattr(next(iter(self.values())), "judge", None)
-        if judge is None:
-            return Judgement(None, f"digests of {len(self)} operations; compare them with those of another run")
+        kinds = {type(value) for value in self.values()}
+        judge = getattr(kinds.pop(), "judge", None) if len(kinds) == 1 else None
+        if not callable(judge):
+            about = f"reports of {counted(len(self), 'operation')} state no verdict"
+            return Judgement(None, f"{about}; digests are compared with those of another run")
         self._check_readable()
-        return judge(self)
+        return cast(Judgement, judge(self))
 
     def table(self) -> ResultTable:
         """Returns a row for each site, with its totals over all iterations and devices; see `verdict` for errors."""
         self._check_readable()
-        totals: dict[str, Mapping[str, Any]] = {
-            name: getattr(value, "summary", dict)() for name, value in self._values.items()
-        }
-        columns = tuple(dict.fromkeys(column for total in totals.values() for column in total))
+        totals = [_summary(site, self._values[site.name]) for site in self.sites]
+        columns = list(dict.fromkeys(column for each in totals for column in each))
+        # What only some forms of a tool count is shown if there is any.
+        columns = [
+            column for place, column in enumerate(columns) if place < 3 or any(each.get(column) for each in totals)
+        ]
         rows = tuple(
-            (site.name, *(totals[site.name].get(column) for column in columns), site.source) for site in self.sites
+            (site.name, *(each.get(column) for column in columns), site.source)
+            for site, each in zip(self.sites, totals, strict=True)
         )
-        found = tuple(number for number, row in enumerate(rows) if len(columns) > 1 and row[2])
+        found = tuple(number for number, row in enumerate(rows) if len(columns) > 1 and np.any(row[2]))
         return ResultTable(("site", *columns, "line"), rows, found)
 
     def _check_readable(self) -> None:
@@ -139,6 +156,8 @@ class Reports(Result, Mapping[str, T_co], Generic[T_co]):
                 "the reports are on devices of several processes; in all processes, first call "
                 "jax.experimental.multihost_utils.process_allgather(reports, tiled=True)"
             )
+        if odd := next((leaf for leaf in leaves if not isinstance(leaf, jax.typing.ArrayLike)), None):
+            raise ValueError(f"the reports hold a {type(odd).__name__}; expected the arrays that the step returned")
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], Any]:
         values = [(jax.tree_util.DictKey(name), value) for name, value in self._values.items()]
@@ -148,6 +167,11 @@ class Reports(Result, Mapping[str, T_co], Generic[T_co]):
     def tree_unflatten(cls, static: Any, values: Sequence[Any]) -> "Reports[Any]":
         sites, skipped = static
         return cls(sites, values, skipped)
+
+
+def _summary(site: Site, value: Any) -> Mapping[str, Any]:
+    summary = getattr(type(value), "summary", None)
+    return cast(Mapping[str, Any], summary(value, site)) if callable(summary) else {}
 
 
 def apart(out: Any) -> tuple[Any, tuple[Reports[Any], ...]]:

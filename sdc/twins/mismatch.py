@@ -14,9 +14,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float32, Shaped, UInt32
 
 from sdc.bits import as_bits
+from sdc.results import counted, total
 from sdc.verdict import Judgement, Verdict
 
-from ..program import Reports
+from ..program import Reports, Site
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -110,41 +111,55 @@ class Mismatch(NamedTuple):
     undecided: UInt32[Array, "*rows"]
     unrepeated: UInt32[Array, "*rows twins"] | None = None
 
-    def summary(self) -> dict[str, Any]:
-        """Returns the totals over all iterations and twins, each of which may return its own copy; waits for them."""
-        once = 0 if self.unrepeated is None else int(np.sum(self.unrepeated))
+    def summary(self, site: Site | None = None) -> dict[str, Any]:
+        """Returns the totals over all iterations and twins; waits for them.
+
+        Under `vmap`, each twin returns a copy of the same counts. With the site, whose axes are known, one is counted.
+        """
+        fields = {name: np.asarray(value) for name, value in self.difference._asdict().items()}
+        fields["undecided"] = np.asarray(self.undecided)
+        if self.unrepeated is not None:
+            fields["unrepeated"] = np.asarray(self.unrepeated)
+        counts, twins = fields["checked"], fields["checked"].shape[-1:]
+        mapped = site is not None and counts.ndim > 1 + len(site.dims) and counts.shape[:1] == twins
+        if mapped and all((value == value[:1]).all() for value in fields.values()):
+            fields = {name: value[0] for name, value in fields.items()}
         return {
-            "comparisons": int(np.sum(self.difference.checked)),
-            "mismatched": int(np.sum(self.difference.mismatched)),
-            "largest relative difference": float(np.max(self.difference.relative_max, initial=0.0)),
-            "without a majority": int(np.sum(self.undecided)),
-            "not repeated": once,
+            "checked": total(fields["checked"]),
+            "mismatched": total(fields["mismatched"]),
+            "largest relative difference": float(np.max(fields["relative_max"], initial=0.0)),
+            "without a majority": total(fields["undecided"]),
+            "not repeated": total(fields.get("unrepeated", 0)),
         }
 
     def verdict(self) -> Judgement:
         """Returns the verdict on this site; waits for the counts."""
-        return _judged({"this site": self})
+        return _judged({"this site": self.summary()})
 
     @staticmethod
     def judge(reports: Reports["Mismatch"]) -> Judgement:
         """Returns the verdict on the twins of a step; waits for the counts."""
-        return _judged(reports)
+        return _judged({site.name: reports[site.name].summary(site) for site in reports.sites})
 
 
-def _judged(reports: Mapping[str, Mismatch]) -> Judgement:
-    totals = {name: one.summary() for name, one in reports.items()}
-    checked = sum(total["comparisons"] for total in totals.values())
-    wrong = [name for name, total in totals.items() if total["mismatched"] or total["not repeated"]]
+def _judged(totals: Mapping[str, Mapping[str, Any]]) -> Judgement:
+    whole = {key: sum(each[key] for each in totals.values())
+             for key in ("checked", "mismatched", "without a majority", "not repeated")}  # fmt: skip
+    ran = [name for name, each in totals.items() if each["checked"]]
+    keys = ("mismatched", "without a majority", "not repeated")
+    wrong = [name for name, each in totals.items() if any(each[key] for key in keys)]
     if wrong:
-        mismatched = sum(total["mismatched"] for total in totals.values())
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        return Judgement(
-            Verdict.CORRUPT,
-            f"the twins differ in {mismatched:,} of {checked:,} comparisons of elements, at {wrong[0]}{more}",
-        )
-    if not checked:
+        said = f"the twins differ in {whole['mismatched']:,} of {counted(whole['checked'], 'element')}"
+        more = f" and {counted(len(wrong) - 1, 'more site')}" if len(wrong) > 1 else ""
+        once, guessed = whole["not repeated"], whole["without a majority"]
+        again = f"; {counted(once, 'digest')} differed, but not in the repetition" if once else ""
+        guess = f"; {counted(guessed, 'comparison')} had no majority, so the reference is a guess" if guessed else ""
+        return Judgement(Verdict.CORRUPT, f"{said}, at {wrong[0]}{more}{again}{guess}")
+    if not ran:
         return Judgement(Verdict.INCONCLUSIVE, "no element was checked")
-    return Judgement(Verdict.CLEAN, f"the twins agree in {checked:,} comparisons of elements, at {len(totals)} sites")
+    return Judgement(
+        Verdict.CLEAN, f"the twins agree in {counted(whole['checked'], 'element')}, at {counted(len(ran), 'site')}"
+    )
 
 
 def merge_mismatches(total: Mismatch, new: Mismatch) -> Mismatch:

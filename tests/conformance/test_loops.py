@@ -64,3 +64,9 @@ def test_a_guard_in_tunix() -> None:
     assert all(map(np.array_equal, state_of(plain), state_of(guarded)))
     with pytest.raises(ValueError, match="guard it before train is called"):
         guard_trainer(plain)
+    with pytest.raises(ValueError, match="guarded already"):
+        guard_trainer(guarded)
+    guarded.with_loss_fn(lambda model, **_: sum(jnp.sum(x) for x in jax.tree.leaves(nnx.state(model))))
+    with pytest.raises(ValueError, match="call guard_trainer again"):
+        guarded.train(batches())
+    assert guard_trainer(guarded).steps == 0

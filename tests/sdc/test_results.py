@@ -75,7 +75,7 @@ CASES = {
     "witness, nothing twice": Case(
         lambda step: sdc.witness(lambda w, x: jnp.tanh(x @ w[0])), Verdict.INCONCLUSIVE, "no operation was checked", ""
     ),
-    "fingerprint": Case(lambda step: sdc.fingerprint(step, "products"), None, "compare them", ""),
+    "fingerprint": Case(lambda step: sdc.fingerprint(step, "products"), None, "state no verdict", ""),
     "inject": Case(
         lambda step: lambda w, x: sdc.inject(step, OFTEN)(MOMENT, w, x), None, "simulated faults", "changed"
     ),
@@ -141,8 +141,7 @@ def test_products_that_were_not_checked_count(size: int, verdict: Verdict) -> No
 
     said = sdc.abft(integers)(W, X)[1].verdict()
     assert said.verdict is verdict
-    share = 4 * 8 * 8 / (4 * 8 * 8 + size**3)
-    assert f"{share:.1%} of the work" in said.reason
+    assert {2: "96.96 % of the work", 8: "33.3 % of the work"}[size] in said.reason  # rounded down
     assert ("fwd/dot_general#2" in said.reason) == (verdict is Verdict.INCONCLUSIVE)
 
 
@@ -196,3 +195,78 @@ def test_tables_show_findings_first_and_say_what_is_left_out() -> None:
     assert str(shown).splitlines()[1:] == ["<x>  1,000,000", "y            –", "z          inf", "u        0.123"]
     assert "<x>" not in shown._repr_html_()
     assert "&lt;x&gt;" in shown._repr_html_()
+
+
+def test_counts_do_not_overflow(reports: dict[str, Any]) -> None:
+    """Counts are 32-bit numbers on the device; their sum is not."""
+    half = jnp.uint32(2**31)
+    flags = reports["abft"]
+    one = next(iter(flags.values()))
+    many = one._replace(**{name: jnp.stack([half, half]) for name in ("checked", "flagged", "confirmed")})
+    found = sdc.Reports(flags.sites[:1], [many])
+    assert found.verdict().verdict is many.verdict().verdict is Verdict.CORRUPT
+    assert found.table().rows[0][1:3] == (2**32, 2**32)
+    mismatches = reports["lockstep, struck"]
+    whole = jax.tree.map(lambda x: x, next(iter(mismatches.values())))
+    difference = whole.difference._replace(checked=jnp.stack([half, half]), mismatched=jnp.stack([half, half]))
+    apart = sdc.Reports(mismatches.sites[:1], [whole._replace(difference=difference)])
+    assert apart.verdict().verdict is Verdict.CORRUPT
+
+
+def test_twins_are_counted_once_under_vmap(reports: dict[str, Any]) -> None:
+    found = reports["lockstep, struck"]
+    events = jax.vmap(
+        lambda twin: sdc.inject(step, [f"{OFTEN[0]},twin=1"])(MOMENT, W, X)[1], axis_name="twin", axis_size=2
+    )(jnp.arange(2))
+    injected = sum(int(one.changed.sum()) for one in events.values())
+    assert sum(row["mismatched"] for row in found.table().records()) == injected > 0
+
+
+def test_differences_without_a_size_are_in_the_sentence(reports: dict[str, Any]) -> None:
+    found = reports["lockstep"]
+    first, *rest = found.values()
+    once = jnp.zeros(first.difference.checked.shape, jnp.uint32).at[..., 1].set(1)
+    said = sdc.Reports(found.sites, [first._replace(unrepeated=once), *rest]).verdict()
+    assert said.verdict is Verdict.CORRUPT
+    assert "differed, but not in the repetition" in said.reason
+    guess = jnp.ones(first.undecided.shape, jnp.uint32)
+    said = sdc.Reports(found.sites, [first._replace(undecided=guess), *rest]).verdict()
+    assert said.verdict is Verdict.CORRUPT
+    assert "the reference is a guess" in said.reason
+
+
+def test_recomputations_of_little_of_the_step_are_inconclusive() -> None:
+    def mostly_once(w: Any, x: Any) -> Any:
+        value, gradient = step(w, x)
+        return value, gradient, jnp.ones((64, 64)) @ jnp.ones((64, 64))
+
+    said = jax.jit(sdc.witness(mostly_once))(W, X)[1].verdict()
+    assert said.verdict is Verdict.INCONCLUSIVE
+    assert "too few" in said.reason
+
+
+class Named(NamedTuple):
+    """A report of a user's rule."""
+
+    judge: Any
+    summary: Any
+
+
+@pytest.mark.parametrize("value", [Named(1, 2), {"a": 1}, 3.5, None])
+def test_reports_of_others_state_no_verdict(reports: dict[str, Any], value: Any) -> None:
+    found = sdc.Reports(reports["abft"].sites[:1], [value])
+    assert found.verdict().verdict is None
+    assert "verdict" in found._repr_html_()
+    mixed = sdc.Reports(reports["abft"].sites[:2], [value, next(iter(reports["abft"].values()))])
+    assert mixed.verdict().verdict is None
+
+
+def test_shapes_have_no_verdict_but_can_be_shown() -> None:
+    found = jax.eval_shape(sdc.abft(step), W, X)[1]
+    with pytest.raises(ValueError, match="the reports hold a ShapeDtypeStruct"):
+        found.verdict()
+    assert "ShapeDtypeStruct" in found._repr_html_()
+    assert "ShapeDtypeStruct" in treescope.render_to_text(found)
+    with pytest.raises(KeyError, match="no report is named 0"):
+        found[0]
+    assert found.get(0) is None

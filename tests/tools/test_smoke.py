@@ -13,7 +13,7 @@ MINI = "--config mini --steps 1"
 # In the order in which they run: some read what others wrote. Words of each command, and its exit code.
 SMALLEST: dict[str, tuple[str, int]] = {
     "twin": (f"{MINI} --placement vmap --sync none --run {{}}/twin", 0),
-    "train": (f"{MINI} --run {{}}/train --tensorboard {{}}/metrics", 0),
+    "train": (f"{MINI} --run {{}}/train --tensorboard {{}}/train/metrics", 0),
     "checkpoint": ("show {}/train/checkpoints", 0),
     "report": ("{}/train", 0),
     "trace": (f"{{}}/trace {MINI} --where boundary(1)", 0),
@@ -51,7 +51,7 @@ def test_the_smallest_run(command: str, folder: Path) -> None:
 
 
 def test_tensorboard_reads_the_scalars_of_a_run(folder: Path) -> None:
-    read = EventAccumulator(str(folder / "metrics")).Reload()
+    read = EventAccumulator(str(folder / "train" / "metrics")).Reload()
     (row,) = map(json.loads, (folder / "train" / "steps.jsonl").read_text().splitlines())
     assert {name: [event.value for event in read.Scalars(name)] for name in ("loss", "learning_rate")} == {
         "loss": [pytest.approx(row["loss"][0], rel=1e-6)],
