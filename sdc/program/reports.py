@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import jax
-import jax.typing
 import numpy as np
 from jaxtyping import Array, Int
 
@@ -17,6 +16,7 @@ from sdc.verdict import Judgement, Verdict
 from .selectors import Site, Skipped
 
 Report: TypeAlias = Any
+NUMBERS = (jax.Array, np.ndarray, np.generic, int, float, complex)  # leaves of reports that can be read
 
 
 Values: TypeAlias = list[Any]
@@ -156,7 +156,7 @@ class Reports(Result, Mapping[str, T_co], Generic[T_co]):
                 "the reports are on devices of several processes; in all processes, first call "
                 "jax.experimental.multihost_utils.process_allgather(reports, tiled=True)"
             )
-        if odd := next((leaf for leaf in leaves if not isinstance(leaf, jax.typing.ArrayLike)), None):
+        if odd := next((leaf for leaf in leaves if not isinstance(leaf, NUMBERS)), None):
             raise ValueError(f"the reports hold a {type(odd).__name__}; expected the arrays that the step returned")
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], Any]:
