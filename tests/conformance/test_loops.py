@@ -1,6 +1,7 @@
 """Three lines in the training loops of other packages: the same training, and a verdict."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,8 +14,19 @@ from flax import nnx
 from sdc.integrations import guard_trainer
 from sdc.verdict import Verdict
 
-pytestmark = [pytest.mark.conformance, pytest.mark.usefixtures("free_checks")]
+pytestmark = [
+    pytest.mark.conformance,
+    pytest.mark.usefixtures("free_checks"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Tunix uses names that Flax has deprecated
+]
 BATCH, LENGTH, STEPS = 4, 16, 30
+
+
+@pytest.fixture(autouse=True)
+def promoted() -> Iterator[None]:
+    """Packages of others rely on JAX's default for operations of several types."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
 
 
 @functools.cache
