@@ -14,6 +14,8 @@ from sdc.checkpoints import FromState, differing, repair
 from sdc.results import Result, ResultTable
 from sdc.verdict import Verdict
 
+# Treescope 0.1.10 looks at a class that NumPy 2.5 has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:The chararray class is deprecated:DeprecationWarning")
 SHAPE = (3, 8, 8)
 Step = Callable[..., Any]
 
