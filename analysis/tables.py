@@ -181,8 +181,8 @@ def products(found: ProductTotals | None) -> list[Table | LeftOut]:
         "Numbers of rows. Examined: rows that the first tier passed on. Confirmed: flagged rows that were correct when "
         "recomputed. Nonfinite: rows with non-finite inputs, which cannot be checked. Margin: largest |r| / bound in "
         "the deciding tier; rows with a margin above 1 are flagged, and 0 means that no row reached this tier. The "
-        "first tier does not decide: it passes rows with a margin above 1 on for examination. Products with flagged "
-        "rows come first, and those of which no row was examined share the last row."
+        "first tier does not decide: it passes rows with a margin above 1 on for examination. The products with the "
+        f"most flagged rows come first; beyond {MOST_QUIET} products without an examined row, further ones share a row."
     )
     share = (
         f"Checked: {show(found.coverage)} of the work of the selected products. If the work of an unchecked product is "

@@ -1,6 +1,7 @@
 """Configuration of Sphinx: `make docs` builds the pages of this folder."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 from sdc.burnin import exports
@@ -14,7 +15,7 @@ napoleon_attr_annotations = False
 autodoc_typehints = "none"  # the signatures say enough, in the text of the types
 myst_heading_anchors = 3
 exclude_patterns = ["_build", "results/*", "jupyter_execute"]
-nb_execution_cache_path = "docs/_build/.jupyter_cache"
+nb_execution_cache_path = str(Path(__file__).parent / "_build" / ".jupyter_cache")
 nb_execution_mode = "cache"  # the notebook runs again when its code changes
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True

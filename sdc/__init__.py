@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         checksums as checksums,
         faults as faults,
         guarding as guarding,
+        integrations as integrations,
         nodes as nodes,
         program as program,
         records as records,

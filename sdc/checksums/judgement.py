@@ -9,7 +9,7 @@ LEAST_COVERAGE = 0.9  # of the work in matrix products, for a verdict of clean
 
 
 def judge_rows(counts: Mapping[str, Any], where: str, over: str) -> Judgement:
-    """Returns the verdict.
+    """Returns the verdict on the rows of matrix products of a step, or of a run.
 
     Args:
         counts: numbers of rows by the names of `Flags`.

@@ -31,8 +31,12 @@ def excludes(coverage: float | None, share: float) -> bool:
 
 
 def judge_silence(steps: int, layers: Iterable[tuple[str, str, float | None, float]]) -> Judgement:
-    """Returns the verdict on steps in which a guard found nothing; the arguments of `excludes` follow the name of each
-    layer, and what it compares."""
+    """Returns the verdict on steps in which a guard found nothing.
+
+    Args:
+        steps: number of steps.
+        layers: for each layer of evidence its name, what it compares, and the arguments of `excludes`.
+    """
     enough = [(share, name, compares) for name, compares, coverage, share in layers if excludes(coverage, share)]
     if not enough:
         return Judgement(

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh
 
 from sdc.results import Result, ResultTable
-from sdc.verdict import Judgement, Verdict
+from sdc.verdict import Judgement, Verdict, limit
 
 from ..multihost import first_line
 from ..program import compiled_for, holds_objects
@@ -106,11 +106,14 @@ class GuardReport(Result):
 
     def table(self) -> ResultTable:
         """Returns a row for each layer, with the largest share of wrong steps that its silence does not exclude."""
+        found = Counter(finding.layer for finding in self.findings)
+        most = [
+            None if one.coverage is None else limit(100 * one.most_wrong_share(), 3, up=True) for one in self.layers
+        ]
         rows = tuple(
-            (one.name, one.runs, sum(finding.layer == one.name for finding in self.findings),
-             None if one.coverage is None else 100 * one.most_wrong_share(), one.why_not or one.about)
-            for one in self.layers
-        )  # fmt: skip
+            (one.name, one.runs, found[one.name], share, one.why_not or one.about)
+            for one, share in zip(self.layers, most, strict=True)
+        )
         return ResultTable(("layer", "checks", "findings", "% of steps wrong, at most", "compares"), rows)
 
     def __str__(self) -> str:

@@ -46,7 +46,7 @@ def scalars_of(result: "Reports[Any] | GuardReport | Watch[..., Any] | Mapping[s
     """
     if isinstance(result, Watch):
         result = result.report()
-    if isinstance(result, Mapping) and "step" in result:
+    if isinstance(result, Mapping) and "step" in result and not isinstance(result, Reports):
         return _of_line(result)
     if isinstance(result, GuardReport):
         checks = sum(layer.runs for layer in result.layers if layer.coverage)

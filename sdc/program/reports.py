@@ -150,14 +150,16 @@ class Reports(Result, Mapping[str, T_co], Generic[T_co]):
     def _check_readable(self) -> None:
         leaves = jax.tree.leaves(self)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            raise ValueError("verdicts and tables are for results; return the reports from jit, and ask them outside")
+            raise ValueError(
+                "inside jit, the values of reports are unknown; return the reports, and call this function outside"
+            )
         if any(isinstance(leaf, jax.Array) and not leaf.is_fully_addressable for leaf in leaves):
             raise ValueError(
                 "the reports are on devices of several processes; in all processes, first call "
                 "jax.experimental.multihost_utils.process_allgather(reports, tiled=True)"
             )
-        if odd := next((leaf for leaf in leaves if not isinstance(leaf, NUMBERS)), None):
-            raise ValueError(f"the reports hold a {type(odd).__name__}; expected the arrays that the step returned")
+        if odd := [leaf for leaf in leaves if not isinstance(leaf, NUMBERS)]:
+            raise ValueError(f"the reports hold a {type(odd[0]).__name__}; expected the arrays that the step returned")
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], Any]:
         values = [(jax.tree_util.DictKey(name), value) for name, value in self._values.items()]

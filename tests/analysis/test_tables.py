@@ -97,8 +97,8 @@ def test_where_too_little_was_seen_it_is_said_instead_of_a_number() -> None:
     assert [row[2] for row in found.rows] == ["–", "too few steps for an interval", "–", "–"]
     assert whole.rows[0][4] == "too few steps for an interval"
     damaged = [{**row, "gradient": {"checked": 1.5, "mismatched": 3}} for row in rows]
-    told = shown(tables.whole_step(summary, lines_of(damaged)))
-    assert told.rows[0][4] == "too few steps for an interval"
+    unclear = shown(tables.whole_step(summary, lines_of(damaged)))
+    assert unclear.rows[0][4] == "too few steps for an interval"
 
 
 def test_differences_that_persist_have_no_interval() -> None:

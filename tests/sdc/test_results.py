@@ -160,7 +160,7 @@ def test_verdicts_are_refused_inside_jit() -> None:
     def asks(w: Any, x: Any) -> Any:
         return sdc.abft(step)(w, x)[1].verdict()
 
-    with pytest.raises(ValueError, match="return the reports from jit"):
+    with pytest.raises(ValueError, match="inside jit, the values of reports are unknown"):
         jax.jit(asks)(W, X)
 
 

@@ -451,7 +451,7 @@ def test_inputs_that_are_read_from_memory() -> None:
 @pytest.mark.parametrize(
     ("file", "shown"),
     [
-        ("/tmp/ipykernel_812/2042733027.py", "notebook cell"),
+        ("/any/ipykernel_812/2042733027.py", "notebook cell"),
         (f"{sysconfig.get_paths()['purelib']}/package/layers.py", "package/layers.py"),
         ("/home/me/train.py", "/home/me/train.py"),
     ],
