@@ -1,7 +1,10 @@
 """Three lines in the training loops of other packages: the same training, and a verdict."""
 
 import functools
+import importlib.resources
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,7 +14,7 @@ import optax
 import pytest
 from flax import nnx
 
-from sdc.integrations import guard_trainer
+from sdc.integrations import guard_maxtext, guard_trainer
 from sdc.verdict import Verdict
 
 pytestmark = [
@@ -82,3 +85,41 @@ def test_a_guard_in_tunix() -> None:
     with pytest.raises(ValueError, match="call guard_trainer again"):
         guarded.train(batches())
     assert guard_trainer(guarded).steps == 0
+
+
+TINY = (
+    "dataset_type=synthetic hardware=cpu enable_checkpointing=false enable_goodput_recording=false log_config=false "
+    "skip_jax_distributed_system=true attention=dot_product base_emb_dim=32 base_num_query_heads=2 base_mlp_dim=64 "
+    "base_num_kv_heads=2 base_num_decoder_layers=2 head_dim=16 max_target_length=32 vocab_size=128 "
+    "per_device_batch_size=1 run_name=tiny steps=12"
+).split()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="MaxText needs Python 3.12 and the newest JAX")
+@pytest.mark.filterwarnings("ignore")
+def test_a_guard_in_maxtext(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from maxtext.trainers.pre_train import train
+
+    losses: list[float] = []
+    logger = train.metric_logger.MetricLogger
+    write = logger.buffer_and_write_metrics
+
+    def recorded(self: Any, metrics: Any, *args: Any, **kwargs: Any) -> Any:
+        losses.append(float(metrics["scalar"]["learning/loss"]))
+        return write(self, metrics, *args, **kwargs)
+
+    monkeypatch.setattr(logger, "buffer_and_write_metrics", recorded)
+    base = importlib.resources.files("maxtext").joinpath("configs", "base.yml")
+    words = ["train.py", str(base), f"base_output_directory={tmp_path}", *TINY]
+    train.main(words)
+    plain, compiles = losses.copy(), train.train_utils.jit_train_and_eval_step
+    losses.clear()
+    with guard_maxtext(train, budget=0.9) as watches:
+        train.main(words)
+    assert losses == plain
+    (watch,) = watches
+    assert watch.steps == len(plain) == 12
+    report = watch.report()
+    assert not report.findings, str(report)
+    assert {layer.name for layer in report.layers if layer.runs} >= {"witness", "ring", "abft"}, str(report)
+    assert train.train_utils.jit_train_and_eval_step is compiles

@@ -1,7 +1,8 @@
-"""A guard in Tunix: `guard_trainer` watches the steps of a `PeftTrainer`, or of a trainer that derives from it."""
+"""Guards in the training loops of other packages: Tunix and MaxText."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..guarding import Watch, guard
@@ -9,6 +10,7 @@ from ..guarding import Watch, guard
 NEEDED = ("create_train_step_fn", "jit_train_and_eval_step", "clear_jit_cache", "model", "optimizer")
 CACHE = "_jitted_train_step_fn"  # None after `clear_jit_cache`, which a new loss function or a new input calls
 TESTED = "0.1.7"
+MAXTEXT, PREPARES = "0.2.5", "jit_train_and_eval_step"  # tested version, and its function that compiles a step
 
 
 def guard_trainer(trainer: Any, mesh: Any = None, **settings: Any) -> Watch[..., Any]:
@@ -56,6 +58,54 @@ def guard_trainer(trainer: Any, mesh: Any = None, **settings: Any) -> Watch[...,
     return watch
 
 
+@contextlib.contextmanager
+def guard_maxtext(train: Any, **settings: Any) -> Iterator[list[Watch[..., Any]]]:
+    """Watches the training steps of MaxText for corruption, if it trains inside the `with` block.
+
+    MaxText's own step is compiled as before, and called through the guard, on MaxText's mesh.
+
+    Args:
+        train: the module `maxtext.trainers.pre_train.train`.
+        settings: settings of `sdc.guard` other than the mesh. `axis` is by default `data` or `fsdp`, the one with more
+            devices.
+
+    Yields:
+        A list to which each step that MaxText compiles adds its guard: one, or several with dropless experts or after
+        an elastic restart.
+
+    Raises:
+        TypeError: the argument is another module, or of a version with another interface.
+
+    Example:
+        >>> from sdc.integrations import guard_maxtext
+        >>> with guard_maxtext(object()) as watches:
+        ...     pass
+        Traceback (most recent call last):
+        TypeError: object has no train_utils.jit_train_and_eval_step; expected maxtext.trainers.pre_train.train of 0.2.5
+    """
+    utils = getattr(train, "train_utils", None)
+    prepare = getattr(utils, PREPARES, None)
+    if prepare is None:
+        raise TypeError(
+            f"{getattr(train, '__name__', type(train).__name__)} has no train_utils.{PREPARES}; expected "
+            f"maxtext.trainers.pre_train.train of {MAXTEXT}"
+        )
+    watches: list[Watch[..., Any]] = []
+
+    @functools.wraps(prepare)
+    def prepared(config: Any, model: Any, mesh: Any, *rest: Any, **others: Any) -> tuple[Any, Any]:
+        step, evaluate = prepare(config, model, mesh, *rest, **others)
+        axis = max(("data", "fsdp"), key=lambda name: mesh.shape.get(name, 0))
+        watches.append(guard(step, mesh, **{"axis": axis, **settings}))
+        return _Step(watches[-1], step), evaluate
+
+    setattr(utils, PREPARES, prepared)
+    try:
+        yield watches
+    finally:
+        setattr(utils, PREPARES, prepare)
+
+
 class _Prepared:
     """`jit_train_and_eval_step` of a trainer, with a guarded step."""
 
@@ -78,7 +128,7 @@ class _Prepared:
 
 
 class _Step:
-    """A guarded step that has the attributes of its compiled step, which the trainer reads."""
+    """A guarded step that has the attributes of its compiled step, which training loops read."""
 
     def __init__(self, watch: Watch[..., Any], step: Any) -> None:
         self._watch, self._step = watch, step
