@@ -87,12 +87,13 @@ def test_a_guard_in_tunix() -> None:
     assert guard_trainer(guarded).steps == 0
 
 
-TINY = (
-    "dataset_type=synthetic hardware=cpu enable_checkpointing=false enable_goodput_recording=false log_config=false "
-    "skip_jax_distributed_system=true attention=dot_product base_emb_dim=32 base_num_query_heads=2 base_mlp_dim=64 "
-    "base_num_kv_heads=2 base_num_decoder_layers=2 head_dim=16 max_target_length=32 vocab_size=128 "
-    "per_device_batch_size=1 run_name=tiny steps=12"
-).split()
+TINY = {
+    "run_name": "tiny", "dataset_type": "synthetic", "hardware": "cpu", "steps": 12, "per_device_batch_size": 1,
+    "attention": "dot_product", "base_emb_dim": 32, "base_num_query_heads": 2, "base_num_kv_heads": 2, "head_dim": 16,
+    "base_mlp_dim": 64, "base_num_decoder_layers": 2, "max_target_length": 32, "vocab_size": 128,
+    "enable_checkpointing": False, "enable_goodput_recording": False, "log_config": False,
+    "skip_jax_distributed_system": True,
+}  # fmt: skip
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="MaxText needs Python 3.12 and the newest JAX")
@@ -110,7 +111,8 @@ def test_a_guard_in_maxtext(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
     monkeypatch.setattr(logger, "buffer_and_write_metrics", recorded)
     base = importlib.resources.files("maxtext").joinpath("configs", "base.yml")
-    words = ["train.py", str(base), f"base_output_directory={tmp_path}", *TINY]
+    settings = TINY | {"base_output_directory": tmp_path}
+    words = ["train.py", str(base), *(f"{name}={value}" for name, value in settings.items())]
     train.main(words)
     plain, compiles = losses.copy(), train.train_utils.jit_train_and_eval_step
     losses.clear()
