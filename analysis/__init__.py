@@ -7,6 +7,7 @@ headline        the finding in a sentence, the affected steps, places and hardwa
 run_page        the page of a run, from its tables and figures (tables, figures, state_losses)
 campaigns       the summary of a campaign; campaign_page shows it
 trace_page      a comparison of two traces
+burnin_page     the page of a burn-in
 compare_runs    several runs on one page
 host_diff       which hosts of a pair, a pool or several pairs differ
 report/         sections and their renderers
@@ -55,7 +56,12 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:  # for the other packages of this project
     from .compare_runs import RunsBeside as RunsBeside
-    from .report import Conclusion as Conclusion
+    from .report import Conclusion as Conclusion, sentence as sentence
+    from .burnin_page import (
+        burnin_report as burnin_report,
+        outlook as outlook,
+        write_burnin_report as write_burnin_report,
+    )
     from .conclusion import Overview as Overview, describe as describe, draw_conclusion as draw_conclusion
     from .host_diff import (
         Opening as Opening,

@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from sdc.records import PAGE
 from sdc.verdict import gravest
 
 from . import report
@@ -79,7 +80,7 @@ def write_beside(
     sides = [describe(path) for path in paths]
     settings = differing(*(side.record.manifest for side in sides))
     page = target / f"beside-{'-'.join(path.resolve().name for path in paths[:-1])}.html"
-    links = [os.path.relpath(path.resolve() / "report.html", target.resolve()) for path in paths]
+    links = [os.path.relpath(path.resolve() / PAGE, target.resolve()) for path in paths]
     report.write_page(_page(sides, links, settings), page, markdown=False)
     return RunsBeside(
         verdict=gravest(side.verdict for side in sides),

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from sdc.records import KINDS, MANIFEST, SUMMARY, RecordError, read_record, write_summary
+from sdc.records import KINDS, MANIFEST, PAGE, SUMMARY, RecordError, read_record, write_summary
 from sdc.schema import Ending, RunSummary
 from sdc.verdict import Verdict, gravest
 
 from . import campaign_page, campaigns, run_page
-from .report import NOT_MEASURED, PAGE, Banner, Conclusion, IndexEntry, Link, Report, Section, Table, show, write_page
+from .report import NOT_MEASURED, Banner, Conclusion, IndexEntry, Link, Report, Section, Table, show, write_page
 from .studies import conclude_study
 from .summary import contents_of, summary_of
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .canvas import Drawing as Drawing, line_figure as line_figure, powers as powers, short as short
     from .canvas import whole_numbers as whole_numbers
     from .page import Check as Check, Finding as Finding, Findings as Findings, StudyFindings as StudyFindings
-    from .page import PAGE as PAGE, Conclusion as Conclusion, IndexEntry as IndexEntry
+    from .page import Conclusion as Conclusion, IndexEntry as IndexEntry
     from .page import headline_of_study as headline_of_study
     from .page import study_page as study_page, summarize_findings as summarize_findings
     from .page import Action as Action, Definition as Definition, Headline as Headline, record_page as record_page
-    from .render import to_html as to_html, to_markdown as to_markdown, write_page as write_page
+    from .render import sentence as sentence, to_html as to_html, to_markdown as to_markdown, write_page as write_page
     from .sections import Banner as Banner, Chart as Chart, Facts as Facts, Figure as Figure, Items as Items
     from .sections import (
         LeftOut as LeftOut,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from sdc.records import Contents
+from sdc.records import PAGE, Contents
 from sdc.schema import CampaignSummary, Ending, StudySummary
 from sdc.verdict import Verdict
 
@@ -36,7 +36,6 @@ REPRODUCE = (
     "option --run, pass another run folder. Equal digests of the program and the data confirm that the run is the same."
 )
 
-PAGE = "report.html"
 SIMULATED = "simulated errors, delays and losses"
 SOURCES = {
     "paft": "Capturing and Mitigating Gradient Aggregation Errors for Fault-Tolerant Distributed Training.",

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from sdc.records import SUMMARY, Contents, Given, Record, RecordError, environment, read_record, to_json
+from sdc.records import PAGE, SUMMARY, Contents, Given, Record, RecordError, environment, read_record, to_json
 from sdc.schema import EstimateSummary, ProductsSummary, ProgramEstimate
 from sdc.train.finetuning import FinetuneMeasured
 from sdc.train.studies import Measured, NodesMeasured, ProductsMeasured
 
-from ..report import PAGE, Conclusion, Finding, Findings, StudyFindings, study_page, summarize_findings, write_page
+from ..report import Conclusion, Finding, Findings, StudyFindings, study_page, summarize_findings, write_page
 from . import _nodes, _paft, _scar, _shadow, dropcompute, estimates, finetune, lossy, products
 
 FINDINGS: Mapping[str, Callable[[Any], Iterable[Finding]]] = {

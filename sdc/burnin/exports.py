@@ -27,7 +27,7 @@ from .results import (
     Standing,
     Tally,
 )
-from .sensors import Course, Sensors
+from .sensors import Course, Reading, Sensors
 
 # Layouts by name: `result.json`, `pair.json` and `pool.json`, golden registers, and the output of `sdc verdict --json`.
 FILES: Mapping[str, type[Fields]] = MappingProxyType(
@@ -35,7 +35,7 @@ FILES: Mapping[str, type[Fields]] = MappingProxyType(
 )
 # Types with a table in docs/burnin.md.
 TABLES: tuple[type[Any], ...] = (
-    BurninResult, CheckedDevice, Course, Sensors, Tally, Finding, Elements, Element, Ended, GoldenUse,
+    BurninResult, CheckedDevice, Course, Reading, Sensors, Tally, Finding, Elements, Element, Ended, GoldenUse,
     NodeOutlook,
 )  # fmt: skip
 SUFFIX = ".prom"  # the node exporter reads only files with this suffix

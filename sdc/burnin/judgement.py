@@ -8,7 +8,7 @@ if `accept` allows it.
 import itertools
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -58,13 +58,7 @@ def judge(result: BurninResult) -> BurninResult:
     if result.findings or any(tally.differences or tally.confirmed for tally in tallies):
         result.verdict = Verdict.CORRUPT
         result.evidence = tuple(dict.fromkeys(kind for finding in result.findings for kind in finding.kinds))
-        found = [finding.sentence for finding in result.findings]
-        for tally in tallies:  # a device may have more differences than were rerun
-            listed = sum(each.workload == tally.workload and tally.device in each.devices for each in result.findings)
-            if tally.differences > listed:
-                where = f"{_device(result, tally.device)}, {tally.workload}"
-                found.append(f"{where}: differences in {tally.differences} of {tally.runs} runs")
-        result.sentences = (*found, *reasons, *notes)
+        result.sentences = (*_differences(result), *reasons, *notes)
         return result
     result.evidence = _evidence(result)
     independent = {"vote", "golden"} & set(result.evidence)
@@ -155,6 +149,48 @@ def _finding_sentence(result: BurninResult, finding: Finding) -> str:
     return f"{who}, {finding.workload}: {', '.join(filter(None, seen))}"
 
 
+def _differences(result: BurninResult) -> Iterator[str]:
+    """Yields a sentence for the differences of each family of workloads on a device, or on devices of which it is
+    unknown which is wrong."""
+    families = {tally.workload: tally.family for tally in result.workloads}
+    groups: dict[tuple[tuple[int, ...], str], list[Finding]] = {}
+    for finding in result.findings:
+        family = families.get(finding.workload, finding.workload)
+        groups.setdefault((finding.devices, family), []).append(finding)
+    listed = {(device, finding.workload) for finding in result.findings for device in finding.devices}
+    for tally in result.workloads:  # a difference may lack a finding, if the device was lost during the reruns
+        if (tally.differences or tally.confirmed) and (tally.device, tally.workload) not in listed:
+            groups.setdefault(((tally.device,), tally.family), [])
+    for (devices, family), findings in groups.items():
+        mine = [each for each in result.workloads if each.device in devices and each.family == family]
+        odd = {finding.workload for finding in findings}
+        odd |= {each.workload for each in mine if each.differences or each.confirmed}
+        wrong = [each for each in mine if each.workload in odd]
+        differing = sum(each.differences for each in wrong)
+        runs = f"in {differing:,} of {sum(each.runs for each in wrong):,} runs"
+        who = " or ".join(_device(result, device) for device in devices)
+        if len(odd) == 1:
+            (name,) = odd
+            yield from (finding.sentence for finding in findings[:1])
+            if differing > len(devices) or not findings:
+                yield f"{who}, {name}: differences {runs}"
+            continue
+        most = max((each.elements for each in findings if each.elements), key=lambda one: one.differing, default=None)
+        courses = Counter(finding.persistence for finding in findings if finding.persistence)
+        kinds = dict.fromkeys(kind for finding in findings for kind in finding.kinds)
+        confirmed = sum(finding.confirmed for finding in findings)
+        seen = [
+            runs,
+            f"up to {most.differing:,} of {most.total:.3g} elements" if most is not None else "",
+            *(f"{count} {course}" for course, count in courses.most_common()),
+            f"found by {', '.join(kinds)}" if kinds else "",
+            f"checksums confirm {confirmed:,} wrong rows" if confirmed else "",
+            "simulated" if any(finding.simulated for finding in findings) else "",
+        ]
+        ran = {each.workload for each in mine if each.runs or each.workload in odd}
+        yield f"{who}: differences in {len(odd)} of {len(ran)} {family} workloads, {', '.join(filter(None, seen))}"
+
+
 def _device(result: BurninResult, index: int) -> str:
     device = next(each for each in result.devices if each.index == index)
     return f"host {device.host or result.host.name}, device {index}{f' ({device.mark})' if device.mark else ''}"
@@ -242,9 +278,9 @@ def contradictions(result: BurninResult) -> Iterator[str]:
     if again.evidence != result.evidence:
         said, found = (", ".join(each.evidence) or "no evidence" for each in (result, again))
         yield f"the stated evidence is {said}, but the counts support {found}"
-    for device, counted in zip(result.devices, again.devices, strict=True):
-        if device.elements != counted.elements:
-            yield f"device {device.index} lists {device.elements} elements, but its workloads list {counted.elements}"
+    for device, judged in zip(result.devices, again.devices, strict=True):
+        if device.elements != judged.elements:
+            yield f"device {device.index} lists {device.elements} elements, but its workloads list {judged.elements}"
     if result.version == package_version("jax-sdc") and again.sentences != result.sentences:
         # Other versions may state the same facts in other words.
         yield f"its sentences do not follow from the counts: {next(_unlike(result.sentences, again.sentences))}"

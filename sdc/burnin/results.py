@@ -146,7 +146,7 @@ class Finding(Fields, kw_only=True):
     devices: Annotated[
         tuple[int, ...], about("the device whose outputs differ, or several devices if it is unknown which is wrong")
     ]
-    round: Annotated[int, about("number of the round")]
+    round: Annotated[int, about("number of the round, from 0")]
     seed: Annotated[int, about("seed of the data")] = 0
     kinds: Annotated[
         tuple[Evidence, ...],

@@ -6,6 +6,7 @@ from pathlib import Path
 from sdc.analysis import (
     conclude,
     write_beside,
+    write_burnin_report,
     write_difference,
     write_overview,
     write_report,
@@ -14,7 +15,7 @@ from sdc.analysis.studies import write_study
 from sdc.records.record import Record
 from sdc.twins.traces import diff, read_trace
 
-from ..analysis import test_campaigns, test_studies
+from ..analysis import test_burnin_page, test_campaigns, test_studies
 from ..analysis.records import PUBLISHED, free_steps, manifest, step_row, steps, write_run
 from ..analysis.test_headline import DEVICES, REAL, TRAIN, flagged, hits
 from ..analysis.traces import write_traces
@@ -50,6 +51,8 @@ def write_pages(folder: Path) -> dict[str, Path]:
     pages["diff"] = write_difference(folder / "diff", golden, suspect, diff(golden, suspect))
     pages["diff clean"] = write_difference(folder / "equal", golden, copy, diff(golden, copy))
     pages["side by side"] = Path(write_beside(folder / "clean", folder / "three twins").report)
+    burnin = test_burnin_page.result(*test_burnin_page.WRONG, readings=True)
+    pages["burn-in"] = write_burnin_report(burnin, folder / "burn-in")
     pages["index"] = Path(write_overview(folder).report)
     return pages
 

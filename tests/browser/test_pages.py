@@ -14,7 +14,7 @@ LOOK = (Path(__file__).parent / "look.js").read_text(encoding="utf-8")
 SCREENS = {"desktop": (1280, 800), "phone": (360, 800)}
 KINDS = (
     "clean", "corrupt", "simulated", "deep", "three twins", "free", "products", "training", "empty", "under way",
-    "campaign", "lossy", "paft", "trace", "diff", "diff clean", "side by side", "index",
+    "campaign", "lossy", "paft", "trace", "diff", "diff clean", "side by side", "burn-in", "index",
 )  # fmt: skip
 SEVERAL = ("side by side", "index")
 """Pages of more than one run: the first screen has the sentences."""

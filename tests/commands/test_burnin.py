@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -76,7 +77,12 @@ def test_every_verdict(
     samples = [sample for family in families for sample in family.samples]
     (exit_code,) = [sample for sample in samples if sample.name == "sdc_burnin_exit_code"]
     assert (exit_code.value, exit_code.labels["simulated"]) == (code, str("--fault" in flags).lower())
-    assert (places["run"] / "bundle.tar.gz").exists() is (word == "FAIL")
+    bundle = places["run"] / "bundle.tar.gz"
+    assert bundle.exists() is (word == "FAIL")
+    assert f"{word} (" in (places["run"] / "report.html").read_text()
+    if word == "FAIL":
+        with tarfile.open(bundle) as archive:
+            assert {"bundle/report.html", "bundle/README.txt"} < set(archive.getnames())
 
     assert cli.run(["verdict", str(places["run"])]) == code
     assert word in capsys.readouterr().out

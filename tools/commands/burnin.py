@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from sdc import burnin
 from sdc.burnin import BurninResult, BurninSettings, DeviceRequest, Pair, Standing
-from sdc.records import Record, RecordError, write_text
+from sdc.records import PAGE, Record, RecordError, write_text
 from sdc.settings import SettingError
 from sdc.standing import Announcement, Ledger, ledger_path, standing_here
-from sdc.verdict import Exit, Verdict, limit
+from sdc.verdict import Exit, Verdict
 
 from .. import ResultCommand, gently, give_up, new_folder, onward, require, run_errors, usage_errors
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 PATIENCE = 1.5  # seconds from a signal until the burn-in ends even if its devices have not finished their runs
 STARTING = 300.0  # time limit for devices to start, in seconds
 SENTENCES = 12  # maximum number of sentences to print; the result holds all of them
-LEAST_CHANCE = 0.01  # of detecting a node, to be printed; the result holds all of them
 ATTEMPTS = 2  # to write the last entry into a ledger that others use, or that needs the reserved space
 
 
@@ -52,7 +51,7 @@ class BurninCommand(ResultCommand):
     suspect: str | None = None
     """Simulated suspect, for rehearsals: node1 ... node15 of the published study, silicon:gpu and others."""
     run: Path | None = None
-    """New folder for result.json, the log, and the bundle for the vendor; by default a new one below runs/."""
+    """New folder for the result, its page, the log, and the bundle for the vendor; by default a new one below runs/."""
     resume: bool = False
     """Resume the burn-in in the folder given with --run, until its time is used up; several short sessions thus add up
     to a long one."""
@@ -65,12 +64,15 @@ class BurninCommand(ResultCommand):
     """Also write the result as metrics to this file (NAME.prom), for the textfile collector of the Prometheus node
     exporter."""
 
-    def publish(self, result: BurninResult) -> None:
-        """Writes the JUnit and Prometheus files; called whenever the result has changed."""
+    def publish(self, result: BurninResult, folder: Path) -> None:
+        """Writes the JUnit and Prometheus files, and the page of a result that is complete; called whenever the result
+        has changed."""
         if self.junit is not None:
             write_text(self.junit, burnin.junit(result))
         if self.prometheus is not None:
             write_text(self.prometheus, burnin.metrics(result))
+        if result.stopped is None:  # before the bundle, which contains it
+            write_page(result, folder)
 
     def say(self, result: BurninResult, folder: Path | None) -> None:
         """Prints the result; `folder` is None if the result could not be written."""
@@ -103,7 +105,7 @@ def run(options: BurninCommand) -> int:
 
     def publish(result: BurninResult) -> None:
         account.add(result, folder / burnin.RESULT, ended=not result.under_way)
-        options.publish(result)
+        options.publish(result, folder)
 
     with BurninProgress(settings.minutes, settings.rounds) as progress:
         session = Session(
@@ -137,6 +139,8 @@ def run(options: BurninCommand) -> int:
                 raise
             finally:
                 onward.last_words = None
+    if result.stopped is not None and unwritten is None:
+        write_page(result, folder)
     options.say(result, folder if unwritten is None else None)
     if unwritten is not None:
         with contextlib.suppress(OSError):  # these outputs may be on the same full disk
@@ -153,6 +157,16 @@ def run(options: BurninCommand) -> int:
         sys.stderr.flush()
         os._exit(code)  # a thread waits for its device forever
     return code
+
+
+def write_page(result: BurninResult, folder: Path) -> None:
+    """Writes the page, which does not affect the verdict."""
+    from sdc.analysis import write_burnin_report
+
+    try:
+        write_burnin_report(result, folder)
+    except (RecordError, ModuleNotFoundError) as error:
+        print(f"sdc: {PAGE} was not written: {error}", file=sys.stderr)
 
 
 class LedgerAccount:
@@ -308,52 +322,13 @@ def _folder(options: BurninCommand) -> tuple[Path, bool]:
 def _parts(result: BurninResult, folder: Path | None) -> Iterator[Any]:
     from rich.text import Text
 
-    from .. import COLOURS, table
+    from sdc.analysis import burnin_report, outlook, sentence
 
-    ran = [row for row in result.workloads if row.runs]
-    if ran:
-        rows = []
-        for family in dict.fromkeys(row.family for row in ran):
-            mine = [row for row in ran if row.family == family]
-            shares = [row.share for row in mine if row.share is not None]
-            rows.append(
-                [
-                    family,
-                    f"{len({row.workload for row in mine})}",
-                    f"{sum(row.runs for row in mine):,}",
-                    f"{sum(row.elements for row in mine):.3g}",
-                    f"{sum(row.seconds for row in mine):.3g}",
-                    f"{min(shares):.0%}" if shares else "-",
-                    f"{sum(row.differences for row in mine):,}",
-                ]
-            )
-        rounds = f"{result.rounds} round{'s' * (result.rounds != 1)}"
-        title = f"Level {result.settings.level}: {rounds} in {result.seconds:.0f} s"
-        columns = ["family", "workloads", "runs", "elements", "s at load", "lowest throughput", "differences"]
-        yield table(title, columns, rows)
-        rows = []
-        for device in result.devices:
-            sensors, interval = device.sensors, device.excluded_interval
-            rows.append(
-                [
-                    f"{device.index} {device.kind or 'device'}{device.mark and f', {device.mark}'}",
-                    f"{device.elements:.3g}",
-                    f"{device.seconds:.3g}",
-                    limit(device.excluded_rate, 2, up=True),
-                    f"{limit(interval, 3, up=False)} s" if interval is not None else "-",
-                    f"{sensors.hottest:.0f} °C" if sensors and sensors.hottest is not None else "-",
-                    f"{sensors.strongest:.0f} W" if sensors and sensors.strongest is not None else "-",
-                ]
-            )
-        columns = ["device", "elements", "s at load", "rate excluded", "bursts excluded", "hottest", "power"]
-        title = "Devices: rates, and intervals of bursts in whatever runs, seen with 95 % probability"
-        yield table(title, columns, rows)
-    if seen := [outlook for outlook in result.outlooks if outlook.probability >= LEAST_CHANCE]:
-        each = ", ".join(f"{one.node} {one.probability:.0%} ({one.low:.0%} to {one.high:.0%})" for one in seen)
-        yield (
-            "Probability of detecting a node of the study (arXiv:2502.12340), if elements fail here at its published "
-            f"rates: {each}"
-        )
+    from .. import COLOURS
+
+    yield from burnin_report(result).brief
+    if seen := outlook(result):
+        yield sentence(seen)
     yield Text.assemble(
         ("SIMULATION  ", "bold magenta") if result.simulated else "",
         (result.verdict.acceptance, COLOURS[result.verdict]),
@@ -364,5 +339,7 @@ def _parts(result: BurninResult, folder: Path | None) -> Iterator[Any]:
         yield f"  and {more} more in {burnin.RESULT}"
     if folder is not None:
         yield f"result: {folder / burnin.RESULT}"
+        if (folder / PAGE).exists():
+            yield f"report: {folder / PAGE}"
         if (folder / burnin.BUNDLE).exists():
             yield f"evidence for the vendor, with a reproducer: {folder / burnin.BUNDLE}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sdc._lazy import facade
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .base import Course as Course, Sensors as Sensors, driver_errors as driver_errors
+    from .base import Course as Course, Reading as Reading, Sensors as Sensors, driver_errors as driver_errors
     from .monitor import Monitor as Monitor
 
 __getattr__, __dir__, __all__ = facade(__name__, public=False)

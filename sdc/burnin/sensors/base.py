@@ -42,6 +42,15 @@ class Sensors(Fields, kw_only=True):
     slowed: Annotated[list[str] | None, about("reasons for a reduced clock, as the driver states them")] = None
 
 
+class Reading(Fields, kw_only=True):
+    """Readings of a device at one moment of a burn-in."""
+
+    seconds: Annotated[float, about("seconds since the monitor of the sensors started")]
+    temperature: Annotated[float | None, about("degrees Celsius")] = None
+    power: Annotated[float | None, about("watts")] = None
+    clock: Annotated[float | None, about("processor clock, MHz; absent while the device is idle")] = None
+
+
 class Course(Fields, kw_only=True):
     """A device's readings before, during and after a burn-in."""
 
@@ -52,6 +61,7 @@ class Course(Fields, kw_only=True):
     hottest: Annotated[float | None, about("highest temperature, degrees Celsius")] = None
     strongest: Annotated[float | None, about("highest power, watts")] = None
     slowest: Annotated[float | None, about("lowest processor clock under load, MHz")] = None
+    readings: Annotated[list[Reading], about("at most 240 readings, evenly spread over the burn-in")] = []
     events: Annotated[list[str], about("errors that the driver reported during the burn-in, such as `Xid 48`")] = []
 
 

@@ -12,7 +12,7 @@ from types import MappingProxyType, TracebackType
 
 import msgspec
 
-from .base import Course, Described, Opener, SensorBackend, Sensors, Silent
+from .base import Course, Described, Opener, Reading, SensorBackend, Sensors, Silent
 from .kernel import open_hwmon, open_kernel_log
 from .libraries import open_amd_smi, open_nvml, open_tpu_metrics
 
@@ -28,6 +28,7 @@ SOURCES: Mapping[str, Opener] = MappingProxyType(
 )
 PATIENCE = 5.0  # seconds to wait for all sources before a burn-in, and again after it
 MOST = 32  # maximum number of distinct errors listed for a device
+MOST_READINGS = 240  # of a device that are kept
 
 
 class Monitor:
@@ -103,6 +104,8 @@ class _Watch(threading.Thread):
         self._lock = threading.Lock()
         self._courses: dict[int, Course] = {}
         self._events: Counter[tuple[int | None, str]] = Counter()
+        self._begun = time.monotonic()
+        self._stride = 1  # every how many readings one is kept
 
     def give_up(self, note: str, *, keep: bool = False) -> None:
         """Stops waiting for the source and ignores its later reports."""
@@ -119,7 +122,9 @@ class _Watch(threading.Thread):
         with self._lock:
             known = self._courses.get(index)
             events = {text: count for (device, text), count in self._events.items() if device in (index, None)}
-            return None if known is None else msgspec.structs.replace(known), events
+            if known is not None:
+                known = msgspec.structs.replace(known, readings=list(known.readings))
+            return known, events
 
     def run(self) -> None:
         source: SensorBackend | None = None
@@ -170,6 +175,19 @@ class _Watch(threading.Thread):
                 if between:  # before and after, the device is idle
                     course.samples += 1
                     course.slowest = _of(min, course.slowest, found.clock)
+                    self._keep(course, found)
+
+    def _keep(self, course: Course, found: Sensors) -> None:
+        """Keeps one of `_stride` readings; when there are too many, drops every other one and doubles the stride."""
+        if course.samples % self._stride == 0:
+            seconds = round(time.monotonic() - self._begun, 1)
+            course.readings.append(
+                Reading(seconds=seconds, temperature=found.temperature, power=found.power, clock=found.clock)
+            )
+        if len(course.readings) > MOST_READINGS:
+            self._stride *= 2
+            for each in self._courses.values():
+                each.readings = each.readings[1::2]
 
 
 def _of(choose: Callable[[list[float]], float], *values: float | None) -> float | None:

@@ -1,5 +1,6 @@
 """The bundle shows the fault by itself: its cases run again without this package, and tell right from wrong."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -12,9 +13,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from sdc.burnin import bundle
 from sdc.burnin.bundle import write_bundle
 from sdc.burnin.judgement import BURN_IN, judge
-from sdc.burnin.programs import Programs
+from sdc.burnin.programs import Programs, bits_of
 from sdc.burnin.reproduce import seal
 from sdc.burnin.results import EVENTS, RESULT, BurninResult, BurninSettings
 from sdc.burnin.rounds import Kept, burn_in, planned_result, seed_of
@@ -78,6 +80,7 @@ def test_the_cases_run_again_without_this_package(
     assert len(struck.result.findings) == len(few), struck.result.unfinished
     folder = bundled(tmp_path, struck, programs)
     names = {path.relative_to(folder).parts[0] for path in folder.rglob("*")}
+    assert "SIMULATION" in (folder / "README.txt").read_text()
     assert {"manifest.json", RESULT, EVENTS, "environment.json", "requirements.txt", "reproduce.py"} < names
     code, out = reproduce(folder, "--runs", "2")
     assert code == 0, out
@@ -88,8 +91,15 @@ def test_the_cases_run_again_without_this_package(
     for finding in struck.result.findings:
         assert struck.kept[finding.workload].outputs is not None
         slug = "".join(c if c.isalnum() else "-" for c in finding.workload)
-        kept = [np.load(folder / f"{name}/{slug}.npz")["a0"] for name in ("expected", "found")]
-        assert not np.array_equal(*kept)
+        right, wrong = (np.load(folder / f"{name}/{slug}.npz") for name in ("expected", "found"))
+        outputs = struck.kept[finding.workload].outputs
+        assert outputs is not None
+        for number, (kept, found) in enumerate(zip(*outputs, strict=True)):
+            stored = right[f"a{number}"].reshape(-1).copy()
+            assert np.array_equal(bits_of(stored), bits_of(kept))
+            assert len(wrong[f"i{number}"]) < stored.size
+            stored[wrong[f"i{number}"]] = wrong[f"a{number}"]
+            assert np.array_equal(bits_of(stored), bits_of(found))
 
 
 def test_wrong_bits_are_told_element_by_element(
@@ -109,6 +119,27 @@ def test_wrong_bits_are_told_element_by_element(
     assert out.count("2 of 2 runs wrong") == 4
     assert "->" in out
     assert "elements differ" in out
+
+
+def test_a_bundle_has_a_few_cases_of_each_family(
+    programs: Programs, struck: Struck, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smallest ones that recur, and at least one, however large."""
+    one = struck.workloads[0]
+    copies = [dataclasses.replace(one, name=f"{one.name}/{number}") for number in range(5)]
+    finding = struck.result.findings[0]
+    found = [msgspec.structs.replace(finding, workload=each.name, persistence="transient") for each in copies]
+    found[3] = msgspec.structs.replace(found[3], persistence="persistent")
+    result = msgspec.structs.replace(struck.result, findings=found)
+    kept = {each.workload: Kept(each, *struck.kept[finding.workload][1:]) for each in found}
+
+    def cases() -> list[str]:
+        names = write_bundle(tmp_path / "bundle.tar.gz", result, programs, copies, kept)
+        return [name[-1] for name in names]
+
+    assert cases() == ["3", "0", "1"]
+    monkeypatch.setattr(bundle, "MOST", 1)
+    assert cases() == ["3"]
 
 
 def test_exit_code_1_follows_a_comparison(programs: Programs, struck: Struck, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Readings of a burn-in from its beginning to its end; and a driver that fails or hangs does no harm."""
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -28,6 +29,27 @@ class Fake(SensorBackend):
 
     def close(self) -> None:
         self.closed = True
+
+
+def test_readings_are_thinned_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdc.burnin.sensors.monitor.MOST_READINGS", 8)
+    count, asked = iter(range(1000)), threading.Event()
+
+    def read(index: int, between: bool) -> Sensors | None:
+        number = next(count)
+        if number > 80:
+            asked.set()
+        return Sensors(power=float(number) if between else -1.0)
+
+    with Monitor(GPUS[:1], every=0.001, sources={"fake": lambda _: Fake(read)}) as monitor:
+        assert asked.wait(10)
+    (course,) = monitor.courses()
+    assert course is not None
+    powers = [one.power for one in course.readings]
+    assert 4 <= len(powers) <= 8
+    steps = {b - a for a, b in itertools.pairwise(power for power in powers if power is not None)}
+    assert len(steps) == 1
+    assert min(steps) >= 8
 
 
 def test_a_course_has_before_between_and_after() -> None:

@@ -1,0 +1,258 @@
+"""The page of a burn-in: what differed on which device, what to do, the sensors, and what was checked."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from sdc.burnin import BURN_IN, BurninResult, Finding
+from sdc.records import PAGE
+from sdc.results import counted
+from sdc.verdict import Verdict, limit
+
+from . import report
+from .report import Action, Chart, Definition, Drawing, Figure, Headline, LeftOut, Line, Report, Table, show
+
+MOST = 20  # rows of a table of findings or elements; the result holds all of them
+EACH = 3  # elements shown of a finding
+NUMBERED = 16  # devices up to which the cells of the map have numbers
+LEAST_CHANCE = 0.01  # of detecting a node, to be shown; the result holds all of them
+READINGS = {"temperature": "°C", "power": "W", "clock": "MHz"}
+DEFINITIONS = (
+    Definition("Transient, intermittent, persistent", "none, some, all", "How many of the reruns differed again."),
+    Definition(
+        "Rate excluded",
+        "3.0 / n",
+        "Independent mismatches at this rate per element would have been detected with 95 % probability in the family "
+        "of workloads that was checked least, of which n elements were checked.",
+    ),
+    Definition(
+        "Bursts excluded",
+        "time at load / 3.0",
+        "Bursts at random times, at this mean interval, would have been detected with 95 % probability.",
+    ),
+)
+
+
+def burnin_report(result: BurninResult) -> Report:
+    """Makes the page of a burn-in; its `brief` is what a terminal shows above the verdict."""
+    mark = "SIMULATED" if result.simulated else ""
+    checked = [_families(result), _devices(result)]
+    return report.record_page(
+        command=result.command,
+        title=f"Burn-in of {result.host.name}",
+        kind=f"burn-in of level {result.settings.level}",
+        verdict=result.verdict,
+        label=result.headline,
+        headline=_headline(result),
+        mark=mark,
+        simulated="elements were deliberately changed, which says nothing about the hardware" if mark else "",
+        faults=result.settings.faults,
+        facts=[
+            ("host", result.host.name), ("began", result.created), ("ended", result.ended),
+            ("rounds", f"{result.rounds:,}"), ("duration", f"{result.seconds:,.0f} s"),
+            ("golden digests", None if result.golden is None else f"{result.golden.used:,} compared"),
+            ("nodes of the study", outlook(result) or None),
+        ],
+        measured=[_findings(result), _elements(result), *checked],
+        drawn=[_map(result), *(_readings(result, name) for name in READINGS)],
+        settings=[(name, msgspec.to_builtins(getattr(result, name))) for name in ("environment", "settings")],
+        definitions=DEFINITIONS,
+        about=(),
+        notes=result.sentences[1:MOST],
+        brief=checked if any(row.runs for row in result.workloads) else (),
+    )  # fmt: skip
+
+
+def write_burnin_report(result: BurninResult, folder: Path) -> Path:
+    """Writes the page into the folder of a burn-in, and returns its path; see `write_page` for errors."""
+    return report.write_page(burnin_report(result), folder / PAGE, markdown=False)
+
+
+def outlook(result: BurninResult) -> str:
+    """Returns the probabilities of detecting nodes of the study, those that are not tiny."""
+    seen = [one for one in result.outlooks if one.probability >= LEAST_CHANCE]
+    each = ", ".join(f"{one.node} {one.probability:.0%} ({one.low:.0%} to {one.high:.0%})" for one in seen)
+    rates = "if elements fail here at its published rates"
+    return f"probability of detecting a node of the study (arXiv:2502.12340), {rates}: {each}" if seen else ""
+
+
+def _headline(result: BurninResult) -> Headline:
+    marks = {device.index: f"device {device.index}{device.mark and f' ({device.mark})'}" for device in result.devices}
+    odd = sorted({finding.devices for finding in result.findings}, key=lambda devices: (len(devices), devices))
+    odd += [(row.device,) for row in result.workloads if row.differences and not any(row.device in one for one in odd)]
+    named = "; ".join(" or ".join(marks[index] for index in devices) for devices in dict.fromkeys(odd))
+    differing = [row for row in result.workloads if row.differences or row.confirmed]
+    families = [
+        f"{family} ({len({row.workload for row in differing if row.family == family})} of "
+        f"{counted(len({row.workload for row in result.workloads if row.family == family}), 'workload')})"
+        for family in dict.fromkeys(row.family for row in differing)
+    ]
+    since = f"round {1 + min(each.round for each in result.findings):,} of {result.rounds:,}" if result.findings else ""
+    real = f"simulated: {', '.join(result.settings.faults)}" if result.simulated else "real: no fault was simulated"
+    nothing = "none: nothing differed" if result.verdict is Verdict.CLEAN else "none is known"
+    return Headline(
+        result.sentences[0], named or nothing, ", ".join(families) or nothing, since or nothing, real,
+        _actions(result, named, tie=any(len(devices) > 1 for devices in odd)),
+    )  # fmt: skip
+
+
+def _actions(result: BurninResult, named: str, *, tie: bool) -> tuple[Action, ...]:
+    again = "sdc burnin --level acceptance --run NEW_FOLDER"
+    if result.simulated:
+        how = f"The fault was simulated. To test the hardware, run {again} without --fault and --suspect."
+        return (Action("No action", how),)
+    if result.verdict is Verdict.CLEAN:
+        return (
+            Action("Use the host", "This test excludes only what the table of devices says."),
+            Action("Test again regularly", "sdc verdict --max-age 24h says whether the last test is recent."),
+        )
+    if result.verdict is Verdict.INCONCLUSIVE:
+        return (
+            Action("Remove the reason, and test again", f"The reason: {result.sentences[0]}. Then run {again}."),
+            Action("Do not count this as a PASS", "Nothing is known about the hardware."),
+        )
+    blame = Action(
+        "Send the bundle to the vendor",
+        "bundle.tar.gz has programs, data and a script that shows the difference with JAX and NumPy alone. Keep this "
+        "folder.",
+    )
+    if tie:
+        blame = Action(
+            "Find out which device is wrong",
+            "Compare with a healthy host of equal versions: sdc pair, or sdc golden record there and --golden here. "
+            "Then send the bundle to the vendor.",
+        )
+    out = f"A later PASS does not clear {named or 'it'}: sdc verdict reports FAIL until somebody acknowledges it."
+    return (
+        Action("Take the host out of service", out),
+        Action("Test again, longer", f"{again}, to see whether the fault recurs and where."),
+        blame,
+        Action("After the repair", 'Run the level soak, then sdc fleet acknowledge DEVICE --reason "..." --by NAME.'),
+    )
+
+
+def _map(result: BurninResult) -> Figure | LeftOut:
+    """Draws the share of workloads that differed, by family and device."""
+    title = "Where it differed"
+    ran = [row for row in result.workloads if row.runs or row.differences]
+    if not ran:
+        return LeftOut(title, "nothing was checked")
+    names = list(dict.fromkeys(row.family for row in ran))
+    devices = [device.index for device in result.devices]
+    counts = np.zeros((2, len(names), len(devices)), int)
+    for row in ran:
+        place = names.index(row.family), devices.index(row.device)
+        counts[0][place] += bool(row.differences or row.confirmed)
+        counts[1][place] += 1
+    odd, every = counts
+
+    def draw(drawing: Drawing) -> None:
+        axes = drawing.axes
+        axes.grid(visible=False)
+        colours = np.where(every > 0, np.ceil(len(report.HEAT) * odd / np.maximum(every, 1)), -1).astype(int)
+        for (row, column), level in np.ndenumerate(colours):
+            if level < 0:
+                continue
+            face = report.HEAT[level - 1] if level else report.ZERO
+            axes.fill_between([column + 0.03, column + 0.97], row + 0.04, row + 0.96, color=face, linewidth=0)
+            if len(devices) <= NUMBERED:
+                ink = report.PAPER if level > len(report.HEAT) / 2 else report.INK
+                text = f"{odd[row, column]}/{every[row, column]}"
+                axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", size=9, color=ink)
+        ticks = range(0, len(devices), 1 + len(devices) // 17)
+        axes.set_xticks([place + 0.5 for place in ticks], [str(devices[place]) for place in ticks])
+        axes.set_yticks(np.arange(len(names)) + 0.5, [report.short(name) for name in names])
+        axes.set(xlabel="device", xlim=(0, len(devices)), ylim=(len(names), 0))
+        axes.tick_params(length=0)
+
+    caption = "Workloads that differed, of those that ran, for each family and device. Gray cells: nothing differed."
+    return Figure(title, caption, draw, height=0.9 + 0.3 * len(names))
+
+
+def _readings(result: BurninResult, name: str) -> Figure | LeftOut:
+    """Draws readings of the sensors over time, a line for each device."""
+    title, lines = f"{name.capitalize()} over time", []
+    for device in result.devices:
+        readings = [] if device.sensors is None else device.sensors.readings
+        known = [(one.seconds, getattr(one, name)) for one in readings if getattr(one, name) is not None]
+        if known and len(lines) < 2 * len(report.COLOURS):
+            lines.append(Line(f"device {device.index}", *map(tuple, zip(*known, strict=True)), colour=device.index))
+    if not lines:
+        return LeftOut(title, "no source of readings knows the devices")
+    more = "" if len(lines) <= len(report.COLOURS) else " At most twelve devices are drawn."
+    caption = f"At most 240 readings of each device.{more}"
+    return report.line_figure(Chart(title, caption, "seconds", READINGS[name], tuple(lines)))
+
+
+def _findings(result: BurninResult) -> Table | LeftOut:
+    def cells(finding: Finding) -> tuple[str, ...]:
+        found = finding.elements
+        return (
+            finding.workload, " or ".join(map(str, finding.devices)), f"{finding.round + 1:,}",
+            "–" if found is None else f"{found.differing:,} of {found.total:.3g}",
+            "–" if found is None else show(found.relative), finding.persistence or "–", ", ".join(finding.kinds),
+        )  # fmt: skip
+
+    header = ("workload", "device", "round", "wrong elements", "largest relative error", "reruns", "found by")
+    rows = tuple(map(cells, result.findings[:MOST]))
+    more = len(result.findings) - len(rows)
+    note = f"{BURN_IN.names[0]} has {more:,} more." if more else ""
+    return report.filled(Table("Differences", header, rows, note, style="text"), "nothing differed")
+
+
+def _elements(result: BurninResult) -> Table | LeftOut:
+    rows = [
+        (
+            finding.workload, f"{one.output}[{one.index:,}]", one.old, one.new,
+            str((int(one.old, 16) ^ int(one.new, 16)).bit_count()), one.expected, one.found,
+        )
+        for finding in result.findings
+        for one in (finding.elements.first[:EACH] if finding.elements else ())
+    ]  # fmt: skip
+    header = ("workload", "element", "right bits", "wrong bits", "bits that differ", "right value", "wrong value")
+    note = "The first wrong elements of each finding; the bits are hexadecimal."
+    table = Table("Wrong elements", header, tuple(rows[:MOST]), note, style="text")
+    return report.filled(table, "nothing differed, or no right outputs were available")
+
+
+def _families(result: BurninResult) -> Table:
+    rows = []
+    ran = [row for row in result.workloads if row.runs]
+    for family in dict.fromkeys(row.family for row in ran):
+        mine = [row for row in ran if row.family == family]
+        shares = [row.share for row in mine if row.share is not None]
+        rows.append(
+            (
+                family,
+                f"{len({row.workload for row in mine})}",
+                f"{sum(row.runs for row in mine):,}",
+                f"{sum(row.elements for row in mine):.3g}",
+                f"{sum(row.seconds for row in mine):.3g}",
+                f"{min(shares):.0%}" if shares else "-",
+                f"{sum(row.differences for row in mine):,}",
+            )
+        )
+    title = f"Level {result.settings.level}: {counted(result.rounds, 'round')} in {result.seconds:.0f} s"
+    header = ("family", "workloads", "runs", "elements", "s at load", "lowest throughput", "differences")
+    return Table(title, header, tuple(rows))
+
+
+def _devices(result: BurninResult) -> Table:
+    rows = []
+    for device in result.devices:
+        sensors, interval = device.sensors, device.excluded_interval
+        rows.append(
+            (
+                f"{device.index} {device.kind or 'device'}{device.mark and f', {device.mark}'}",
+                f"{device.elements:.3g}",
+                f"{device.seconds:.3g}",
+                limit(device.excluded_rate, 2, up=True),
+                f"{limit(interval, 3, up=False)} s" if interval is not None else "-",
+                f"{sensors.hottest:.0f} °C" if sensors and sensors.hottest is not None else "-",
+                f"{sensors.strongest:.0f} W" if sensors and sensors.strongest is not None else "-",
+            )
+        )
+    header = ("device", "elements", "s at load", "rate excluded", "bursts excluded", "hottest", "power")
+    title = "Devices: rates, and intervals of bursts in whatever runs, seen with 95 % probability"
+    return Table(title, header, tuple(rows))
