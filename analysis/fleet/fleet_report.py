@@ -2,18 +2,40 @@
 
 import csv
 import io
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from sdc.records import Record, write_text
 from sdc.results import counted
 from sdc.settings import SettingError
 from sdc.verdict import Verdict
 
-from ..report import NOT_MEASURED, Banner, Facts, Items, Part, Report, Section, Table, Text, show, write_page
+from ..report import (
+    HEAT,
+    INK,
+    NOT_MEASURED,
+    PAPER,
+    ZERO,
+    Banner,
+    Drawing,
+    Facts,
+    Figure,
+    Items,
+    Part,
+    Report,
+    Section,
+    Table,
+    Text,
+    marked,
+    short,
+    show,
+    write_page,
+)
 from .fleet_summary import DeviceSheetRow, FleetSummary
 from .pair_schedule import Named
 from .suspects import SuspectRow
@@ -21,6 +43,12 @@ from .suspects import SuspectRow
 PAGE, SUSPECTS_SHEET, DEVICES_SHEET = "index.html", "suspects.csv", "devices.csv"
 LABELS = {Verdict.CORRUPT: "DIFFERENCES FOUND", Verdict.CLEAN: "NO SUSPECT", Verdict.INCONCLUSIVE: "INCONCLUSIVE"}
 MARKS = {"all": "SIMULATION: ", "some": "PARTLY SIMULATED: ", "none": ""}
+DRAWN = 40  # maximum number of hosts in the map
+# The state of a device in the map: its letter and color, the worst first.
+STATES = {
+    "confirmed": ("C", HEAT[-1]), "probable": ("P", HEAT[6]), "possible": ("?", HEAT[2]), "to watch": ("W", HEAT[0]),
+    "agrees": ("·", ZERO), "not compared": ("–", PAPER),
+}  # fmt: skip
 MOST = 200  # maximum number of rows in a table on the page; the sheets have every row
 FORMULAS = tuple("=+-@＝＋－＠\t\r\n|%")  # prefixes that make a spreadsheet read a string as a formula or command
 DEFINITIONS = (
@@ -61,10 +89,11 @@ def write_pages(folder: Path, summary: FleetSummary, devices: Sequence[DeviceShe
     """Writes the page and the sheets into an existing folder; returns the path of the page."""
     write_text(folder / SUSPECTS_SHEET, sheet(SuspectRow, summary.suspects, without=("machine", "not_shown", "next")))
     write_text(folder / DEVICES_SHEET, sheet(DeviceSheetRow, devices))
-    return write_page(fleet_page(summary), folder / PAGE, markdown=False)
+    return write_page(fleet_page(summary, devices), folder / PAGE, markdown=False)
 
 
-def fleet_page(summary: FleetSummary) -> Report:
+def fleet_page(summary: FleetSummary, devices: Sequence[DeviceSheetRow] = ()) -> Report:
+    """Makes the page of a fleet, with a map of its devices if there are any."""
     simulated = ""
     if summary.simulated == "all":
         simulated = "All results contain simulated faults, so this is a rehearsal, not a test of the hardware."
@@ -89,14 +118,53 @@ def fleet_page(summary: FleetSummary) -> Report:
         seen.append(Section(f"{_place(row)}: {row.confidence}", parts, "folded" if place else "open"))
     sections = (
         Section("", notes),
+        Section("", _map(summary, devices)),
         Section("Suspects, from most to least certain", (suspects, *seen) if summary.suspects else ()),
         *(Section(heading, (table,)) for heading, table in tables),
         Section("What was checked", (facts,)),
         Section("Definitions", (Facts(DEFINITIONS, "definitions"),)),
     )
-    marked = [Text(simulated, lead="SIMULATED FAULTS:", tone="simulated")] if simulated else []
-    brief: list[Part] = [*marked, suspects, *(table for _, table in tables), facts, *notes, *todo[:3]]
-    return Report("Fleet", "burn-ins of a fleet", banner, tuple(one for one in sections if one.parts), tuple(brief))
+    warned = [Text(simulated, lead="SIMULATED FAULTS:", tone="simulated")] if simulated else []
+    brief: list[Part] = [*warned, suspects, *(table for _, table in tables), facts, *notes, *todo[:3]]
+    shown = tuple(one for one in sections if one.parts)
+    return Report("Fleet", "burn-ins of a fleet", banner, shown, tuple(brief), interactive=True)
+
+
+def _map(summary: FleetSummary, devices: Sequence[DeviceSheetRow]) -> tuple[Figure, ...]:
+    """Draws hosts by devices, the hosts with suspects first."""
+    watched = {(row.host, row.device) for row in summary.watch}
+    order = list(STATES)
+    cells: dict[str, dict[int, str]] = defaultdict(dict)
+    for row in devices:
+        state = row.suspect or ("to watch" if (row.host, row.device) in watched else "")
+        state = state or ("agrees" if row.agrees_with_other_hosts else order[-1])
+        cells[row.host][row.device] = min(state, cells[row.host].get(row.device, order[-1]), key=order.index)
+    worst = {host: min(map(order.index, states.values())) for host, states in cells.items()}
+    hosts = sorted(worst, key=lambda host: (worst[host], host))[:DRAWN]
+    if not hosts:
+        return ()
+    width = 1 + max(max(cells[host]) for host in hosts)
+
+    def draw(drawing: Drawing) -> None:
+        axes = drawing.axes
+        axes.grid(visible=False)
+        for row, host in enumerate(hosts):
+            for device, state in cells[host].items():
+                letter, face = STATES[state]
+                axes.fill_between([device + 0.03, device + 0.97], row + 0.06, row + 0.94, color=face, linewidth=0)
+                ink = PAPER if state in ("confirmed", "probable") else INK
+                axes.text(device + 0.5, row + 0.5, letter, ha="center", va="center", size=9, color=ink)
+        ticks = range(0, width, 1 + width // 17)
+        axes.set_xticks([place + 0.5 for place in ticks], list(map(str, ticks)))
+        axes.set_yticks(np.arange(len(hosts)) + 0.5, [short(host) for host in hosts])
+        axes.set(xlabel="device", xlim=(0, width), ylim=(len(hosts), 0))
+        axes.tick_params(length=0)
+
+    left = len(worst) - len(hosts)
+    more = f" {left:,} more hosts, none of them worse, are not drawn." if left else ""
+    letters = ", ".join(f"{letter} {state}" for state, (letter, _) in STATES.items())
+    figure = Figure("Hosts and devices", f"{letters}.{more}", draw, height=0.9 + 0.24 * len(hosts))
+    return (marked(figure, MARKS[summary.simulated].rstrip(": ")),)
 
 
 def _notes(summary: FleetSummary) -> Iterator[str]:
@@ -137,10 +205,10 @@ def _facts(summary: FleetSummary) -> Iterator[tuple[str, str]]:
     yield "Devices that agree with other hosts", f"{compared.devices_that_agree:,}"
     yield "Repeated files or results", f"{len(summary.duplicates):,}, counted once"
     if (ledger := summary.ledger) is not None:
-        marked = "SIMULATED, " if ledger.simulated else ""
+        rehearsed = "SIMULATED, " if ledger.simulated else ""
         yield (
             "Ledger",
-            f"{marked}{ledger.burn_ins:,} burn-ins of {ledger.devices:,} devices, {ledger.added:,} new",
+            f"{rehearsed}{ledger.burn_ins:,} burn-ins of {ledger.devices:,} devices, {ledger.added:,} new",
         )
         yield "Time at load in the ledger", f"{ledger.seconds / 3600:,.3g} device hours"
 

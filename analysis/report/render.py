@@ -1,5 +1,8 @@
-"""Renders reports as HTML (a single page without scripts, images or external links) and as Markdown."""
+"""Renders reports as HTML (a single page without images or external links, and legible without scripts) and as
+Markdown."""
 
+import base64
+import hashlib
 import importlib.resources
 import itertools
 import re
@@ -35,7 +38,10 @@ def to_html(report: Report) -> str:
     environment.filters["cell"] = cell
     environment.filters["sentence"] = sentence
     style = Markup(_read("style.css"))  # our own file, not user input
-    return environment.get_template("page.html.jinja").render(report=report, style=style).lstrip()
+    script = Markup(_read("tables.js")) if report.interactive else ""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()  # the browser runs no other script
+    page = environment.get_template("page.html.jinja")
+    return page.render(report=report, style=style, script=script, script_hash=f"sha256-{digest}").lstrip()
 
 
 def to_markdown(report: Report) -> str:

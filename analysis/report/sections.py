@@ -169,13 +169,15 @@ Marked = TypeVar("Marked", Table, Figure)
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A page, the kind of its report, and the parts that a terminal shows before the verdict."""
+    """A page, the kind of its report, and the parts that a terminal shows before the verdict. With a script, the rows
+    of an `interactive` page can be sorted and filtered."""
 
     title: str
     kind: str
     banner: Banner | None  # None on a page with several verdicts
     sections: tuple[Section, ...]
     brief: tuple[Part, ...] = ()
+    interactive: bool = False
 
 
 def marked(part: Marked, mark: str) -> Marked:
