@@ -11,7 +11,7 @@ from sdc.results import counted
 from sdc.verdict import Verdict, limit
 
 from . import report
-from .report import Action, Chart, Definition, Drawing, Figure, Headline, LeftOut, Line, Report, Table, show
+from .report import Action, Chart, Definition, Drawing, Figure, Headline, LeftOut, Line, Report, Table, moment, show
 
 MOST = 20  # rows of a table of findings or elements; the result holds all of them
 EACH = 3  # elements shown of a finding
@@ -49,7 +49,7 @@ def burnin_report(result: BurninResult) -> Report:
         simulated="elements were deliberately changed, which says nothing about the hardware" if mark else "",
         faults=result.settings.faults,
         facts=[
-            ("host", result.host.name), ("began", result.created), ("ended", result.ended),
+            ("host", result.host.name), ("began", moment(result.created)), ("ended", moment(result.ended)),
             ("rounds", f"{result.rounds:,}"), ("duration", f"{result.seconds:,.0f} s"),
             ("golden digests", None if result.golden is None else f"{result.golden.used:,} compared"),
             ("nodes of the study", outlook(result) or None),

@@ -12,7 +12,20 @@ from sdc.schema import CampaignSummary, Number, Share
 
 from . import report
 from .campaigns import GROUPS
-from .report import NOT_MEASURED, Action, Definition, Drawing, Figure, Headline, LeftOut, Report, Table, marked, show
+from .report import (
+    NOT_MEASURED,
+    Action,
+    Definition,
+    Drawing,
+    Figure,
+    Headline,
+    LeftOut,
+    Report,
+    Table,
+    marked,
+    moment,
+    show,
+)
 
 SIMULATED = "simulated faults"
 LONGEST = 25
@@ -53,7 +66,7 @@ def build(campaign: Contents, summary: CampaignSummary) -> Report:
             ("faults", ", ".join(manifest.faults)),
             ("clean run", f"{show(manifest.steps)} steps"),
             ("followed", f"{show(manifest.follow)} steps"),
-            ("started", manifest.created),
+            ("started", moment(manifest.created)),
             ("median steps to a visible loss change", visible),
         ],
         measured=[outcomes, detectors, *(_group(summary, name) for name in (*names, "site"))],

@@ -1,7 +1,6 @@
 """The verdict, tables and report of a record, which are written into the record's folder, and the index of a folder of
 records."""
 
-import datetime
 from collections import Counter
 from os import PathLike
 from pathlib import Path
@@ -14,7 +13,7 @@ from sdc.schema import Ending, RunSummary
 from sdc.verdict import Verdict, gravest
 
 from . import campaign_page, campaigns, run_page
-from .report import NOT_MEASURED, Banner, Conclusion, IndexEntry, Link, Report, Section, Table, show, write_page
+from .report import NOT_MEASURED, Banner, Conclusion, IndexEntry, Link, Report, Section, Table, moment, show, write_page
 from .studies import conclude_study
 from .summary import contents_of, summary_of
 
@@ -164,8 +163,4 @@ def _entry(folder: Path) -> tuple[IndexEntry, str | Link, str, str, str]:
     steps = show(manifest.get("steps"))
     if isinstance(found.summary, RunSummary):
         steps = f"{found.summary.steps:,} of {steps}"
-    try:
-        created = f"{datetime.datetime.fromisoformat(str(manifest.get('created'))):%Y-%m-%d %H:%M}"
-    except ValueError:
-        created = NOT_MEASURED
-    return entry, Link(name, f"{name}/{PAGE}"), created, host, steps
+    return entry, Link(name, f"{name}/{PAGE}"), moment(manifest.get("created")), host, steps

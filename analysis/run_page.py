@@ -10,7 +10,7 @@ from sdc.verdict import Verdict, limit
 
 from . import figures, state_losses, tables
 from .headline import LOSSES, excluded, headline
-from .report import Definition, Figure, LeftOut, Part, Report, Table, Text, marked, record_page, show
+from .report import Definition, Figure, LeftOut, Part, Report, Table, Text, marked, moment, record_page, show
 from .series import real
 from .statistics import burn_in_steps, needed_mismatches, probability_seen
 
@@ -155,7 +155,7 @@ def _facts(manifest: RunManifest, summary: RunSummary, suspect: Suspect) -> Iter
     twins, abft = manifest.kind == "twin", manifest.abft
     yield "verdict", summary.reason
     yield "steps", f"{summary.steps} of {show(manifest.steps)} planned"
-    yield "started", manifest.created
+    yield "started", moment(manifest.created)
     if twins or abft is not None or manifest.guard is not None:
         yield "suspect", suspect.name or "not named"
         yield "faults", "simulated" if suspect.simulated else "none injected, so any findings are real"

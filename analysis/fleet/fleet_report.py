@@ -32,6 +32,7 @@ from ..report import (
     Table,
     Text,
     marked,
+    moment,
     short,
     show,
     write_page,
@@ -118,8 +119,8 @@ def fleet_page(summary: FleetSummary, devices: Sequence[DeviceSheetRow] = ()) ->
         seen.append(Section(f"{_place(row)}: {row.confidence}", parts, "folded" if place else "open"))
     sections = (
         Section("", notes),
-        Section("", _map(summary, devices)),
         Section("Suspects, from most to least certain", (suspects, *seen) if summary.suspects else ()),
+        Section("Map", _map(summary, devices)),
         *(Section(heading, (table,)) for heading, table in tables),
         Section("What was checked", (facts,)),
         Section("Definitions", (Facts(DEFINITIONS, "definitions"),)),
@@ -163,7 +164,7 @@ def _map(summary: FleetSummary, devices: Sequence[DeviceSheetRow]) -> tuple[Figu
     left = len(worst) - len(hosts)
     more = f" {left:,} more hosts, none of them worse, are not drawn." if left else ""
     letters = ", ".join(f"{letter} {state}" for state, (letter, _) in STATES.items())
-    figure = Figure("Hosts and devices", f"{letters}.{more}", draw, height=0.9 + 0.24 * len(hosts))
+    figure = Figure("Hosts and devices", f"{letters}.{more}", draw, height=0.9 + 0.2 * len(hosts))
     return (marked(figure, MARKS[summary.simulated].rstrip(": ")),)
 
 
@@ -224,7 +225,7 @@ def _suspects(rows: Sequence[SuspectRow]) -> Table:
             (
                 f"{_mark(row)}{row.host}", str(row.device), row.serial or row.uuid or row.bus or NOT_MEASURED,
                 row.confidence, f"{row.points:g}", row.workloads[0] + more,
-                f"{row.wrong_runs:,} of {row.runs:,} runs, {times}{came}", row.first, ", ".join(row.kinds),
+                f"{row.wrong_runs:,} of {row.runs:,} runs, {times}{came}", moment(row.first), ", ".join(row.kinds),
             )
         )  # fmt: skip
     return Table("Devices that differ", header, tuple(cells), _more(rows, SUSPECTS_SHEET), style="text")
@@ -256,12 +257,12 @@ def _tables(summary: FleetSummary) -> Iterator[tuple[str, Table]]:
         "Pairs and pools", "Pairs and pools that did not pass", ("hosts", "verdict", "ended", "finding", "file"),
         summary.pairs,
         lambda row: (
-            f"{_mark(row)}{', '.join(row.hosts)}", row.verdict.acceptance, row.ended, row.sentence, row.file
+            f"{_mark(row)}{', '.join(row.hosts)}", row.verdict.acceptance, moment(row.ended), row.sentence, row.file
         ),
     )  # fmt: skip
     yield from table(
         "To watch", "Devices that are neither suspect nor clean", ("host", "device", "since", "reason"), summary.watch,
-        lambda row: (f"{_mark(row)}{row.host}", show(row.device), row.since, row.reason),
+        lambda row: (f"{_mark(row)}{row.host}", show(row.device), moment(row.since), row.reason),
     )  # fmt: skip
     yield from table(
         "Outliers in throughput", "Devices whose throughput is far from that of others of their kind",

@@ -31,6 +31,6 @@ if TYPE_CHECKING:  # for the other packages of this project
         Part as Part,
     )
     from .sections import Report as Report, Section as Section, Table as Table, Text as Text, flat as flat
-    from .sections import cell as cell, filled as filled, marked as marked, show as show
+    from .sections import cell as cell, filled as filled, marked as marked, moment as moment, show as show
 
 __getattr__, __dir__, __all__ = facade(__name__, public=False)

@@ -29,6 +29,7 @@ from .sections import (
     Text,
     flat,
     marked,
+    moment,
 )
 
 REPRODUCE = (
@@ -281,7 +282,8 @@ def study_page(record: Contents, findings: StudyFindings) -> Report:
         ),
         simulated="gradients, delays, losses or faults were simulated on healthy hardware",
         facts=[
-            *((name, getattr(manifest, name)) for name in ("workers", "steps", "seed", "parts", "created")),
+            *((name, getattr(manifest, name)) for name in ("workers", "steps", "seed", "parts")),
+            ("started", moment(manifest.created)),
             ("seconds", seconds),
         ],
         measured=[Table("Claims", ("claim", "holds here", "figures"), rows), *tables],

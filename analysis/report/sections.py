@@ -1,6 +1,7 @@
 """The parts of a report: tables, figures and texts in sections. A report is built once for all renderers."""
 
 import dataclasses
+import datetime
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, final
@@ -210,6 +211,18 @@ def show(value: Any, *, digits: int = 3) -> str:
     if math.isinf(found):
         return "∞" if found > 0 else "-∞"
     return f"{value:,}" if isinstance(value, int) else f"{found:.{digits}g}"
+
+
+def moment(text: Any) -> str:
+    """Formats a date and time of a record, `2026-01-05T07:30:00+00:00`, as `2026-01-05 07:30`, in UTC; returns a dash
+    for anything else."""
+    try:
+        found = datetime.datetime.fromisoformat(str(text))
+    except ValueError:
+        return NOT_MEASURED
+    if found.tzinfo is not None:
+        found = found.astimezone(datetime.UTC)
+    return f"{found:%Y-%m-%d\u00a0%H:%M}"
 
 
 def cell(value: Any) -> str:

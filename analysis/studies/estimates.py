@@ -19,6 +19,7 @@ from ..report import (
     Table,
     Text,
     marked,
+    moment,
     record_page,
     show,
 )
@@ -88,7 +89,7 @@ def build(record: Contents, summary: EstimateSummary) -> Report:
         headline=Headline(sentence, none, none, "not measured", "nothing was run; this is an estimate", actions),
         simulated="nothing was run; all figures are the compiler's estimates",
         notes=[str(row.does_not_fit) for row in lacking],
-        facts=[("step", manifest.subject), ("started", manifest.created)],
+        facts=[("step", manifest.subject), ("started", moment(manifest.created))],
         measured=[*tables, *map(_parts, summary.programs)],
         drawn=[_drawn(fitting)],
         settings=[

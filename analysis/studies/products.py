@@ -21,6 +21,7 @@ from ..report import (
     headline_of_study,
     line_figure,
     marked,
+    moment,
     record_page,
     show,
 )
@@ -103,7 +104,7 @@ def build(record: Contents, summary: ProductsSummary) -> Report:
             ("steps", manifest.steps),
             ("products", manifest.where or "products"),
             ("steps with injected errors", ", ".join(map(str, manifest.marked_steps))),
-            ("started", manifest.created),
+            ("started", moment(manifest.created)),
             ("thresholds", f"{manifest.profile} (kappa {kappa})"),
         ],
         measured=tables,
