@@ -155,7 +155,7 @@ def _map(result: BurninResult) -> Figure | LeftOut:
             if level < 0:
                 continue
             face = report.HEAT[level - 1] if level else report.ZERO
-            axes.fill_between([column + 0.03, column + 0.97], row + 0.04, row + 0.96, color=face, linewidth=0)
+            axes.barh(row + 0.5, 0.94, left=column + 0.03, height=0.92, color=face, linewidth=0)
             if len(devices) <= NUMBERED:
                 ink = report.PAPER if level > len(report.HEAT) / 2 else report.INK
                 text = f"{odd[row, column]}/{every[row, column]}"

@@ -112,11 +112,10 @@ def _headline(summary: CampaignSummary, visible: str) -> Headline:
         actions.append(Action(f"Watch the {best.replace('_', ' ')}", how))
     return Headline(
         str(summary.reason),
-        "none: faults are simulated on healthy hardware, so no device is implicated",
-        operation,
-        f"median number of steps until the loss changed visibly: {visible}",
-        "all faults are simulated",
-        tuple(actions)
+        operation=operation,
+        since=f"median number of steps until the loss changed visibly: {visible}",
+        real="all faults are simulated on healthy hardware",
+        actions=tuple(actions)
         or (Action("Inject more faults, or strike other sites", "These injections did not harm training."),),
     )
 

@@ -190,8 +190,7 @@ def _not_corrupt(run: Contents, summary: RunSummary) -> Headline:
         since = f"at none of the {summary.steps:,} completed steps"
         return Headline(reason.partition(";")[0] + on, NOWHERE, NOWHERE, since)
     if summary.verdict is None:
-        nothing = "nothing was compared, so no verdict is possible"
-        return Headline(f"{summary.steps:,} steps; {reason}", nothing, nothing, nothing)
+        return Headline(f"{summary.steps:,} steps; {reason}, so no verdict is possible")
     reason = reason.partition("; at 95 %")[0]  # of an incomplete run that is clean so far
     if not run.ended and "has not ended" not in reason:
         reason = f"the run has not ended; {reason}"

@@ -152,7 +152,7 @@ def _map(summary: FleetSummary, devices: Sequence[DeviceSheetRow]) -> tuple[Figu
         for row, host in enumerate(hosts):
             for device, state in cells[host].items():
                 letter, face = STATES[state]
-                axes.fill_between([device + 0.03, device + 0.97], row + 0.06, row + 0.94, color=face, linewidth=0)
+                axes.barh(row + 0.5, 0.94, left=device + 0.03, height=0.88, color=face, linewidth=0)
                 ink = PAPER if state in ("confirmed", "probable") else INK
                 axes.text(device + 0.5, row + 0.5, letter, ha="center", va="center", size=9, color=ink)
         ticks = range(0, width, 1 + width // 17)

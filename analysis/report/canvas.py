@@ -112,6 +112,7 @@ def svg(figure: Figure, name: str) -> str:
         variable = VARIABLES.get(found[2])
         return f"{found[1]}var(--{variable}, {found[2]})" if variable else found[0]
 
+    text = re.sub(r'<rect ([^>]*)fill="(#[0-9a-f]{6})"', r'<rect \1style="fill: \2"', text)  # behind a hatch
     text = re.sub(r"((?:fill|stroke): )(#[0-9a-f]{6})", paint, text)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text).strip()
     title, described = f"{name}-title", f"{name}-desc"  # its accessible name
@@ -127,6 +128,10 @@ def line_figure(chart: Chart) -> Figure | LeftOut:
     drawable = [np.isfinite(y) & ((y > 0) | ("y" not in chart.log)) for y in ys]
     if not any(shown.any() for shown in drawable):
         return LeftOut(chart.title, "nothing finite was measured")
+
+    left = [line.label for line, shown in zip(chart.lines, drawable, strict=True) if line.label and not shown.any()]
+    lacking = "above zero" if "y" in chart.log else "finite"
+    caption = f"{chart.caption} Not drawn, because nothing {lacking} was measured: {', '.join(left)}." * bool(left)
 
     def draw(drawing: Drawing) -> None:
         axes = drawing.axes
@@ -155,7 +160,7 @@ def line_figure(chart: Chart) -> Figure | LeftOut:
         if len(axes.get_legend_handles_labels()[1]) > 1:
             drawing.legend()
 
-    return Figure(chart.title, chart.caption, draw, height=3.0)
+    return Figure(chart.title, caption or chart.caption, draw, height=3.0)
 
 
 def thin(x: Points, y: Points, limit: int = 2000) -> tuple[Points, Points]:

@@ -69,9 +69,9 @@ class Headline:
     """The text of the first screen: the finding, and the answers to a reader's first questions."""
 
     sentence: str
-    device: str
-    operation: str
-    since: str
+    device: str = ""  # this and the next two are empty if nothing was compared
+    operation: str = ""
+    since: str = ""
     real: str = ""
     actions: tuple[Action, ...] = ()
     # The data from which the advice after a finding is derived.
@@ -82,14 +82,10 @@ class Headline:
 
     @property
     def answers(self) -> tuple[tuple[str, str], ...]:
-        """The five questions with their answers."""
-        return (
-            ("Which device", self.device),
-            ("Which operation", self.operation),
-            ("Since when", self.since),
-            ("Real or simulated", self.real),
-            ("What now", self.actions[0].what),
-        )
+        """The questions with their answers."""
+        place = ("Which device", self.device), ("Which operation", self.operation), ("Since when", self.since)
+        known = (each for each in place if each[1])
+        return (*known, ("Real or simulated", self.real), ("What now", self.actions[0].what))
 
 
 def record_page(
@@ -297,7 +293,6 @@ def study_page(record: Contents, findings: StudyFindings) -> Report:
 
 def headline_of_study(sentence: str, missing: str = "") -> Headline:
     """Makes the headline of a study, which does not test a device."""
-    none = "none, because a study evaluates methods and does not test a device"
     actions = [
         Action(
             "Compare the results with your own training runs", "The study uses small workloads; the tables list them."
@@ -311,4 +306,4 @@ def headline_of_study(sentence: str, missing: str = "") -> Headline:
                 f"Reproducing these claims may require more steps, seeds, workers or trials: {missing}.",
             ),
         )
-    return Headline(sentence, none, none, "not measured", "all errors, delays and losses are simulated", tuple(actions))
+    return Headline(sentence, real="all errors, delays and losses are simulated", actions=tuple(actions))

@@ -23,7 +23,7 @@ def findings(measured: ShadowMeasured) -> Iterator[Finding]:
             tuple(_row(runs) for runs in kinds.values()),
             "Each step compares a working rank with the spare; the roles rotate. Steps are summed over the runs, which "
             "have different seeds. A corrupted step counts as compared if the faulty rank was among the compared "
-            "ranks, of which there are two with one spare, and three with two spares. `detected after` is the number "
+            "ranks, of which there are two with one spare, and three with two spares. Detected after is the number "
             "of steps from the first corrupted to the first detected step: the median and the range of the runs. With "
             "one spare, a fault that strikes only once is never attributed to a single rank.",
         )

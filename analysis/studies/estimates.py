@@ -65,7 +65,6 @@ def build(record: Contents, summary: EstimateSummary) -> Report:
     fitting = [row for row in summary.programs if row.does_not_fit is None]
     lacking = [row for row in summary.programs if row.does_not_fit is not None]
     manifest = msgspec.convert(record.manifest, EstimateManifest)
-    none = "none: this is an estimate, not a test of a device"
     said = (f"{row.target}: {row.tool} {row.ratio:.3f}" for row in fitting if row.ratio is not None)
     sentence = "; ".join(said) or "nothing could be estimated"
     actions = (
@@ -86,7 +85,7 @@ def build(record: Contents, summary: EstimateSummary) -> Report:
         title=record.path.resolve().name,
         verdict=None,
         label="COMPILER'S ESTIMATE",
-        headline=Headline(sentence, none, none, "not measured", "nothing was run; this is an estimate", actions),
+        headline=Headline(sentence, real="nothing was run; this is an estimate", actions=actions),
         simulated="nothing was run; all figures are the compiler's estimates",
         notes=[str(row.does_not_fit) for row in lacking],
         facts=[("step", manifest.subject), ("started", moment(manifest.created))],

@@ -63,8 +63,8 @@ def _table(
         ),
         tuple(rows),
         f"{measured.model}. Means over {seeds} seeds of the order of the questions and of the faults ± half of the "
-        "95 % interval (Student's t); a node is compared with the healthy node of the same seed. `another order` is a "
-        "healthy node with the questions in another order, the study's `other seed`. Published figures are means over "
+        "95 % interval (Student's t); a node is compared with the healthy node of the same seed. Another order is a "
+        "healthy node with the questions in another order, the study's other seed. Published figures are means over "
         f"six tasks of one run each, with another model. A spike is a loss of more than {SPIKE:g} times the median of "
         f"the {BEFORE} losses before it, summed over the seeds. The study has no rates for nodes 2, 3 and 12, which "
         "therefore cannot be simulated here. SIMULATED faults.",

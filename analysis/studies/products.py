@@ -115,7 +115,7 @@ def build(record: Contents, summary: ProductsSummary) -> Report:
         ],
         definitions=DEFINITIONS,
         about=[
-            "The scheme `paper` is that of appendix D of Ma et al. 2025 (arXiv:2502.12340); the other schemes are from "
+            "The scheme paper is that of appendix D of Ma et al. 2025 (arXiv:2502.12340); the other schemes are from "
             "this project.",
             "Each row contains one error in a random column; rows are checked individually.",
         ],

@@ -49,10 +49,11 @@
   for (const element of document.querySelectorAll("body *"))
     if (["hidden", "clip"].includes(getComputedStyle(element).overflowX) && element.scrollWidth > element.clientWidth + 1
         && seen(element) && !element.closest("svg")) cut.push(`inside ${element.className}`);
+  const scrolled = [...document.querySelectorAll(".scroll")].filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.ariaLabel);
   const levels = [...document.querySelectorAll("h1, h2, h3")].map(h => Number(h.tagName[1]));
   const bottom = name => { const found = [...document.querySelectorAll(name)]; return found.length ? Math.max(...found.map(e => e.getBoundingClientRect().bottom)) : null; };
   return {
-    overflow: document.documentElement.scrollWidth - width, faint, cut, small,
+    overflow: document.documentElement.scrollWidth - width, faint, cut, small, scrolled,
     levels: levels[0] !== 1 || levels.some((level, place) => place && (level === 1 || level > levels[place - 1] + 1)) ? levels : [],
     figures: document.querySelectorAll("svg").length,
     bottoms: { sentence: bottom(".verdict p"), answers: bottom(".first .answers"), figure: bottom(".first svg"), actions: bottom(".first .todo") },

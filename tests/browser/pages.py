@@ -1,5 +1,7 @@
 """A page of each kind, written by the functions that the commands call."""
 
+import contextlib
+import io
 import random
 from pathlib import Path
 
@@ -13,12 +15,14 @@ from sdc.analysis import (
 )  # fmt: skip
 from sdc.analysis.studies import write_study
 from sdc.records.record import Record
+from sdc.tools import cli
 from sdc.twins.traces import diff, read_trace
 
 from ..analysis import test_burnin_page, test_campaigns, test_studies
 from ..analysis.records import PUBLISHED, free_steps, manifest, step_row, steps, write_run
 from ..analysis.test_headline import DEVICES, REAL, TRAIN, flagged, hits
 from ..analysis.traces import write_traces
+from ..reports import WORKLOADS, digest_of, make_report, put_report
 
 RATES = {site: known["frequency"] for site, known in PUBLISHED.items()}
 
@@ -53,6 +57,13 @@ def write_pages(folder: Path) -> dict[str, Path]:
     pages["side by side"] = Path(write_beside(folder / "clean", folder / "three twins").report)
     burnin = test_burnin_page.result(*test_burnin_page.WRONG, readings=True)
     pages["burn-in"] = write_burnin_report(burnin, folder / "burn-in")
+    for number in range(12):
+        digests = {(WORKLOADS[0], 0): digest_of("wrong")} if number == 3 else None
+        put_report(folder / "results", make_report(f"gpu-{number:02}.rack-7.example", digests=digests))
+    words = ["fleet", "summarize", str(folder / "results"), "--output", str(folder / "fleet")]
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert cli.run(words) == 1
+    pages["fleet"] = folder / "fleet" / "index.html"
     pages["index"] = Path(write_overview(folder).report)
     return pages
 
