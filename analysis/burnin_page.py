@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from sdc.burnin import BURN_IN, BurninResult, Finding
-from sdc.records import PAGE
 from sdc.results import counted
+from sdc.schema import PAGE
 from sdc.verdict import Verdict, limit
 
 from . import report
@@ -172,12 +172,13 @@ def _map(result: BurninResult) -> Figure | LeftOut:
 
 def _readings(result: BurninResult, name: str) -> Figure | LeftOut:
     """Draws readings of the sensors over time, a line for each device."""
-    title, lines = f"{name.capitalize()} over time", []
+    title, lines = f"{name.capitalize()} over time", list[Line]()
     for device in result.devices:
         readings = [] if device.sensors is None else device.sensors.readings
         known = [(one.seconds, getattr(one, name)) for one in readings if getattr(one, name) is not None]
         if known and len(lines) < 2 * len(report.COLOURS):
-            lines.append(Line(f"device {device.index}", *map(tuple, zip(*known, strict=True)), colour=device.index))
+            seconds, values = zip(*known, strict=True)
+            lines.append(Line(f"device {device.index}", seconds, values))
     if not lines:
         return LeftOut(title, "no source of readings knows the devices")
     more = "" if len(lines) <= len(report.COLOURS) else " At most twelve devices are drawn."

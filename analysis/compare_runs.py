@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from sdc.records import PAGE
+from sdc.schema import PAGE
 from sdc.verdict import gravest
 
 from . import report

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from sdc.records import KINDS, MANIFEST, PAGE, SUMMARY, RecordError, read_record, write_summary
-from sdc.schema import Ending, RunSummary
+from sdc.records import KINDS, MANIFEST, SUMMARY, RecordError, read_record, write_summary
+from sdc.schema import PAGE, Ending, RunSummary
 from sdc.verdict import Verdict, gravest
 
 from . import campaign_page, campaigns, run_page

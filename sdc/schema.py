@@ -20,6 +20,7 @@ from . import __version__
 from .verdict import Verdict
 
 T = TypeVar("T")
+PAGE = "report.html"  # name of the page beside a record or a result
 # A measured number or count; `null` if not measured. NaN and infinity are strings in files, and numbers when read.
 Number: TypeAlias = int | float | None
 Numbers: TypeAlias = Number | list[Number]  # one number for each twin, or a single number

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from sdc.records import PAGE, Contents
-from sdc.schema import CampaignSummary, Ending, StudySummary
+from sdc.records import Contents
+from sdc.schema import PAGE, CampaignSummary, Ending, StudySummary
 from sdc.verdict import Verdict
 
 from .canvas import line_figure

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from sdc.records import PAGE, SUMMARY, Contents, Given, Record, RecordError, environment, read_record, to_json
-from sdc.schema import EstimateSummary, ProductsSummary, ProgramEstimate
+from sdc.records import SUMMARY, Contents, Given, Record, RecordError, environment, read_record, to_json
+from sdc.schema import PAGE, EstimateSummary, ProductsSummary, ProgramEstimate
 from sdc.train.finetuning import FinetuneMeasured
 from sdc.train.studies import Measured, NodesMeasured, ProductsMeasured
 

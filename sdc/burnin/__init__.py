@@ -74,7 +74,6 @@ if TYPE_CHECKING:  # for the other packages of this project
         CheckedDevice as CheckedDevice,
     )
     from .rounds import burn_in as burn_in, planned_result as planned_result
-    from .sensors import Course as Course, Reading as Reading
     from .session import NotOnRecord as NotOnRecord, Session as Session
 
 __getattr__, __dir__, __all__ = facade(__name__, public=False)

@@ -28,8 +28,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..records import PAGE, AnyPath, package_version, to_json, write_bytes
+from ..records import AnyPath, package_version, to_json, write_bytes
 from ..results import counted
+from ..schema import PAGE
 from . import reproduce
 from .programs import Programs, bits_of
 from .results import EVENTS, RESULT, BurninResult, Finding

@@ -59,7 +59,6 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .layout import (
         INJECTIONS as INJECTIONS,
         MANIFEST as MANIFEST,
-        PAGE as PAGE,
         STEPS as STEPS,
         SUMMARY as SUMMARY,
         TRACE as TRACE,

@@ -12,7 +12,7 @@ from .format import NON_FINITE
 from .lock import LOCK, Holder
 from .storage import RecordError
 
-MANIFEST, SUMMARY, PAGE = "manifest.json", "summary.json", "report.html"
+MANIFEST, SUMMARY = "manifest.json", "summary.json"
 STEPS, MISMATCHES, TRACE, INJECTIONS = "steps.jsonl", "mismatches.jsonl", "trace.jsonl", "injections.jsonl"
 DISCARDED, PARTS = "discarded.jsonl", "parts.jsonl"
 

@@ -8,9 +8,9 @@ import pytest
 
 from sdc.analysis import burnin_report, write_burnin_report
 from sdc.analysis.report import Figure, to_html, to_markdown
-from sdc.burnin import BurninResult, BurninSettings, CheckedDevice, Course, Finding, Reading, Tally, judge
+from sdc.burnin import BurninResult, BurninSettings, CheckedDevice, Finding, Tally, judge
 from sdc.burnin.results import Element, Elements, Evidence
-from sdc.burnin.sensors import Sensors
+from sdc.burnin.sensors import Course, Reading, Sensors
 from sdc.schema import Host
 
 FAMILIES = {"matrix": 4, "reduction": 2}

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from sdc import burnin
 from sdc.burnin import BurninResult, BurninSettings, DeviceRequest, Pair, Standing
-from sdc.records import PAGE, Record, RecordError, write_text
+from sdc.records import Record, RecordError, write_text
+from sdc.schema import PAGE
 from sdc.settings import SettingError
 from sdc.standing import Announcement, Ledger, ledger_path, standing_here
 from sdc.verdict import Exit, Verdict
