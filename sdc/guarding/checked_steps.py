@@ -5,12 +5,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from .. import program
 from ..checksums import abft, coverage
 from ..multihost import first_line
 from ..twins import first_difference
-from .evidence import EARLY, Call, Detection, Layer, gathered, settled
+from .evidence import EARLY, Call, Detection, Layer, device_names, gathered, settled
 from .recomputation import WitnessCalibration, Witnessed, calibrated, comparable, witnessed_share
 from .spikes import RANKS, RankValues
 
@@ -27,9 +28,14 @@ class Recomputation(Layer):
     share = 0.5
     computations = 2
 
-    def __init__(self, where: program.Where = comparable, *, last: bool | None = None) -> None:
-        """Creates the layer; see `witness`. By default, accelerators compare only the last operations of a chain."""
+    def __init__(
+        self, where: program.Where = comparable, *, last: bool | None = None, mesh: Mesh | None = None
+    ) -> None:
+        """Creates the layer; see `witness`. By default, accelerators compare only the last operations of a chain. With
+        the mesh on which XLA shards the step, findings name devices."""
         super().__init__()
+        self.mesh = mesh
+        self.undivided = frozenset[str]()  # operations of which whole results are compared
         self.where, self.last = where, last
         self.covered = 0.0  # share of the forward pass, if nothing recurs
         self.checks, self.recurring = 0, frozenset[str]()  # what differs in the same way in two runs
@@ -39,7 +45,11 @@ class Recomputation(Layer):
         last = program.compiled_for().platform != "cpu" if self.last is None else self.last
         run = call.run  # without the arrays of the call
         runs = [(call.arrays, call.arrays)]
-        self.calibration = calibrated(lambda *arrays: run(arrays), runs, self.where, last=last, alone=True)
+        devices = 1 if self.mesh is None else self.mesh.size
+        self.calibration = calibrated(
+            lambda *arrays: run(arrays), runs, self.where, last=last, alone=True, devices=devices
+        )
+        self.undivided = self.calibration.whole
         if not self.calibration.names:
             self.why_not = "the step computes nothing twice that could be compared; put jax.checkpoint around layers"
         witnessed = jax.eval_shape(self.calibration.run, *call.arrays)[1]
@@ -78,9 +88,20 @@ class Recomputation(Layer):
         first = first_difference(*sides)
         assert first is not None
         devices = tuple(" ".join(f"{axis}={index}" for axis, index in one.items()) for one in first.devices if one)
+        if not first.site.mesh and first.site.name not in self.undivided:
+            devices = self._of_shards(*(np.asarray(side[first.site.name]) for side in sides))
         place = f", iteration {', '.join(map(str, first.iteration))}" if first.iteration else ""
         what = f"{first.site.name}{place} ({first.site.source}) has other bits in one of its computations"
         return Detection(self.name, step, what, devices)
+
+    def _of_shards(self, digests: np.ndarray, others: np.ndarray) -> tuple[str, ...]:
+        """Returns the devices whose shards differ; none if all do."""
+        if self.mesh is None:
+            return ()
+        rows = np.unique(np.argwhere((digests != others).any(-1))[:, -1] % self.mesh.size)
+        if len(rows) == self.mesh.size:
+            return ()
+        return device_names(self.mesh, np.stack(np.unravel_index(rows, self.mesh.devices.shape), -1))
 
 
 def _sides(one: Witnessed) -> np.ndarray:

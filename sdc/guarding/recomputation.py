@@ -7,7 +7,7 @@ GPU hours (Lei et al., OSDI 2026, section 5.1.2).
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import jax
@@ -21,6 +21,7 @@ from sdc.verdict import Judgement, Verdict, limit
 
 from .. import program
 from ..twins import DigestRule, FirstDifference, first_difference
+from .shards import ShardDigestRule
 from .silence import LEAST_COVERED
 
 KERNELS = ("pallas_call", "ffi_call")
@@ -101,7 +102,12 @@ def comparable(site: program.Site) -> bool:
 
 
 def witness(
-    step: Callable[P, Out], where: program.Where = comparable, *, last: bool = False
+    step: Callable[P, Out],
+    where: program.Where = comparable,
+    *,
+    last: bool = False,
+    devices: int = 1,
+    whole: Collection[str] = (),
 ) -> Callable[P, tuple[Out, program.Reports[Witnessed]]]:
     """Transforms a step so that it also returns digests of what it computes twice.
 
@@ -116,6 +122,9 @@ def witness(
             `comparable`.
         last: whether to compare only the last of several selected operations that are computed from each other. This
             costs less; what differs is then named less exactly, and errors that are rounded away in between are missed.
+        devices: number of devices of the mesh on which XLA shards the step (automatic sharding). If it is above 1, each
+            of the n digests becomes one for each device's shard, in the order of the mesh; outside of `shard_map`.
+        whole: names of operations of which whole results are compared in any case.
 
     Returns:
         A function that returns `(out, witnessed)`, with `Witnessed` for each operation that runs at least twice.
@@ -133,14 +142,19 @@ def witness(
 
     @program.taking(step)
     def witnessed(*args: Any, **kwargs: Any) -> tuple[Any, program.Reports[Witnessed]]:
-        found = program.Recomputations((), ())
+        found, undivided = program.Recomputations((), ()), set[str]()
 
         def twice(live: Any) -> program.Where:
             nonlocal found
             found = program.Recomputations.of(live, where, last=last)
+            for first, again, _ in found.groups:
+                undivided.update(site.name for site in (first, *again) if first.name in whole)
             return lambda site: site.name in found.names
 
-        out, digests = program.rewrite(step, program.everything, DigestRule(), among=twice)(*args, **kwargs)
+        rule = DigestRule()
+        if devices > 1:
+            rule = ShardDigestRule(devices, undivided)
+        out, digests = program.rewrite(step, program.everything, rule, among=twice)(*args, **kwargs)
         values = [
             Witnessed(digests[first.name], jnp.stack([digests[one.name] for one in again], axis=-3))
             for first, again, _ in found.groups
@@ -193,12 +207,14 @@ class WitnessCalibration:
         names: the operations that it compares.
         differing: operations whose bits differ between the two passes, with the reason. They are not compared.
         batches: number of batches that were run.
+        whole: operations of which whole results are compared, because XLA divides the two among devices differently.
     """
 
     run: Callable[..., tuple[Any, program.Reports[Witnessed]]]
     names: tuple[str, ...]
     differing: Mapping[str, str]
     batches: int
+    whole: frozenset[str] = frozenset()
 
     @property
     def where(self) -> program.Selector:
@@ -246,13 +262,16 @@ def calibrated(
     *,
     last: bool,
     alone: bool,
+    devices: int = 1,
 ) -> WitnessCalibration:
-    """Implements `calibrate`, with the arguments of both runs of each batch."""
+    """Implements `calibrate`, with the arguments of both runs of each batch. With `devices`, the shards of these are
+    compared, except where XLA divides the two results differently."""
     differing: dict[str, str] = {}
+    parted: set[str] = set()
     while True:
         left = program.as_selector(where) & program.Selector("left", lambda site: site.name not in differing)
-        whole = witness(step, left, last=last)
-        run = jax.jit((lambda *args, whole=whole: (None, whole(*args)[1])) if alone else whole)
+        compared = witness(step, left, last=last, devices=devices, whole=parted.copy())
+        run = jax.jit((lambda *args, compared=compared: (None, compared(*args)[1])) if alone else compared)
         found: dict[str, int] = {}
         names: tuple[str, ...] = ()
         for args, same in batches:
@@ -263,7 +282,10 @@ def calibrated(
                 found[name] = found.get(name, 0) + bool(differs)
         bad = {name: count for name, count in found.items() if count}
         if not bad:
-            return WitnessCalibration(run, names, differing, len(batches))
+            return WitnessCalibration(run, names, differing, len(batches), frozenset(parted))
+        if devices > 1 and not bad.keys() <= parted:
+            parted |= bad.keys()
+            continue
         after = {
             group.first.name: group.after for group in program.recomputations(step, *batches[0][0], where=left).groups
         }

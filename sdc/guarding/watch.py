@@ -137,7 +137,7 @@ class GuardReport(Result):
 
 def layers_for(mesh: Mesh | None, axis: str, seed: int = 0) -> list[Layer]:
     """Returns the layers of evidence that `guard` uses by default."""
-    layers = [Recomputation(), Ring(mesh, axis), Checksums(), State(seed), Spikes()]
+    layers = [Recomputation(mesh=mesh), Ring(mesh, axis), Checksums(), State(seed), Spikes()]
     return [*layers, VendorChecker()] if compiled_for().platform == "tpu" else layers
 
 

@@ -118,6 +118,25 @@ def test_the_witness_finds_a_wrong_forward_product() -> None:
     assert layer.name in str(report)
 
 
+@pytest.mark.parametrize("device", range(4))
+def test_the_witness_names_the_device_under_automatic_sharding(device: int) -> None:
+    """A fault of one device, whose rows of the batch are wrong in one of two runs."""
+
+    class Fails(Recomputation):
+        def before(self, call: Any) -> Any:
+            assert self.calibration is not None
+            *rest, x = call.arrays
+            rows = x.shape[0] // MESH.size
+            wrong = x.at[device * rows].add(1e-3)
+            both = x, jax.device_put(wrong, x.sharding)
+            return [jax.device_get(self.calibration.run(*rest, each)[1]) for each in both]
+
+    report, found = watched(step, [Fails(mesh=MESH)], steps=8)
+    assert report.verdict().verdict is Verdict.CORRUPT
+    name = MESH.devices.flat[device]
+    assert {finding.devices for finding in found} == {(f"{name.platform}:{name.id}",)}
+
+
 def test_checksums_find_a_wrong_product() -> None:
     report, found = watched(faulty(products & direction("bwd")), [Checksums()], steps=12)
     assert report.verdict().verdict is Verdict.CORRUPT
