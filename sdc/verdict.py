@@ -54,6 +54,10 @@ class Judgement(NamedTuple):
     verdict: Verdict | None
     reason: str
 
+    def marked(self) -> "Judgement":
+        """Returns this judgement on a step with simulated faults."""
+        return self._replace(reason=f"with simulated faults, {self.reason}")
+
     def __str__(self) -> str:
         return f"{self.verdict or 'no verdict'}: {self.reason}"
 

@@ -21,6 +21,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from sdc.results import counted
 from sdc.train import Peers
 
 EVERY = 10.0  # seconds between lines if standard error is not a terminal
@@ -183,7 +184,7 @@ class BurninProgress(_Line):
             self._round = event["round"]
         self._found += event["event"] == "finding"
         done = round(time.monotonic() - (self._began or time.monotonic())) if self._timed else self._round
-        seen = f"[red]{self._found:,} differences[/]" if self._found else "[green]no difference[/]"
+        seen = f"[red]{counted(self._found, 'difference')}[/]" if self._found else "[green]no difference[/]"
         doing = {"compile": "compiling ", "run": f"round {self._round + 1}  "}.get(event["event"])
         if doing is not None:
             self._refresh(done, f"{doing}{event['workload']}  {seen}")

@@ -139,7 +139,8 @@ def _map(summary: FleetSummary, devices: Sequence[DeviceSheetRow]) -> tuple[Figu
     for row in devices:
         state = row.suspect or ("to watch" if (row.host, row.device) in watched else "")
         state = state or ("agrees" if row.agrees_with_other_hosts else order[-1])
-        cells[row.host][row.device] = min(state, cells[row.host].get(row.device, order[-1]), key=order.index)
+        states = cells[f"{_mark(row)}{row.host}"]
+        states[row.device] = min(state, states.get(row.device, order[-1]), key=order.index)
     worst = {host: min(map(order.index, states.values())) for host, states in cells.items()}
     hosts = sorted(worst, key=lambda host: (worst[host], host))[:DRAWN]
     if not hosts:

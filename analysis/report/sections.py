@@ -214,15 +214,15 @@ def show(value: Any, *, digits: int = 3) -> str:
 
 
 def moment(text: Any) -> str:
-    """Formats a date and time of a record, `2026-01-05T07:30:00+00:00`, as `2026-01-05 07:30`, in UTC; returns a dash
+    """Formats a date and time of a record, `2026-01-05T07:30:00+00:00`, as `2026-01-05 07:30 UTC`; returns a dash
     for anything else."""
     try:
         found = datetime.datetime.fromisoformat(str(text))
     except ValueError:
         return NOT_MEASURED
-    if found.tzinfo is not None:
-        found = found.astimezone(datetime.UTC)
-    return f"{found:%Y-%m-%d\u00a0%H:%M}"
+    if found.tzinfo is None:
+        return f"{found:%Y-%m-%d\u00a0%H:%M}"
+    return f"{found.astimezone(datetime.UTC):%Y-%m-%d\u00a0%H:%M}\u00a0UTC"
 
 
 def cell(value: Any) -> str:

@@ -117,10 +117,10 @@ def _tested(device: CheckedDevice, tallies: list[Tally]) -> CheckedDevice:
     """
     families: dict[str, int] = defaultdict(int)
     for tally in tallies:
-        families[tally.family] += 0 if tally.zeros else tally.elements
+        families[tally.family] += 0 if tally.zeros or not _compared(tally) else tally.elements
     weakest, least = min(families.items(), key=lambda item: item[1], default=("", 0))
     seconds = sum(tally.seconds for tally in tallies)
-    useful = sum(tally.seconds for tally in tallies if not tally.zeros)
+    useful = sum(tally.seconds for tally in tallies if not tally.zeros and _compared(tally))
     return msgspec.structs.replace(
         device,
         elements=sum(families.values()),
@@ -149,6 +149,10 @@ def _finding_sentence(result: BurninResult, finding: Finding) -> str:
     return f"{who}, {finding.workload}: {', '.join(filter(None, seen))}"
 
 
+def _compared(tally: Tally) -> bool:
+    return bool(tally.repeated or tally.voted or tally.referred or tally.golden or tally.checked)
+
+
 def _differences(result: BurninResult) -> Iterator[str]:
     """Yields a sentence for the differences of each family of workloads on a device, or on devices of which it is
     unknown which is wrong."""
@@ -161,7 +165,7 @@ def _differences(result: BurninResult) -> Iterator[str]:
     for tally in result.workloads:  # a difference may lack a finding, if the device was lost during the reruns
         if (tally.differences or tally.confirmed) and (tally.device, tally.workload) not in listed:
             groups.setdefault(((tally.device,), tally.family), [])
-    for (devices, family), findings in groups.items():
+    for (devices, family), findings in sorted(groups.items(), key=lambda group: len(group[0][0])):
         mine = [each for each in result.workloads if each.device in devices and each.family == family]
         odd = {finding.workload for finding in findings}
         odd |= {each.workload for each in mine if each.differences or each.confirmed}

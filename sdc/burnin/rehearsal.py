@@ -68,7 +68,11 @@ def matching(faults: Sequence[Fault], names: Sequence[str]) -> list[Fault]:
     found = [fault for fault in faults if any(strikes(fault, name) for name in names)]
     if faults and not found:
         sites = ", ".join(dict.fromkeys(str(fault.site) for fault in faults))
-        raise SettingError("fault", sites, "matches no workload; give a site such as matrix/*, or select more families")
+        raise SettingError(
+            "fault",
+            sites,
+            f"matches none of the selected workloads, such as {names[0]}; give another site, or select more families",
+        )
     return found
 
 

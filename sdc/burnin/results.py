@@ -35,7 +35,9 @@ class CheckedDevice(Device, kw_only=True):
     """A device, and the amount of checking done on it."""
 
     index: Annotated[int, about("number of the device among those of the burn-in, from 0")]
-    elements: Annotated[int, about("number of elements checked, excluding runs whose time under load is void")] = 0
+    elements: Annotated[
+        int, about("number of elements checked, excluding runs that were compared with nothing or whose time is void")
+    ] = 0
     runs: Annotated[int, about("number of runs checked, excluding those whose time under load is void")] = 0
     seconds: Annotated[float, about("time under load in seconds, excluding void time")] = 0.0
     weakest: Annotated[str, about("family of workloads with the fewest checked elements")] = ""

@@ -181,7 +181,7 @@ def _with_faults(flags: Reports[Flags], runs: list[Reports[Flags]], struck: Stru
             corrected=flag.corrected + rows * jnp.uint32(corrects),
             margin=jnp.where(struck[name], margin, flag.margin),
         ))  # fmt: skip
-    return Reports(flags.sites, values, flags.skipped)
+    return Reports(flags.sites, values, flags.skipped, flags.simulated)
 
 
 @jax.jit

@@ -119,7 +119,9 @@ def _screening(
     @program.taking(step)
     def run(*args: Any, **kwargs: Any) -> tuple[Any, _Found]:
         out, found = transformed(*args, **kwargs)
-        return out, _Found(screen_together(found), program.Reports(found.sites, [()] * len(found), found.skipped))
+        return out, _Found(
+            screen_together(found), program.Reports(found.sites, [()] * len(found), found.skipped, found.simulated)
+        )
 
     def finish(found: _Found, xp: Any = jnp) -> program.Reports[Flags]:
         flags = {}
@@ -127,7 +129,9 @@ def _screening(
             whole = jax.tree.map(xp.asarray, stack.screened)
             for row, name in enumerate(stack.names):
                 flags[name] = unexamined(settings, jax.tree.map(lambda x, row=row: x[row], whole), xp)
-        return program.Reports(found.sites.sites, [flags[name] for name in found.sites], found.sites.skipped)
+        return program.Reports(
+            found.sites.sites, [flags[name] for name in found.sites], found.sites.skipped, found.sites.simulated
+        )
 
     return run, finish
 

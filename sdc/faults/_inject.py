@@ -76,6 +76,11 @@ class Events(NamedTuple):
     changed: UInt32[Array, ""]
     hits: Hits | None = None
 
+    @property
+    def simulates(self) -> bool:
+        """Whether verdicts on the same step concern simulated faults."""
+        return True
+
     def summary(self, site: program.Site | None = None) -> dict[str, int]:
         """Returns the totals over all iterations and devices; waits for them."""
         return {"elements struck": total(self.drawn), "changed": total(self.changed)}

@@ -52,6 +52,8 @@ class Recomputation(Layer):
         self.undivided = self.calibration.whole
         if not self.calibration.names:
             self.why_not = "the step computes nothing twice that could be compared; put jax.checkpoint around layers"
+            if program.compiled_for().platform == "cpu":
+                self.why_not += ", and these into a lax.scan: on CPUs, XLA merges the two computations otherwise"
         witnessed = jax.eval_shape(self.calibration.run, *call.arrays)[1]
         self.coverage = self.covered = witnessed_share(witnessed)
         excluded = f", {len(self.calibration.differing)} excluded by calibration" if self.calibration.differing else ""

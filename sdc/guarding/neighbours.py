@@ -65,8 +65,10 @@ class Ring(Layer):
             self.why_not = "every result depends on the order of a reduction over devices"
 
     def _problem(self, call: Call) -> str:
-        if self.mesh is None or self.axis not in self.mesh.shape:
-            return f"there is no mesh with the axis {self.axis!r}; pass mesh= and axis= to sdc.guard"
+        if self.mesh is None:
+            return "there is no mesh; pass mesh= and axis= to sdc.guard"
+        if self.axis not in self.mesh.shape:
+            return f"the mesh has no axis {self.axis!r}, but {', '.join(self.mesh.axis_names)}; pass axis= to sdc.guard"
         if self.mesh.shape[self.axis] < 2:
             return f"the mesh has one device along {self.axis!r}, which has no neighbour"
         if jax.process_count() > 1:

@@ -159,7 +159,7 @@ def witness(
             Witnessed(digests[first.name], jnp.stack([digests[one.name] for one in again], axis=-3))
             for first, again, _ in found.groups
         ]
-        return out, program.Reports([group.first for group in found.groups], values, found.skipped)
+        return out, program.Reports([group.first for group in found.groups], values, found.skipped, digests.simulated)
 
     return witnessed
 

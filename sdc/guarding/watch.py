@@ -11,11 +11,11 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from sdc.results import Result, ResultTable
+from sdc.results import Result, ResultTable, counted
 from sdc.verdict import Judgement, Verdict, limit
 
 from ..multihost import first_line
-from ..program import compiled_for, holds_objects
+from ..program import compiled_for, holds_objects, simulates
 from .checked_steps import Checksums, Recomputation
 from .evidence import Call, Detection, Layer, call_of, settled
 from .neighbours import Ring
@@ -83,6 +83,8 @@ class GuardReport(Result):
         overhead: time of the checks as a share of the time of the steps, from the time of a check when it was compiled
             and the median time of a step.
         start_up: seconds for compiling and calibrating.
+        budget: share of the time that checks may take in the long run.
+        simulated: whether the step returns events of simulated faults.
     """
 
     steps: int
@@ -90,10 +92,16 @@ class GuardReport(Result):
     layers: tuple[LayerReport, ...]
     overhead: float
     start_up: float
+    budget: float = 0.0
+    simulated: bool = False
 
     def verdict(self) -> Judgement:
         """Returns the verdict: corrupt if a layer has proof; inconclusive if there is only suspicion, or if the silence
         of no layer `excludes` enough."""
+        found = self._judged()
+        return found.marked() if self.simulated else found
+
+    def _judged(self) -> Judgement:
         if self.findings:
             proof = [finding for finding in self.findings if finding.proof]
             more = f"; {len(self.findings):,} findings in all" if len(self.findings) > 1 else ""
@@ -117,7 +125,12 @@ class GuardReport(Result):
         return ResultTable(("layer", "checks", "findings", "% of steps wrong, at most", "compares"), rows)
 
     def __str__(self) -> str:
-        lines = [f"{self.verdict().verdict}: {self.steps} steps, checks took about {self.overhead:.2%} of their time"]
+        took = f"{self.overhead:.{0 if self.overhead > 0.1 else 2}%}"
+        lines = [f"{self.verdict().verdict}: {counted(self.steps, 'step')}, checks took about {took} of their time"]
+        if self.overhead > 1.5 * self.budget > 0:
+            lines[0] += f" (the budget of {self.budget:.3g} is for long runs: the first checks are paid in advance)"
+        if self.simulated:
+            lines[0] += ", with simulated faults"
         lines += [f"  {finding}" for finding in self.findings[:10]]
         if len(self.findings) > 10:
             lines.append(f"  and {len(self.findings) - 10} more")
@@ -125,7 +138,7 @@ class GuardReport(Result):
             if layer.why_not:
                 how = f"stopped after {layer.runs} checks" if layer.runs else "not run"
                 lines.append(f"  {layer.name}: {how}: {layer.why_not}")
-            elif layer.coverage is None:
+            elif layer.coverage is None or any(finding.layer == layer.name for finding in self.findings):
                 lines.append(f"  {layer.name}: {layer.runs} checks ({layer.about})")
             elif layer.most_wrong_share() >= 1:
                 lines.append(f"  {layer.name}: {layer.runs} checks, too few to exclude anything ({layer.about})")
@@ -168,7 +181,7 @@ class Watch(Generic[P, Out]):
         self._findings: list[Detection] = []
         self._last = self._start_up = 0.0
         self._warm: list[float] = []
-        self._checked = False
+        self._checked = self._simulated = False
         self.steps = 0
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Out:
@@ -190,6 +203,7 @@ class Watch(Generic[P, Out]):
                 for layer in before:
                     self._await(layer, functools.partial(layer.before, call))
             out = self._run(args, kwargs)
+            self._simulated = self._simulated or (not self.steps and simulates(out))
             given = (args, kwargs) if self._objects else None
             for layer in self._able():
                 if layer.name in due or not layer.share:
@@ -230,7 +244,16 @@ class Watch(Generic[P, Out]):
             about = layer.name, layer.about, layer.why_not
             layers.append(LayerReport(*about, runs, cost, steps, covers, layer.computations))
         overhead = self._schedule.overhead() if self._schedule else 0.0
-        return GuardReport(self.steps, tuple(self._findings), tuple(layers), overhead, self._start_up)
+        return GuardReport(
+            self.steps, tuple(self._findings), tuple(layers), overhead, self._start_up, self._budget, self._simulated
+        )
+
+    def table(self) -> ResultTable:
+        """Returns the table of `report`."""
+        return self.report().table()
+
+    def __repr__(self) -> str:
+        return f"Watch({counted(self.steps, 'step')}, {counted(len(self._findings), 'finding')} so far)"
 
     def verdict(self) -> Judgement:
         """Returns the verdict of `report`."""
@@ -394,7 +417,7 @@ def guard(
 
     Raises:
         ValueError: the budget is not between 0 and 1, or two layers have the same name.
-        TypeError: the step is a compiled program, or `rekey` is not callable.
+        TypeError: the step is a compiled program, a layer or the mesh is something else, or a function is not callable.
         NotRepeatable: the step computes other bits from the same inputs (from the first call).
 
     Example:
@@ -417,7 +440,15 @@ def guard(
         raise TypeError(f"rekey={rekey!r}: expected a function that returns the arguments with another random key")
     if not 0 < budget < 1:
         raise ValueError(f"budget={budget}: expected a share of the time between 0 and 1, as in 0.01")
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise TypeError(f"mesh={mesh!r}: expected a jax.sharding.Mesh; give the name of its axis as axis=")
+    if not callable(on_finding):
+        raise TypeError(f"on_finding={on_finding!r}: expected a function of a Detection, such as print")
     chosen = layers_for(mesh, axis, seed) if layers is None else list(layers)
+    if odd := [each for each in chosen if not isinstance(each, Layer)]:
+        raise TypeError(
+            f"layers: expected layers of evidence, not {odd[0]!r}; give sdc.guarding.Checksums(), for example"
+        )
     names = [layer.name for layer in chosen]
     if len(set(names)) < len(names):
         raise ValueError(f"layers {names}: expected layers with different names")

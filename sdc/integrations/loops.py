@@ -74,7 +74,8 @@ def guard_maxtext(train: Any, **settings: Any) -> Iterator[list[Watch[..., Any]]
         an elastic restart.
 
     Raises:
-        TypeError: the argument is another module, or of a version with another interface.
+        TypeError: the argument is another module, or of a version with another interface, or a setting is unknown.
+        ValueError: a setting is wrong.
 
     Example:
         >>> from sdc.integrations import guard_maxtext
@@ -90,6 +91,7 @@ def guard_maxtext(train: Any, **settings: Any) -> Iterator[list[Watch[..., Any]]
             f"{getattr(train, '__name__', type(train).__name__)} has no train_utils.{PREPARES}; expected "
             f"maxtext.trainers.pre_train.train of {MAXTEXT}"
         )
+    guard(lambda: None, **settings)  # raises an error for wrong settings before MaxText starts
     watches: list[Watch[..., Any]] = []
 
     @functools.wraps(prepare)

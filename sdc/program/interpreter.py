@@ -59,7 +59,7 @@ from .plan import (
     user_line,
 )
 from .regions import Around, Region, region_p, with_region
-from .reports import Place, Report, Reports, Rule, Values
+from .reports import Place, Report, Reports, Rule, Values, simulates
 from .selectors import Selector, Site, Tags, Where, as_selector, everything, no_hits
 
 # A function that takes an equation's primitive, parameters and inputs, and returns replacements for the equation's
@@ -136,7 +136,8 @@ def rewrite(
             if not here.empty:  # parts of a step may have different explicit axes
                 with jax.named_scope(Tags.HIDDEN):
                     values = moved(values, here)
-            out, found = program.finish(outs), Reports(plan.sites, values, survey.shares())
+            out = program.finish(outs)
+            found = Reports(plan.sites, values, survey.shares(), simulates(out))
         if required and not found and found.skipped:
             why = "; ".join(f"{one.site.name} ({one.site.source}): {one.reason}" for one in found.skipped[:4])
             raise ValueError(f"none of the selected sites can be handled: {why}; select others")

@@ -364,7 +364,7 @@ def _is_function(eqn: Any, primitive: Any) -> bool:
 
 
 ELSEWHERE = "it is computed once: the backward pass does not need it"
-SAVED = "it is computed once: its result is saved for the backward pass"
+SAVED = "it is computed once: its result is saved for the backward pass, or XLA merges the two computations"
 LEFT_OUT = "it is computed twice, but not selected"
 
 

@@ -76,10 +76,13 @@ class Reports(Result, Mapping[str, T_co], Generic[T_co]):
     Attributes:
         sites: the sites (static); `sites[i].dims` holds the names of the leading axes of each leaf of report `i`.
         skipped: sites that the tool could not handle (static), in program order.
+        simulated: whether the step also returned events of simulated faults (static).
     """
 
-    def __init__(self, sites: Sequence[Site], values: Sequence[T_co], skipped: Sequence[Skipped] = ()) -> None:
-        self.sites, self.skipped = tuple(sites), tuple(skipped)
+    def __init__(
+        self, sites: Sequence[Site], values: Sequence[T_co], skipped: Sequence[Skipped] = (), simulated: bool = False
+    ) -> None:
+        self.sites, self.skipped, self.simulated = tuple(sites), tuple(skipped), simulated
         self._values = dict(zip((site.name for site in self.sites), values, strict=True))
 
     def __getitem__(self, name: str) -> T_co:
@@ -129,7 +132,8 @@ class Reports(Result, Mapping[str, T_co], Generic[T_co]):
             about = f"reports of {counted(len(self), 'operation')} state no verdict"
             return Judgement(None, f"{about}; digests are compared with those of another run")
         self._check_readable()
-        return cast(Judgement, judge(self))
+        found = cast(Judgement, judge(self))
+        return found.marked() if self.simulated else found
 
     def table(self) -> ResultTable:
         """Returns a row for each site, with its totals over all iterations and devices; see `verdict` for errors."""
@@ -163,17 +167,27 @@ class Reports(Result, Mapping[str, T_co], Generic[T_co]):
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], Any]:
         values = [(jax.tree_util.DictKey(name), value) for name, value in self._values.items()]
-        return values, (self.sites, self.skipped)
+        return values, (self.sites, self.skipped, self.simulated)
 
     @classmethod
     def tree_unflatten(cls, static: Any, values: Sequence[Any]) -> "Reports[Any]":
-        sites, skipped = static
-        return cls(sites, values, skipped)
+        sites, skipped, simulated = static
+        return cls(sites, values, skipped, simulated)
 
 
 def _summary(site: Site, value: Any) -> Mapping[str, Any]:
     summary = getattr(type(value), "summary", None)
     return cast(Mapping[str, Any], summary(value, site)) if callable(summary) else {}
+
+
+def simulates(out: Any) -> bool:
+    """Returns whether there are events of simulated faults among the results of a step."""
+    reports = (each for each in jax.tree.leaves(out, is_leaf=_is_reports) if isinstance(each, Reports))
+    return any(each.simulated or any(getattr(value, "simulates", False) for value in each.values()) for each in reports)
+
+
+def _is_reports(value: Any) -> bool:
+    return isinstance(value, Reports)
 
 
 def apart(out: Any) -> tuple[Any, tuple[Reports[Any], ...]]:

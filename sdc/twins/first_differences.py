@@ -41,6 +41,7 @@ class FirstDifference(Result):
         outputs: indices of the operation's outputs that differ.
         agreeing: number of digests before the difference, all of which agree.
         before: the last values that were compared before the difference, in order.
+        simulated: whether faults were simulated in one of the runs.
     """
 
     site: Site
@@ -49,6 +50,7 @@ class FirstDifference(Result):
     outputs: tuple[int, ...]
     agreeing: int
     before: tuple[tuple[Site, Iteration], ...] = ()
+    simulated: bool = False
 
     def describe(self, step: int) -> DifferencePlace:
         """Returns the place of the difference in the form that records use; `step` is the first step in which the
@@ -58,7 +60,9 @@ class FirstDifference(Result):
 
     def verdict(self) -> Judgement:
         """Returns the verdict on the two runs, of which either may be wrong."""
-        return Judgement(Verdict.CORRUPT, f"the runs differ first at {self}; {self.agreeing:,} digests before it agree")
+        said = f"the runs differ first at {self}; {self.agreeing:,} digests before it agree"
+        found = Judgement(Verdict.CORRUPT, said)
+        return found.marked() if self.simulated else found
 
     def table(self) -> ResultTable:
         """Returns the values that were compared last before the difference, and the first that differs."""
@@ -139,7 +143,7 @@ def first_difference(a: Reports[Any], b: Reports[Any], *, nearest: int = 5) -> F
     agreeing, before = _before(a, place, nearest)
     devices = tuple(dict(zip(names, map(int, at), strict=True)) for at in np.argwhere(here.any(-1)))
     outputs = tuple(int(output) for output in np.flatnonzero(here.any(tuple(range(here.ndim - 1)))))
-    return FirstDifference(site, iteration, devices, outputs, agreeing, before)
+    return FirstDifference(site, iteration, devices, outputs, agreeing, before, a.simulated or b.simulated)
 
 
 def _check_same(a: Reports[Any], b: Reports[Any]) -> None:
@@ -149,8 +153,17 @@ def _check_same(a: Reports[Any], b: Reports[Any]) -> None:
                 f"expected digests, not {type(given).__name__}; give the second value returned by a function that "
                 "sdc.fingerprint transformed"
             )
+        if odd := [value for value in given.values() if not _is_digests(value)]:
+            raise ValueError(
+                f"expected digests, not reports of {type(odd[0]).__name__}, which have their own verdict(); give the "
+                "second value returned by a function that sdc.fingerprint transformed"
+            )
     if what := _unlike(a, b):
         raise ValueError(f"these are fingerprints of different programs: {what}; compare runs of the same program")
+
+
+def _is_digests(value: Any) -> bool:
+    return getattr(value, "dtype", None) == np.uint32 and np.shape(value)[-1:] == (2,)
 
 
 def _unlike(a: Reports[Any], b: Reports[Any]) -> str:

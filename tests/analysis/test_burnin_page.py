@@ -1,13 +1,13 @@
 """The page of a burn-in: what differed, what to do, the sensors."""
 
-import datetime
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from sdc.analysis import burnin_report, write_burnin_report
-from sdc.analysis.report import Figure, to_html, to_markdown
+from sdc.analysis.report import Facts, Figure, Report, Section, to_html, to_markdown
 from sdc.burnin import BurninResult, BurninSettings, CheckedDevice, Finding, Tally, judge
 from sdc.burnin.results import Element, Elements, Evidence
 from sdc.burnin.sensors import Course, Reading, Sensors
@@ -25,7 +25,9 @@ def found(device: tuple[int, ...], workload: str, kinds: tuple[Evidence, ...] = 
     )  # fmt: skip
 
 
-def result(*findings: Finding, faults: tuple[str, ...] = (), readings: bool = False) -> BurninResult:
+def result(
+    *findings: Finding, faults: tuple[str, ...] = (), readings: bool = False, only: tuple[str, ...] = ()
+) -> BurninResult:
     """Of a host with three devices, four matrix workloads and two reductions."""
     course = Course(
         source="nvml", before=Sensors(), after=Sensors(), samples=9,
@@ -49,8 +51,8 @@ def result(*findings: Finding, faults: tuple[str, ...] = (), readings: bool = Fa
     return judge(
         BurninResult(
             host=Host(name="gpu-17"), devices=devices, workloads=tallies, findings=list(findings), rounds=4,
-            settings=BurninSettings(faults=faults), created=datetime.datetime(2026, 1, 1).isoformat(),
-            command=["sdc", "burnin"],
+            settings=BurninSettings(faults=faults, only=only or None), seed=7, created="2026-01-01T00:00:00",
+            command=["sdc", "burnin", "--run", "a", "--junit=b", "--resume", "--level", "quick"],
         )
     )  # fmt: skip
 
@@ -74,9 +76,28 @@ def test_a_device_that_fails_is_named_once() -> None:
     assert "round 3 of 4" in text
     assert "Send the bundle to the vendor" in text
     assert text.count("| matrix/0 |") == 1 + 3  # the finding, and its first elements
+    assert "sdc burnin --level quick --seed 7\n" in text
+    assert 'sdc fleet acknowledge "serial 22"' in text
+    assert re.search(r"\| 2 NVIDIA H100, serial 22 \| .* \| differed \| - \|", text)  # instead of a rate
     assert "2/4" not in to_html(page)
     assert "4/4" in to_html(page)
     assert "1/2" in to_html(page)
+
+
+def test_of_a_tie_nothing_is_called_right() -> None:
+    tie = burnin_report(result(found((0, 1), "matrix/1")))
+    assert "right bits" not in to_markdown(tie)
+    assert "another's bits" in to_markdown(tie)
+    known = burnin_report(result(found((0, 1), "matrix/1"), found((1,), "matrix/1", ("repeat",))))
+    assert ("Which device", "device 1 (serial 11)") in _answers(known)
+    assert known.banner is not None
+    assert known.banner.sentence.startswith("host gpu-17, device 1 (serial 11), matrix/1")
+
+
+def _answers(page: Report) -> tuple[tuple[str, ...], ...]:
+    (first,) = (part for part in page.sections[0].parts if isinstance(part, Section))
+    (facts,) = (part for part in first.parts if isinstance(part, Facts))
+    return facts.entries
 
 
 @pytest.mark.parametrize(
@@ -85,6 +106,7 @@ def test_a_device_that_fails_is_named_once() -> None:
         (result(), "Use the host"),
         (result(found((0, 1), "matrix/1")), "Find out which device is wrong"),
         (result(*WRONG, faults=("bitflip,rate=1e-5",)), "No action"),
+        (result(only=("matrix",)), "Test the rest before you rely on the host"),
         (judge(msgspec.structs.replace(result(), stopped="SIGTERM")), "Remove the reason, and test again"),
         (judge(BurninResult(host=Host(name="gpu-17"))), "Do not count this as a PASS"),
     ],

@@ -96,6 +96,12 @@ def test_people_read_the_verdict_and_where_it_is(tmp_path: Path, capsys: pytest.
     assert "SIMULATION  FAIL" in out
     assert "bundle.tar.gz" in out
     assert "rate excluded" in out
+    page = tmp_path / "run" / "report.html"
+    before = page.read_text()
+    page.unlink()
+    assert cli.run(["report", str(tmp_path / "run")]) == 1
+    assert "SIMULATION: FAIL" in capsys.readouterr().out
+    assert page.read_text() == before
 
 
 def test_programs_of_a_cache_are_not_tested(tmp_path: Path) -> None:

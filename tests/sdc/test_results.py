@@ -164,6 +164,24 @@ def test_verdicts_are_refused_inside_jit() -> None:
         jax.jit(asks)(W, X)
 
 
+def test_verdicts_beside_events_of_simulated_faults_say_so(reports: dict[str, Any]) -> None:
+    injected = sdc.inject(step, OFTEN)
+    _, flags = jax.jit(sdc.abft(injected))(MOMENT, W, X)
+    assert flags.simulated
+    assert flags.verdict().reason.startswith("with simulated faults, ")
+    runs = [sdc.fingerprint(each, "products") for each in (injected, lambda _, *args: injected(MOMENT, *args)[0])]
+    marked, plain = (run(MOMENT, W, X)[1] for run in runs)
+    assert (marked.simulated, plain.simulated) == (True, False)
+    other = runs[0](MOMENT, 2 * W, X)[1]
+    found = sdc.first_difference(marked, other)
+    assert found is not None
+    assert found.simulated
+    assert found.verdict().reason.startswith("with simulated faults, the runs differ first at ")
+    for name in ("abft", "inject", "lockstep"):
+        with pytest.raises(ValueError, match=r"not reports of \w+, which have their own verdict"):
+            sdc.first_difference(reports[name], reports[name])
+
+
 def test_a_first_difference_shows_what_was_compared_before_it() -> None:
     run = jax.jit(sdc.fingerprint(step, "operations"))
     found = sdc.first_difference(run(W, X)[1], run(W.at[1, 2, 3].set(0.5), X)[1])

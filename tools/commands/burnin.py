@@ -264,8 +264,11 @@ def _start_timer(seconds: float, options: BurninCommand, session: "Session", why
     """Ends the process after some seconds, because the main thread may wait for a device or the compiler forever."""
 
     def leave() -> None:
-        options.say(session.known(why), session.folder)
+        result = session.known(why)
+        options.say(result, session.folder)
         sys.stdout.flush()
+        if result.verdict is Verdict.CORRUPT:
+            print("sdc: no page or bundle was written; sdc report writes the page, --resume both", file=sys.stderr)
         give_up(f"ended by {why}, and no run finished within {PATIENCE:g} s")
 
     timer = threading.Timer(seconds, leave)

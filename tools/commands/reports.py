@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import tyro
 
-from sdc import analysis, checkpoints, tools, twins
+from sdc import analysis, burnin, checkpoints, tools, twins
 from sdc.analysis import report as pages, studies
 from sdc.records import MANIFEST, read_manifest
 from sdc.settings import SettingError
@@ -31,8 +31,9 @@ class ReportCommand(ResultCommand):
 
     Writes report.html and report.md into the folder of a run, finished or not, and prints a summary of the run. Given a
     folder of runs, it writes a report of each run, and an index.html in which the most severe runs come first. Given
-    two to six runs, it writes one page, beside-FIRST.html, into the folder of the last run. The exit code is that of
-    the most severe run: 0 clean, 1 corruption found, 2 bad usage, 3 inconclusive.
+    two to six runs, it writes one page, beside-FIRST.html, into the folder of the last run. Given the folder of a
+    burn-in, it writes its page. The exit code is that of the most severe run: 0 clean, 1 corruption found, 2 bad usage,
+    3 inconclusive.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
@@ -95,6 +96,12 @@ def report(options: ReportCommand) -> int:
     # Folders without a run are refused before `sdc.analysis` imports JAX.
     with usage_errors():
         several = os.path.isdir(first) and not os.path.exists(first / MANIFEST) and any(first.glob(f"*/{MANIFEST}"))
+        if not more and (first / burnin.RESULT).is_file() and not (first / MANIFEST).exists():
+            tested = burnin.BURN_IN.read(first)
+            page = str(analysis.write_burnin_report(tested, first))
+            shown = {**msgspec.to_builtins(tested), "report": page}
+            tools.show(shown, analysis.burnin_report(tested), as_json=options.json)
+            return tested.verdict.code
         for folder in options.runs if more or not several else ():
             read_manifest(folder)
         if more or several:

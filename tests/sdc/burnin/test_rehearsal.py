@@ -73,7 +73,7 @@ def test_every_node_strikes_workloads() -> None:
         assert all(fault.at == {"device": 3} for fault in faults)
         names = ["attention/x", "matrix/x", "training/x"]
         assert matching(faults, names) == faults
-        with pytest.raises(SettingError, match="matches no workload"):
+        with pytest.raises(SettingError, match="matches none of the selected workloads, such as ordering/x"):
             matching(faults, ["ordering/x"])
     assert rehearsed("healthy", (), 3) == matching([], []) == []
     with pytest.raises(SettingError, match="both simulate"):

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import gc
 import itertools
@@ -274,6 +275,10 @@ def test_bad_input_is_refused() -> None:
         sdc.guard(step, MESH, budget=1.5)
     with pytest.raises(ValueError, match="different names"):
         sdc.guard(step, MESH, layers=[State(), State()])
+    wrong: dict[str, Any] = {"mesh": "data", "on_finding": "print", "layers": ["abft"]}
+    for name, value in wrong.items():
+        with pytest.raises(TypeError, match=rf"^{name}.*{value if isinstance(value, str) else value[0]}"):
+            sdc.guard(step, **{name: value})
     for mesh, axis, problem in (
         (None, "data", "no mesh"),
         (MESH, "model", "axis 'model'"),
@@ -283,6 +288,23 @@ def test_bad_input_is_refused() -> None:
         watch = sdc.guard(jax.jit(step), mesh, axis=axis, layers=[layer], budget=0.5)
         watch(W, jnp.ones((8, 8)))
         assert problem in watch.report().layers[0].why_not
+
+
+def test_simulated_faults_are_marked_if_the_step_returns_their_events() -> None:
+    fault = sdc.Fault(BitFlip(bits=(22,)), 0.3, products)
+    report, found = watched(lambda w, x: sdc.inject(step, [fault])(SIMULATED, w, x)[0], [Checksums()], steps=12)
+    assert found
+    assert not report.simulated
+    watch = sdc.guard(lambda w, x: sdc.inject(step, [fault])(SIMULATED, w, x), budget=0.9, layers=[Checksums()])
+    for number in range(12):
+        watch(state(), batch(number))
+    report = watch.report()
+    assert report.findings
+    assert report.verdict() == watch.verdict()
+    assert report.verdict().reason.startswith("with simulated faults, step ")
+    assert ", with simulated faults" in str(report)
+    assert "without a finding" not in str(report)  # of the only layer, which has findings
+    assert "paid in advance" in str(dataclasses.replace(report, overhead=2.0))
 
 
 def test_a_guard_that_never_ran_is_inconclusive() -> None:
