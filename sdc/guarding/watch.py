@@ -15,7 +15,7 @@ from sdc.results import Result, ResultTable, counted
 from sdc.verdict import Judgement, Verdict, limit
 
 from ..multihost import first_line
-from ..program import compiled_for, holds_objects, simulates
+from ..program import Reports, compiled_for, holds_objects
 from .checked_steps import Checksums, Recomputation
 from .evidence import Call, Detection, Layer, call_of, settled
 from .neighbours import Ring
@@ -203,7 +203,7 @@ class Watch(Generic[P, Out]):
                 for layer in before:
                     self._await(layer, functools.partial(layer.before, call))
             out = self._run(args, kwargs)
-            self._simulated = self._simulated or (not self.steps and simulates(out))
+            self._simulated = self._simulated or (not self.steps and Reports.simulated_in(out))
             given = (args, kwargs) if self._objects else None
             for layer in self._able():
                 if layer.name in due or not layer.share:

@@ -63,7 +63,7 @@ if TYPE_CHECKING:  # for the other packages of this project
     )
     from .arguments import functional as functional, is_array as is_array
     from .regions import Region as Region
-    from .reports import Values as Values, simulates as simulates
+    from .reports import Values as Values
     from .selectors import Tags as Tags
     from .control_flow import traced_once as traced_once
 

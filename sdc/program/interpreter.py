@@ -59,7 +59,7 @@ from .plan import (
     user_line,
 )
 from .regions import Around, Region, region_p, with_region
-from .reports import Place, Report, Reports, Rule, Values, simulates
+from .reports import Place, Report, Reports, Rule, Values
 from .selectors import Selector, Site, Tags, Where, as_selector, everything, no_hits
 
 # A function that takes an equation's primitive, parameters and inputs, and returns replacements for the equation's
@@ -137,7 +137,7 @@ def rewrite(
                 with jax.named_scope(Tags.HIDDEN):
                     values = moved(values, here)
             out = program.finish(outs)
-            found = Reports(plan.sites, values, survey.shares(), simulates(out))
+            found = Reports(plan.sites, values, survey.shares(), Reports.simulated_in(out))
         if required and not found and found.skipped:
             why = "; ".join(f"{one.site.name} ({one.site.source}): {one.reason}" for one in found.skipped[:4])
             raise ValueError(f"none of the selected sites can be handled: {why}; select others")

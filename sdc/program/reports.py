@@ -165,6 +165,15 @@ class Reports(Result, Mapping[str, T_co], Generic[T_co]):
         if odd := [leaf for leaf in leaves if not isinstance(leaf, NUMBERS)]:
             raise ValueError(f"the reports hold a {type(odd[0]).__name__}; expected the arrays that the step returned")
 
+    @staticmethod
+    def simulated_in(out: Any) -> bool:
+        """Returns whether there are events of simulated faults among the results of a step."""
+        leaves = jax.tree.leaves(out, is_leaf=lambda each: isinstance(each, Reports))
+        reports = (each for each in leaves if isinstance(each, Reports))
+        return any(
+            each.simulated or any(getattr(value, "simulates", False) for value in each.values()) for each in reports
+        )
+
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], Any]:
         values = [(jax.tree_util.DictKey(name), value) for name, value in self._values.items()]
         return values, (self.sites, self.skipped, self.simulated)
@@ -178,16 +187,6 @@ class Reports(Result, Mapping[str, T_co], Generic[T_co]):
 def _summary(site: Site, value: Any) -> Mapping[str, Any]:
     summary = getattr(type(value), "summary", None)
     return cast(Mapping[str, Any], summary(value, site)) if callable(summary) else {}
-
-
-def simulates(out: Any) -> bool:
-    """Returns whether there are events of simulated faults among the results of a step."""
-    reports = (each for each in jax.tree.leaves(out, is_leaf=_is_reports) if isinstance(each, Reports))
-    return any(each.simulated or any(getattr(value, "simulates", False) for value in each.values()) for each in reports)
-
-
-def _is_reports(value: Any) -> bool:
-    return isinstance(value, Reports)
 
 
 def apart(out: Any) -> tuple[Any, tuple[Reports[Any], ...]]:

@@ -41,7 +41,7 @@ PATHS = {
     "one run": ("--devices cpu --accept repeat", 3, "INCONCLUSIVE", [], "covered all workloads"),
     "cpu not requested": ("--rounds 2 --accept repeat", 3, "INCONCLUSIVE", ["repeat"], "no accelerator was found"),
     "no such device": ("--devices gpu", 3, "INCONCLUSIVE", [], "gpu was requested, but this host has cpu"),
-    "fault": ("--devices 4 --fault bitflip,rate=1e-5", 1, "FAIL", ["vote"], "device 3, transfers/"),
+    "fault": ("--devices 4 --fault bitflip,rate=1e-5", 1, "FAIL", ["vote"], "device 3: differences in"),
     "golden damaged": ("--devices 4 --golden {golden}", 3, "INCONCLUSIVE", ["vote"], "golden digests were not used"),
 }
 

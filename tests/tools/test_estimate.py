@@ -81,7 +81,7 @@ def test_ratios_and_a_report(run: Run, tmp_path: Path, monkeypatch: pytest.Monke
         [""],
     ]  # again, for foreign kernels
     page = (tmp_path / "run" / "report.html").read_text()
-    for said in ("COMPILER", "lockstep 1.100", "all-reduce", "slices", "an estimate, not a test of a device"):
+    for said in ("COMPILER", "lockstep 1.100", "all-reduce", "slices", "nothing was run; this is an estimate"):
         assert said in page
     again = run("report", tmp_path / "run", code=0)
     assert "lockstep" in again.out

@@ -96,7 +96,7 @@ def report(options: ReportCommand) -> int:
     # Folders without a run are refused before `sdc.analysis` imports JAX.
     with usage_errors():
         several = os.path.isdir(first) and not os.path.exists(first / MANIFEST) and any(first.glob(f"*/{MANIFEST}"))
-        if not more and (first / burnin.RESULT).is_file() and not (first / MANIFEST).exists():
+        if not more and os.path.isfile(first / burnin.RESULT) and not os.path.exists(first / MANIFEST):
             tested = burnin.BURN_IN.read(first)
             page = str(analysis.write_burnin_report(tested, first))
             shown = {**msgspec.to_builtins(tested), "report": page}
