@@ -164,8 +164,7 @@ def compare(command: ComparisonCommand, kind: Literal["pair", "pool"], twins: in
             raise
         pair = result.write(str(error)) if joint.first else result.judge(str(error))
         result.enter(pair)
-        if not joint.first:  # whose result states the error
-            print(f"sdc: inconclusive: {error}", file=sys.stderr, flush=True)
+        print(f"sdc: inconclusive: {error}", file=sys.stderr, flush=True)
         code = pair.verdict.code
         pair = pair if joint.first else None
     finally:
