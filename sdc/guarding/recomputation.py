@@ -21,7 +21,7 @@ from sdc.verdict import Judgement, Verdict, limit
 
 from .. import program
 from ..twins import DigestRule, FirstDifference, first_difference
-from .shards import ShardDigestRule
+from .shard_rule import ShardDigestRule
 from .silence import LEAST_COVERED
 
 KERNELS = ("pallas_call", "ffi_call")
